@@ -1,0 +1,83 @@
+"""What a backend can do beyond the bare contract, as data.
+
+One record per backend drives the conformance suite, ``multiq backends``, the table in ``docs/backends.md`` and
+the text of ``Unsupported``, so that none of them can drift. What a backend cannot do is not a ``False`` but a
+``Gap`` that says what kind of gap it is, and why.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, get_type_hints
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+GapKind: TypeAlias = Literal["not done", "cannot today", "never"]
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A power that is missing. Falsy, so that ``if capabilities.give_back`` reads as it should.
+
+    ``not done``: multiq has not built it yet. ``cannot today``: the store cannot, in the versions there are.
+    ``never``: it contradicts what the store is.
+    """
+
+    kind: GapKind
+    reason: str
+
+    def __bool__(self) -> bool:
+        return False
+
+
+Claim: TypeAlias = Literal[True] | Gap
+
+
+class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
+    """One backend's record. The note beside each power is its definition; each owns conformance tests."""
+
+    backend: str
+
+    # --- measures ---
+    delay_resolution: Annotated[float, "delays are honoured to this many seconds, rounded up"]
+    min_ttr: Annotated[float, "the shortest lease in seconds; a shorter ttr is raised to it"] = 1.0
+    max_body: Annotated[int | None, "the largest body in bytes; None: memory is the limit"] = None
+
+    # --- powers ---
+    client_ids: Annotated[Claim, "takes the caller's id, so that repeating an enqueue makes no second job"]
+    atomic_batches: Annotated[Claim, "a batch is enqueued whole or not at all"]
+    waits_in_server: Annotated[Claim, "an idle consumer sleeps in the server and costs it nothing"]
+    shared: Annotated[Claim, "several processes use the same queues"]
+    persistent: Annotated[Claim, "jobs outlive the process or server that holds them"]
+    disconnect_ends_lease: Annotated[Claim, "a job is ready again the moment its worker's connection drops"]
+    give_back: Annotated[Claim, "a reservation can be undone without counting an attempt"]
+    lists_jobs: Annotated[Claim, "lists all jobs of a state, in pages, not just the first"]
+    durable_attempts: Annotated[Claim, "attempts and crashes survive a restart of the server"]
+    transactional_enqueue: Annotated[Claim, "enqueues inside the caller's own database transaction"]
+    reasons: Annotated[Claim, "keeps the reason of a release or bury with the job"]
+    stable_ids: Annotated[Claim, "a job keeps its id when it is rescheduled"]
+    fenced_late: Annotated[Claim, "a verdict after the lease's end is refused by the store itself"]
+
+    def claim(self, power: str) -> Claim:
+        """The claim for the power of this name."""
+        value: Claim = getattr(self, power)
+        return value
+
+    def gaps(self) -> Iterator[tuple[str, Gap]]:
+        """Each missing power with its gap."""
+        for power in POWERS:
+            claim = self.claim(power)
+            if isinstance(claim, Gap):
+                yield power, claim
+
+
+def _definitions() -> dict[str, str]:
+    hints = get_type_hints(Capabilities, include_extras=True)
+    return {name: hint.__metadata__[0] for name, hint in hints.items() if hasattr(hint, "__metadata__")}
+
+
+#: name of each power or measure -> the sentence that defines it
+DEFINITIONS: dict[str, str] = _definitions()
+MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "max_body")
+POWERS: tuple[str, ...] = tuple(name for name in DEFINITIONS if name not in MEASURES)

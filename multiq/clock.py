@@ -1,0 +1,31 @@
+"""Time, where a driver has to tell it itself: integer nanoseconds, so that no rounding makes a job early."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+#: returns nanoseconds; ``time.time_ns`` and ``time.monotonic_ns`` are clocks
+Clock: TypeAlias = Callable[[], int]
+
+SECOND = 1_000_000_000  # nanoseconds
+
+
+def nanoseconds(seconds: float) -> int:
+    """*seconds* in nanoseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    whole = int(seconds)
+    return whole * SECOND - int(-(seconds - whole) * SECOND // 1)
+
+
+class ManualClock:
+    """A clock that stands still until it is told to move: time without waiting, for tests and models."""
+
+    def __init__(self, start: int = 1_700_000_000 * SECOND) -> None:
+        self._now = start
+
+    def __call__(self) -> int:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move on by *seconds*; a negative number moves back, as a host's clock may."""
+        self._now += nanoseconds(seconds)

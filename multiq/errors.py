@@ -1,0 +1,175 @@
+"""Every error that multiq raises: one root, one class per failure that a caller can act on.
+
+A client library's own exception is always the ``__cause__``. Errors that reject an argument are also the
+standard library's ``ValueError`` or ``TypeError``, so that code written without multiq in mind catches them.
+"""
+
+from __future__ import annotations
+
+import queue as _stdlib_queue
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .backend import NewJob
+
+
+class MultiqError(Exception):
+    """The root: ``except MultiqError`` catches all that multiq raises on purpose."""
+
+
+# --- what the caller passed in ---------------------------------------------------------------------------
+
+
+class NameInvalid(MultiqError, ValueError):
+    """A queue's or task's name breaks the one rule for names."""
+
+
+class OptionInvalid(MultiqError, ValueError):
+    """A job's or call's option (delay, priority, ttr, a point in time...) is outside its range."""
+
+
+class UrlInvalid(MultiqError, ValueError):
+    """A backend's URL cannot be used as it is; the message never contains its password."""
+
+
+class SettingsInvalid(MultiqError, ValueError):
+    """Configuration is wrong. ``problems`` lists every mistake found, each with its source and key."""
+
+    def __init__(self, problems: Sequence[str]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("the configuration cannot be used:\n" + "\n".join(f"  - {p}" for p in self.problems))
+
+
+class ArgumentsInvalid(MultiqError, TypeError):
+    """A task was enqueued with arguments that its function does not take."""
+
+
+class PayloadInvalid(MultiqError, ValueError):
+    """A value is not JSON (the message has its path), or stored bytes are not what they should be."""
+
+
+class PayloadTooLarge(PayloadInvalid):
+    """A body is larger than the backend takes. ``size_bytes`` and ``limit_bytes`` say by how much."""
+
+    def __init__(self, size_bytes: int, limit_bytes: int, advice: str) -> None:
+        self.size_bytes = size_bytes
+        self.limit_bytes = limit_bytes
+        super().__init__(f"a body of {size_bytes:,} bytes is over the limit of {limit_bytes:,} bytes: {advice}")
+
+
+class TaskNotFound(MultiqError, LookupError):
+    """No task of this name is registered with the app."""
+
+
+class TaskExists(MultiqError, ValueError):
+    """Two functions claim one task name."""
+
+
+# --- what became of a job ---------------------------------------------------------------------------------
+
+
+class JobError(MultiqError):
+    """About one job; ``job_id`` and ``queue`` say which."""
+
+    sentence = "job {job_id} of queue {queue!r} failed"
+
+    def __init__(self, queue: str, job_id: str) -> None:
+        self.queue = queue
+        self.job_id = job_id
+        super().__init__(self.sentence.format(queue=queue, job_id=job_id))
+
+    def __reduce__(self) -> tuple[type[JobError], tuple[str, str]]:
+        return type(self), (self.queue, self.job_id)
+
+
+class JobNotFound(JobError):
+    """The job is not there: done, deleted, or never enqueued in this queue."""
+
+    sentence = "queue {queue!r} has no job {job_id}: it is done, was deleted, or was never there"
+
+
+class JobReserved(JobError):
+    """Somebody runs the job at this moment, so it can be neither deleted nor rescheduled."""
+
+    sentence = "job {job_id} of queue {queue!r} is being run right now: wait until it is settled, then try again"
+
+
+class LeaseLost(JobError):
+    """The lease ended before the verdict came: the job is ready again, or somebody else's. Drop the result."""
+
+    sentence = "the lease of job {job_id} of queue {queue!r} has ended: the job is, or will be, run again"
+
+
+class JobSettled(JobError):
+    """This reservation was settled already, by this very program."""
+
+    sentence = "job {job_id} of queue {queue!r} was settled already: a reservation takes one verdict"
+
+
+class QueueEmpty(MultiqError, _stdlib_queue.Empty):
+    """Nothing was due within the timeout."""
+
+
+# --- what the backend said, or did not say ----------------------------------------------------------------
+
+
+class BackendError(MultiqError):
+    """The backend refused or failed."""
+
+
+class BackendUnavailable(BackendError):
+    """The backend cannot be reached, or went away in mid-call. Worth a retry."""
+
+
+class BackendTimeout(BackendUnavailable):
+    """The backend did not answer, or stayed locked, until the call's deadline. Worth a retry."""
+
+
+class BackendFull(BackendError):
+    """The backend has no room: disk, memory or quota. Nothing was accepted."""
+
+
+class BackendCorrupt(BackendError):
+    """What the backend holds is damaged, or not multiq's, or of a newer multiq."""
+
+
+class BackendNotInstalled(MultiqError, LookupError):
+    """No driver of this name is installed, or its client library is missing."""
+
+
+class EnqueuePartial(BackendError):
+    """Some jobs of a batch were accepted, the rest was refused. Only where a store has no transactions.
+
+    ``accepted`` maps the position in the batch to the job's id.
+    """
+
+    def __init__(self, accepted: dict[int, str], total: int, why: str) -> None:
+        self.accepted = accepted
+        self.total = total
+        super().__init__(f"{len(accepted)} of {total} jobs were accepted, the rest was not: {why}")
+
+
+class EnqueueUncertain(BackendError):
+    """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids."""
+
+    def __init__(self, queue: str, jobs: Sequence[NewJob], why: str) -> None:
+        self.queue = queue
+        self.jobs = tuple(jobs)
+        super().__init__(
+            f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
+            "not be there; enqueue them again only if running one twice does no harm"
+        )
+
+
+class Unsupported(MultiqError, NotImplementedError):
+    """This backend cannot do this. ``capability`` names the power, ``others`` the backends that have it."""
+
+    def __init__(self, capability: str, backend: str, reason: str, others: Sequence[str] = ()) -> None:
+        self.capability = capability
+        self.backend = backend
+        self.reason = reason
+        self.others = tuple(others)
+        can = f"; these can: {', '.join(self.others)}" if self.others else ""
+        super().__init__(f"the {backend} backend does not support {capability} ({reason}){can}")
