@@ -1,1 +1,71 @@
-"""multiq: job queues behind one API, over backends that share nothing but a contract."""
+"""multiq: job queues behind one API, over backends that share nothing but a contract.
+
+import multiq
+
+app = multiq.App("sqlite:///jobs.db")
+
+@app.task(queue="mail", max_attempts=5)
+def send_reset_mail(address: str, name: str) -> None: ...
+
+send_reset_mail.enqueue("ann@example.com", name="Ann")
+
+multiq.Worker(app, queues=["mail"]).run()
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from . import errors, events
+from .app import App
+from .backend import JobRecord, QueueStats, State
+from .backoff import exponential, fixed, steps
+from .errors import (
+    ArgumentsInvalid,
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    EnqueueUncertain,
+    JobNotFound,
+    JobReserved,
+    JobSettled,
+    LeaseLost,
+    MultiqError,
+    NameInvalid,
+    OptionInvalid,
+    PayloadInvalid,
+    PayloadTooLarge,
+    QueueEmpty,
+    SettingsInvalid,
+    Unsupported,
+    UrlInvalid,
+)
+from .job import Job, JobContext, JobHandle, JobInfo, current_job
+from .queue import Queue
+from .registry import open_backend
+from .retry import BuryJob, ReleaseJob
+from .settings import Settings
+from .task import Task
+
+if TYPE_CHECKING:
+    from .worker import Worker
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "App", "ArgumentsInvalid", "BackendError", "BackendFull", "BackendTimeout", "BackendUnavailable", "BuryJob",
+    "EnqueueUncertain", "Job", "JobContext", "JobHandle", "JobInfo", "JobNotFound", "JobRecord", "JobReserved",
+    "JobSettled", "LeaseLost", "MultiqError", "NameInvalid", "OptionInvalid", "PayloadInvalid", "PayloadTooLarge",
+    "Queue", "QueueEmpty", "QueueStats", "ReleaseJob", "Settings", "SettingsInvalid", "State", "Task", "Unsupported",
+    "UrlInvalid", "Worker", "__version__", "current_job", "errors", "events", "exponential", "fixed", "open_backend",
+    "steps",
+]  # fmt: skip
+
+
+def __getattr__(name: str) -> object:
+    if name == "Worker":  # producers never pay for the worker's imports
+        from .worker import Worker
+
+        return Worker
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

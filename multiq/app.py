@@ -1,0 +1,208 @@
+"""An app: one connection, and the tasks that are enqueued and run on it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+from .backoff import DEFAULT, to_backoff
+from .config import load_settings
+from .errors import TaskExists, TaskNotFound
+from .events import Events
+from .names import check_name
+from .options import check_count, check_priority, check_timeout, check_ttr
+from .queue import Queue
+from .registry import open_backend
+from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
+from .task import CallOptions, Task
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from typing import Self, Unpack
+
+    from .backend import Backend
+    from .backoff import Backoff
+    from .events import E
+    from .job import JobContext
+    from .settings import Settings
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class TaskOptions(TypedDict, total=False):
+    """What ``@app.task(...)`` takes; ``App.task`` says what it means."""
+
+    name: str
+    queue: str
+    priority: int
+    ttr: float
+    timeout: float
+    max_attempts: int
+    max_crashes: int
+    retry_for: float
+    backoff: Backoff | Sequence[float] | float
+    on_success: Callable[[JobContext, Any], object]
+    on_failure: Callable[[JobContext, BaseException], object]
+
+
+class App:
+    """Tasks and queues over one connection.
+
+    *connection* is a URL, or the name of a connection in the configuration. Without it: ``MULTIQ_URL``, then
+    ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
+    it is needed. Threads may share an app, and so may a parent and its forked children.
+    """
+
+    def __init__(self, connection: str | None = None, *, settings: Settings | None = None) -> None:
+        self.settings = load_settings() if settings is None else settings
+        self.url = self.settings.resolve(connection)
+        self.tasks: dict[str, Task[Any, Any]] = {}
+        self.events = Events()
+        self._backend: Backend | None = None
+        self._queues: dict[str, Queue] = {}
+        self._closers: list[Callable[[], None]] = []
+
+    @property
+    def backend(self) -> Backend:
+        """The backend behind this app, constructed at the first use. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+        backend = self._backend
+        if backend is None:
+            with _opening.lock:
+                backend = self._backend = self._backend or open_backend(self.url)
+        return backend
+
+    def queue(self, name: str = "default") -> Queue:
+        """The queue of this name. Raises ``NameInvalid``."""
+        queue = self._queues.get(name)
+        if queue is None:
+            queue = self._queues[name] = Queue(self, name)
+        return queue
+
+    @overload
+    def task(self, function: Callable[P, R], /) -> Task[P, R]: ...
+
+    @overload
+    def task(self, **options: Unpack[TaskOptions]) -> Callable[[Callable[P, R]], Task[P, R]]: ...
+
+    def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+        """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", ...)``.
+
+        *name* is the function's own unless given. *ttr* is the lease in seconds, kept alive while the task runs;
+        *timeout* is how long it may run. *max_attempts* (0: no limit; default 5, or no limit with *retry_for*) counts
+        attempts, *max_crashes* (0: no limit) those that ended without a verdict, *retry_for* is in seconds since
+        the enqueue. *backoff* is seconds, a list of them, or a function of the failed attempt. *on_success* is called
+        with the job and the result, *on_failure* with the job and the error when the job is buried.
+
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``.
+        """
+
+        def register(function: Callable[..., Any]) -> Task[..., Any]:
+            return self._register(_make_task(self, function, **options))
+
+        return register if function is None else register(function)
+
+    def find_task(self, name: str) -> Task[Any, Any]:
+        """The task of this name. Raises ``TaskNotFound`` with the names there are."""
+        try:
+            return self.tasks[check_name(name, "task")]
+        except KeyError:
+            known = ", ".join(sorted(self.tasks)) or "none"
+            raise TaskNotFound(f"there is no task {name!r} in this app; registered: {known}") from None
+
+    def on(self, kind: type[E]) -> Callable[[Callable[[E], R]], Callable[[E], R]]:
+        """Subscribe to events: ``@app.on(multiq.events.JobBuried)``."""
+
+        def subscribe(subscriber: Callable[[E], R]) -> Callable[[E], R]:
+            self.events.subscribe(kind, subscriber)
+            return subscriber
+
+        return subscribe
+
+    def on_close(self, closer: Callable[[], None]) -> None:
+        """Call *closer* when the app is closed."""
+        self._closers.append(closer)
+
+    def close(self) -> None:
+        """Drop all connections. The app can be used again: it reconnects."""
+        closers, self._closers = self._closers, []
+        for closer in closers:
+            closer()
+        self._queues.clear()
+        if self._backend is not None:
+            self._backend.close()
+
+    def _register(self, task: Task[..., Any]) -> Task[..., Any]:
+        known = self.tasks.setdefault(task.name, task)
+        if known.function is not task.function:
+            raise TaskExists(
+                f"two functions want to be task {task.name!r}: {_place(known.function)} and {_place(task.function)}; "
+                "give one of them another name="
+            )
+        return known
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        from .url import redact
+
+        return f"App({redact(self.url)!r}, {len(self.tasks)} tasks)"
+
+
+def _make_task(
+    app: App,
+    function: Callable[..., Any],
+    *,
+    name: str | None = None,
+    queue: str = "default",
+    priority: int = PRIORITY_DEFAULT,
+    ttr: float = TTR_DEFAULT,
+    timeout: float | None = None,
+    max_attempts: int | None = None,
+    max_crashes: int = MAX_CRASHES_DEFAULT,
+    retry_for: float | None = None,
+    backoff: Backoff | Sequence[float] | float = DEFAULT,
+    on_success: Callable[[JobContext, Any], object] | None = None,
+    on_failure: Callable[[JobContext, BaseException], object] | None = None,
+) -> Task[..., Any]:
+    """A task from what its author wrote, every option checked."""
+    policy = RetryPolicy(
+        max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts", least=0),
+        max_crashes=check_count(max_crashes, "max_crashes", least=0),
+        retry_for=None if retry_for is None else check_timeout(retry_for, "retry_for"),
+        backoff=to_backoff(backoff),
+    )
+    return Task(
+        app,
+        function,
+        name=function.__name__ if name is None else name,
+        options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
+        policy=policy,
+        timeout=None if timeout is None else check_timeout(timeout),
+        on_success=on_success,
+        on_failure=on_failure,
+    )
+
+
+class _Opening:
+    """The lock around constructing a backend, made anew in a forked child: another thread may have held it."""
+
+    def __init__(self) -> None:
+        self.renew()
+        os.register_at_fork(after_in_child=self.renew)
+
+    def renew(self) -> None:
+        self.lock = threading.Lock()
+
+
+_opening = _Opening()
+
+
+def _place(function: Callable[..., Any]) -> str:
+    return f"{function.__module__}.{function.__qualname__}"

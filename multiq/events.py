@@ -1,0 +1,154 @@
+"""What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
+
+A subscriber is called in the thread in which the event happened and should be quick. Its error is logged and never
+changes what becomes of a job.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+
+import msgspec
+
+if TYPE_CHECKING:
+    from .job import JobContext
+
+_log = logging.getLogger("multiq.events")
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """The root: a subscriber of ``Event`` hears everything."""
+
+
+class JobEvent(Event, frozen=True, kw_only=True):
+    """About one run of a job."""
+
+    job: JobContext
+
+
+class JobStarted(JobEvent, frozen=True, kw_only=True):
+    """A job is about to run."""
+
+
+class JobDone(JobEvent, frozen=True, kw_only=True):
+    """A job ran to its end and will be acked."""
+
+    seconds: float
+
+
+class JobFailed(JobEvent, frozen=True, kw_only=True):
+    """A run raised. ``JobRetried`` or ``JobBuried`` follows and says what becomes of the job."""
+
+    seconds: float
+    error: BaseException
+
+
+class JobRetried(JobEvent, frozen=True, kw_only=True):
+    """A job will be released and run again after ``delay`` seconds."""
+
+    delay: float
+    reason: str
+
+
+class JobBuried(JobEvent, frozen=True, kw_only=True):
+    """A job will be set aside: its attempts are used up, it is poison, or it cannot be understood."""
+
+    reason: str
+
+
+class JobLost(Event, frozen=True, kw_only=True):
+    """The lease had ended before the verdict came: the job is run again, by somebody. Its result does not count."""
+
+    queue: str
+    job_id: str
+
+
+class WorkerEvent(Event, frozen=True, kw_only=True):
+    """About a worker process."""
+
+    worker: str
+    """``host:pid``."""
+
+
+class WorkerStarted(WorkerEvent, frozen=True, kw_only=True):
+    """A worker begins to reserve."""
+
+    queues: tuple[str, ...]
+
+
+class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
+    """A worker is about to ask for more jobs."""
+
+
+class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
+    """A worker stops reserving until it is told to go on; what it runs goes on."""
+
+
+class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):
+    """A worker reserves again."""
+
+
+class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
+    """A worker takes no more jobs. ``reason`` says why."""
+
+    reason: str
+
+
+class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
+    """A worker is through."""
+
+    exit_code: int
+
+
+class BackendDown(WorkerEvent, frozen=True, kw_only=True):
+    """The backend could not be reached; the worker tries again in ``retry_in`` seconds."""
+
+    error: Exception
+    retry_in: float
+
+
+class BackendUp(WorkerEvent, frozen=True, kw_only=True):
+    """The backend answers again."""
+
+
+E = TypeVar("E", bound=Event)
+Subscriber: TypeAlias = Callable[[Any], object]
+
+
+class Events:
+    """Who wants to hear of what."""
+
+    def __init__(self) -> None:
+        self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
+        self._heard: dict[type[Event], tuple[Subscriber, ...]] = {}  # per concrete type, with its parents'
+
+    def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
+        """Call *subscriber* with each event of this kind and of the kinds below it."""
+        self._subscribers[kind].append(subscriber)
+        self._heard.clear()
+
+    def wants(self, kind: type[Event]) -> bool:
+        """Whether anybody listens: spares building events that nobody hears."""
+        return bool(self._heard.get(kind) or self._find(kind))
+
+    def emit(self, event: Event) -> None:
+        """Tell all subscribers; their errors are logged."""
+        kind = type(event)
+        for subscriber in self._heard.get(kind) or self._find(kind):
+            try:
+                subscriber(event)
+            except Exception:  # noqa: BLE001 - logged, and the job goes on
+                _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
+
+    def _find(self, kind: type[Event]) -> tuple[Subscriber, ...]:
+        found = tuple(
+            subscriber
+            for parent in kind.__mro__
+            if parent in self._subscribers
+            for subscriber in self._subscribers[parent]
+        )
+        self._heard[kind] = found
+        return found

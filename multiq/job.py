@@ -1,0 +1,257 @@
+"""A job, as its users see it: the handle of an enqueued one, a reserved one, a listed one, the one that runs now."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
+from .backoff import DEFAULT
+from .codec import decode_json
+from .errors import JobNotFound, JobSettled
+from .options import check_delay, check_priority, check_reason
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from types import TracebackType
+    from typing import Self
+
+    from .backend import Backend, Consumer, Verdict
+    from .codec import Envelope
+
+
+class JobHandle:
+    """An enqueued job: its queue and its id, and what can be done with them from outside."""
+
+    __slots__ = ("_backend", "id", "queue")
+
+    def __init__(self, backend: Backend, queue: str, job_id: str) -> None:
+        self._backend = backend
+        self.queue = queue
+        self.id = job_id
+
+    def cancel(self) -> None:
+        """The job never starts. Raises ``JobReserved`` if it runs already, ``JobNotFound`` if it is gone."""
+        self._backend.delete(self.queue, self.id)
+
+    def reschedule(self, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None) -> None:
+        """The job becomes due in *delay* seconds or at *at*, as if it were enqueued now.
+
+        Raises ``JobReserved``, ``JobNotFound``. Where the backend has no stable ids, ``id`` changes.
+        """
+        self.id = self._backend.reschedule(self.queue, self.id, check_delay(delay, at))
+
+    def state(self) -> State:
+        """Where the job stands now; ``State.GONE`` once it was acked or deleted."""
+        try:
+            return self._backend.peek(self.queue, self.id).state
+        except JobNotFound:
+            return State.GONE
+
+    def peek(self) -> JobInfo:
+        """All that the backend knows of the job. Raises ``JobNotFound``."""
+        return JobInfo.of(self._backend.peek(self.queue, self.id))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, JobHandle) and (self.queue, self.id) == (other.queue, other.id)
+
+    def __hash__(self) -> int:
+        return hash((self.queue, self.id))
+
+    def __repr__(self) -> str:
+        return f"JobHandle(queue={self.queue!r}, id={self.id!r})"
+
+
+class JobInfo(JobRecord, frozen=True, kw_only=True):
+    """What is known of a job, untouched. ``body`` holds the bytes, ``value`` what they mean."""
+
+    @classmethod
+    def of(cls, record: JobRecord) -> JobInfo:
+        return cls(**{name: getattr(record, name) for name in record.__struct_fields__})
+
+    @property
+    def value(self) -> Any:
+        """The decoded JSON of the body, or the bytes themselves if they are not JSON."""
+        return decode_json(self.body)
+
+    @property
+    def task(self) -> str | None:
+        """The name of the task, if the body is a task's envelope."""
+        value = self.value
+        name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
+        return name if isinstance(name, str) else None
+
+
+class JobPage(msgspec.Struct, frozen=True):
+    """A part of a listing: iterate it, and pass ``after`` to get the next part (None: this was the last)."""
+
+    jobs: list[JobInfo]
+    after: str | None
+
+    def __iter__(self) -> Any:
+        return iter(self.jobs)
+
+    def __len__(self) -> int:
+        return len(self.jobs)
+
+
+class Job:
+    """A reserved job, to be settled once: ``ack``, ``release`` or ``bury``, or as a ``with`` block ends.
+
+    Leaving the block acks it; an exception releases it with a backoff and goes on upwards. Nobody touches
+    the lease in between but you.
+    """
+
+    __slots__ = ("_consumer", "_settled", "_value", "lease")
+
+    def __init__(self, lease: Lease, consumer: Consumer) -> None:
+        self.lease = lease
+        self._consumer = consumer
+        self._settled = False
+        self._value: Any = _UNREAD
+
+    @property
+    def id(self) -> str:
+        return self.lease.id
+
+    @property
+    def queue(self) -> str:
+        return self.lease.queue
+
+    @property
+    def body(self) -> Any:
+        """The decoded JSON of the body; the bytes themselves if they are not JSON."""
+        if self._value is _UNREAD:
+            self._value = decode_json(self.lease.body)
+        return self._value
+
+    @property
+    def raw(self) -> bytes:
+        """The body, to the byte."""
+        return self.lease.body
+
+    @property
+    def priority(self) -> int:
+        return self.lease.priority
+
+    @property
+    def attempt(self) -> int:
+        """The 1-based number of this reservation."""
+        return self.lease.attempt
+
+    @property
+    def crashes(self) -> int:
+        """How many earlier reservations ended without a verdict."""
+        return self.lease.crashes
+
+    @property
+    def age(self) -> float:
+        """Seconds from enqueue to reserve, by the server's clock."""
+        return self.lease.age
+
+    def ack(self) -> None:
+        """The job is done and gone. Raises ``LeaseLost``: somebody else will run it, or does."""
+        self._settle(Ack(self.lease))
+
+    def release(
+        self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
+    ) -> None:
+        """Ready again, or in *delay* seconds. Raises ``LeaseLost``."""
+        self._settle(
+            Release(
+                self.lease,
+                check_delay(delay),
+                None if priority is None else check_priority(priority),
+                check_reason(reason),
+            )
+        )
+
+    def bury(self, reason: str | None = None) -> None:
+        """Set aside until somebody kicks it. Raises ``LeaseLost``."""
+        self._settle(Bury(self.lease, check_reason(reason)))
+
+    def touch(self) -> None:
+        """The full ttr again, from now. Raises ``LeaseLost``."""
+        if self._settled:
+            raise JobSettled(self.queue, self.id)
+        (lost,) = self._consumer.settle([Touch(self.lease)])
+        if lost is not None:
+            raise lost
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._settled:
+            return
+        if error is None:
+            self.ack()
+            return
+        try:
+            self.release(DEFAULT(self.attempt), reason=describe(error))
+        except Exception as lost:  # noqa: BLE001 - the block's own error matters more, and carries this one along
+            error.add_note(f"and the job could not be released: {lost}")
+
+    def __repr__(self) -> str:
+        return f"Job(queue={self.queue!r}, id={self.id!r}, attempt={self.attempt})"
+
+    def _settle(self, verdict: Verdict) -> None:
+        if self._settled:
+            raise JobSettled(self.queue, self.id)
+        (lost,) = self._consumer.settle([verdict])  # one that raises did not get through and may be tried again
+        self._settled = True
+        if lost is not None:
+            raise lost
+
+
+class JobContext(msgspec.Struct, frozen=True, kw_only=True):
+    """The job that a worker runs: what a task learns by ``multiq.current_job()``, and events carry along."""
+
+    task: str | None
+    """None if the body could not be understood."""
+    lease: Lease
+    envelope: Envelope | None
+
+    @property
+    def id(self) -> str:
+        return self.lease.id
+
+    @property
+    def queue(self) -> str:
+        return self.lease.queue
+
+    @property
+    def attempt(self) -> int:
+        return self.lease.attempt
+
+    @property
+    def headers(self) -> dict[str, str]:
+        return self.envelope.headers if self.envelope is not None else {}
+
+
+running: ContextVar[JobContext] = ContextVar("multiq_running_job")
+
+
+def current_job() -> JobContext:
+    """The job that runs in this thread or coroutine. Raises ``LookupError`` outside of one."""
+    try:
+        return running.get()
+    except LookupError:
+        raise LookupError("no multiq job runs here: current_job() answers inside a task that a worker runs") from None
+
+
+def describe(error: BaseException) -> str:
+    """``Kind: message``, cut short, for an error whose own ``str`` may fail too."""
+    kind = type(error).__name__
+    try:
+        message = str(error)
+    except BaseException:  # noqa: BLE001 - user code: a broken __str__ must not take the worker along
+        message = "(its message could not be made)"
+    return check_reason(f"{kind}: {message}" if message else kind) or kind
+
+
+_UNREAD = object()

@@ -1,0 +1,67 @@
+"""Retry or give up: what becomes of a job before it runs, and after it failed."""
+
+from __future__ import annotations
+
+import msgspec
+
+from .backend import Bury, Lease, Release
+from .backoff import DEFAULT, Backoff
+from .options import check_reason
+
+MAX_ATTEMPTS_DEFAULT = 5
+MAX_CRASHES_DEFAULT = 3
+
+
+class ReleaseJob(Exception):
+    """Raised in a task: release this job and try again after ``delay`` seconds. It counts as an attempt."""
+
+    def __init__(self, delay: float | None = None, reason: str | None = None) -> None:
+        self.delay = delay
+        self.reason = reason
+        super().__init__(reason or "released by the task")
+
+
+class BuryJob(Exception):
+    """Raised in a task: no retry can help, bury this job now."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+        super().__init__(reason)
+
+
+class RetryPolicy(msgspec.Struct, frozen=True):
+    """When to stop trying. Each kick raises both limits by one: a kicked job gets one more attempt."""
+
+    max_attempts: int | None = None
+    """0: no limit. None: 5, or no limit where ``retry_for`` is set."""
+    max_crashes: int = MAX_CRASHES_DEFAULT
+    """Reservations that ended without a verdict before the job is taken for poison. 0: no limit."""
+    retry_for: float | None = None
+    """Seconds after the enqueue beyond which no attempt is started any more."""
+    backoff: Backoff = DEFAULT
+
+    def refuse(self, lease: Lease) -> str | None:
+        """Why the job must not even be started, or None."""
+        if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
+            return f"poison: {lease.crashes} earlier runs ended without a verdict (crash, kill, or lease too short)"
+        limit = self._attempts()
+        if limit and lease.attempt > limit + lease.kicks:
+            return f"attempts exhausted: {lease.attempt - 1} were made, {limit} are allowed"
+        if self.retry_for is not None and lease.attempt > 1 and lease.age > self.retry_for and not lease.kicks:
+            return f"too late: enqueued {lease.age:.0f} s ago, retried for {self.retry_for:g} s"
+        return None
+
+    def after_failure(self, lease: Lease, reason: str, delay: float | None = None) -> Release | Bury:
+        """What to do after a failed attempt. ``delay`` overrides the backoff."""
+        limit = self._attempts()
+        if limit and lease.attempt >= limit + lease.kicks:
+            return Bury(lease, check_reason(reason))
+        wait = max(0.0, float(self.backoff(lease.attempt) if delay is None else delay))
+        if self.retry_for is not None and lease.age + wait > self.retry_for:
+            return Bury(lease, check_reason(reason))
+        return Release(lease, wait, reason=check_reason(reason))
+
+    def _attempts(self) -> int:
+        if self.max_attempts is not None:
+            return self.max_attempts
+        return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT

@@ -1,0 +1,143 @@
+"""Settings: what can be configured, with its default and its rule. ``config`` says where they are read from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from .codec import MAX_BODY_DEFAULT
+from .errors import MultiqError, SettingsInvalid
+from .names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+DEFAULT_URL = "sqlite:///multiq.db"
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker runs, unless its command line or constructor says otherwise."""
+
+    queues: tuple[str, ...] = ("default",)
+    processes: int = 1
+    threads: int = 1
+    concurrency: int = 0
+    """Coroutines at a time; 0: jobs run on threads."""
+    prefetch: int = 100
+    """Jobs held beyond those that run, at most: reached only while jobs are far shorter than a round trip."""
+    grace: float = 25.0
+    """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command line logs."""
+
+    level: str = "info"
+    format: str = "text"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. ``connections`` maps names to URLs."""
+
+    url: str = DEFAULT_URL
+    connections: dict[str, str] = {}
+    max_body: int = MAX_BODY_DEFAULT
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    def resolve(self, connection: str | None) -> str:
+        """The URL of a connection: a URL itself, the name of a configured one, or None for the default.
+
+        Raises ``SettingsInvalid`` for a name that is not configured.
+        """
+        if connection is None:
+            return self._follow(self.url, "url")
+        return connection if "://" in connection else self._follow(connection, "connection")
+
+    def _follow(self, text: str, what: str) -> str:
+        if "://" in text:
+            return text
+        if text in self.connections:
+            return self.connections[text]
+        known = ", ".join(sorted(self.connections)) or "none"
+        raise SettingsInvalid(
+            [
+                f"{what} {text!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"
+            ]
+        )
+
+
+class Key(NamedTuple):
+    """One setting: how its value is checked (raises ``ValueError``), and how its text in the environment is read."""
+
+    check: Callable[[Any], Any]
+    parse: Callable[[str], Any]
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError("must be text")
+    return value
+
+
+def _whole(least: int, most: int) -> Callable[[Any], int]:
+    def check(value: Any) -> int:
+        if type(value) is not int or not least <= value <= most:
+            raise ValueError(f"must be a whole number from {least} to {most}")
+        return value
+
+    return check
+
+
+def _seconds(value: Any) -> float:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 86400:
+        raise ValueError("must be a number of seconds from 0 to 86400")
+    return float(value)
+
+
+def _word(*words: str) -> Callable[[Any], str]:
+    def check(value: Any) -> str:
+        if not isinstance(value, str) or value.lower() not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return value.lower()
+
+    return check
+
+
+def _names(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list | tuple) or not value:
+        raise ValueError("must be a list of queue names, the most urgent first")
+    try:
+        return tuple(check_name(name) for name in value)
+    except MultiqError as exc:
+        raise ValueError(str(exc)) from exc
+
+
+def _number(text: str) -> Any:
+    """Text of the environment as a number; what is none is left for the check to refuse."""
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return text
+
+
+def _list(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",")]
+
+
+#: every key by its dotted name, connections aside; in the environment it is MULTIQ_ and the name in capitals
+KEYS: dict[str, Key] = {
+    "url": Key(_text, str),
+    "max_body": Key(_whole(1, 2**31), _number),
+    "worker.queues": Key(_names, _list),
+    "worker.processes": Key(_whole(1, 1024), _number),
+    "worker.threads": Key(_whole(1, 1024), _number),
+    "worker.concurrency": Key(_whole(0, 100_000), _number),
+    "worker.prefetch": Key(_whole(1, 10_000), _number),
+    "worker.grace": Key(_seconds, _number),
+    "log.level": Key(_word("debug", "info", "warning", "error"), str),
+    "log.format": Key(_word("text", "json"), str),
+}

@@ -1,0 +1,241 @@
+"""Tasks: functions whose calls can be enqueued. Arguments are checked against the signature before anything is sent."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
+
+import msgspec
+
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+from .codec import ENVELOPE_VERSION, Envelope, check_json, encode_envelope
+from .errors import ArgumentsInvalid
+from .names import check_name
+from .options import check_count, check_delay, check_priority, check_timeout, check_ttr
+from .queue import put
+from .retry import RetryPolicy
+
+if TYPE_CHECKING:
+    import datetime as dt
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from .app import App
+    from .job import JobContext, JobHandle
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """How one job of a task is enqueued: checked, in the seam's units."""
+
+    queue: str
+    priority: int = PRIORITY_DEFAULT
+    delay: float = 0.0
+    ttr: float = TTR_DEFAULT
+    connection: Any = None
+    max_attempts: int | None = None
+    max_crashes: int | None = None
+    retry_for: float | None = None
+    timeout: float | None = None
+    headers: dict[str, str] = {}
+
+
+class Task(Generic[P, R]):
+    """A registered function. Calling it runs it here and now; ``enqueue`` has a worker run it."""
+
+    def __init__(
+        self,
+        app: App,
+        function: Callable[P, R],
+        *,
+        name: str,
+        options: CallOptions,
+        policy: RetryPolicy,
+        timeout: float | None,
+        on_success: Callable[[JobContext, Any], object] | None = None,
+        on_failure: Callable[[JobContext, BaseException], object] | None = None,
+    ) -> None:
+        self.app = app
+        self.function = function
+        self.name = check_name(name, "task")
+        self.default = options
+        self.policy = policy
+        self.timeout = timeout
+        self.on_success = on_success
+        self.on_failure = on_failure
+        self.is_coroutine = inspect.iscoroutinefunction(function)
+        self.__doc__ = function.__doc__
+        self.__wrapped__ = function
+        self._signature = inspect.signature(function)
+        self._fewest, self._most = _plain_range(self._signature)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """Have a worker call the function with these arguments.
+
+        Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
+        JSON, ``PayloadTooLarge``, ``BackendError``.
+        """
+        return self._send([(args, kwargs)], self.default)[0]
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
+        """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones."""
+        return self._send([_call(call) for call in calls], self.default)
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """``enqueue`` without blocking the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+
+    def options(
+        self,
+        *,
+        queue: str | None = None,
+        priority: int | None = None,
+        delay: float | dt.timedelta | None = None,
+        at: dt.datetime | None = None,
+        ttr: float | None = None,
+        connection: Any = None,
+        max_attempts: int | None = None,
+        max_crashes: int | None = None,
+        retry_for: float | None = None,
+        timeout: float | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> TaskCall[P]:
+        """This task with other options for the jobs that are enqueued through what comes back.
+
+        What is not given is the task's own. *connection* is the caller's database connection, whose transaction
+        the job joins. Raises ``OptionInvalid``, ``NameInvalid``.
+        """
+        default = self.default
+        return TaskCall(
+            self,
+            CallOptions(
+                queue=default.queue if queue is None else check_name(queue),
+                priority=default.priority if priority is None else check_priority(priority),
+                delay=check_delay(delay, at),
+                ttr=default.ttr if ttr is None else check_ttr(ttr),
+                connection=connection,
+                max_attempts=_optional_count(max_attempts, "max_attempts"),
+                max_crashes=_optional_count(max_crashes, "max_crashes"),
+                retry_for=None if retry_for is None else check_timeout(retry_for, "retry_for"),
+                timeout=None if timeout is None else check_timeout(timeout),
+                headers=_check_headers(headers),
+            ),
+        )
+
+    def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Raise ``ArgumentsInvalid`` unless the function takes these arguments."""
+        if not kwargs and self._fewest <= len(args) <= self._most:
+            return
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError as exc:
+            raise ArgumentsInvalid(
+                f"task {self.name} cannot be called like this: {exc}; it is {self.name}{self._signature}"
+            ) from exc
+
+    def policy_of(self, envelope: Envelope) -> RetryPolicy:
+        """The retry policy of one job: what its envelope sets wins over the task's."""
+        if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
+            return self.policy
+        own = self.policy
+        return RetryPolicy(
+            max_attempts=own.max_attempts if envelope.max_attempts is None else envelope.max_attempts,
+            max_crashes=own.max_crashes if envelope.max_crashes is None else envelope.max_crashes,
+            retry_for=own.retry_for if envelope.retry_for is None else envelope.retry_for,
+            backoff=own.backoff,
+        )
+
+    def __repr__(self) -> str:
+        return f"Task({self.name!r}, queue={self.default.queue!r})"
+
+    def _send(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], options: CallOptions) -> list[JobHandle]:
+        max_body = self.app.settings.max_body
+        return put(
+            self.app.backend,
+            options.queue,
+            [self._encode(args, kwargs, options, max_body) for args, kwargs in calls],
+            priority=options.priority,
+            delay=options.delay,
+            ttr=options.ttr,
+            connection=options.connection,
+        )
+
+    def _encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, max_body: int) -> bytes:
+        self.check_arguments(args, kwargs)
+        for index, value in enumerate(args):
+            check_json(value, f"args[{index}]")
+        for name, value in kwargs.items():
+            check_json(value, name)
+        envelope = Envelope(
+            ENVELOPE_VERSION,
+            self.name,
+            list(args),
+            dict(kwargs),
+            options.max_attempts,
+            options.max_crashes,
+            options.retry_for,
+            options.timeout,
+            options.headers,
+        )
+        return encode_envelope(envelope, max_body=max_body)
+
+
+class TaskCall(Generic[P]):
+    """A task with other options: ``task.options(delay=30).enqueue(...)``."""
+
+    __slots__ = ("_options", "_task")
+
+    def __init__(self, task: Task[P, Any], options: CallOptions) -> None:
+        self._task = task
+        self._options = options
+
+    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """As ``Task.enqueue``."""
+        return self._task._send([(args, kwargs)], self._options)[0]  # noqa: SLF001 - two halves of one thing
+
+    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
+        """As ``Task.enqueue_many``."""
+        return self._task._send([_call(call) for call in calls], self._options)  # noqa: SLF001
+
+    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+        """As ``Task.aenqueue``."""
+        import asyncio
+
+        return await asyncio.to_thread(self.enqueue, *args, **kwargs)
+
+
+def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mapping[str, Any]]:
+    if isinstance(call, tuple | list):
+        return call, {}
+    if isinstance(call, dict):
+        return (), call
+    raise ArgumentsInvalid(f"{call!r} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+
+
+def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
+    """Fewest and most positional arguments of a call without names; an impossible range where it is not so simple."""
+    parameters = signature.parameters.values()
+    if not all(p.kind in _POSITIONAL for p in parameters):
+        return 1, 0
+    return sum(p.default is p.empty for p in parameters), len(parameters)
+
+
+def _optional_count(value: int | None, name: str) -> int | None:
+    return None if value is None else check_count(value, name, least=0)
+
+
+def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
+    if not headers:
+        return {}
+    for name, value in headers.items():
+        if not isinstance(name, str) or not isinstance(value, str):
+            raise ArgumentsInvalid(f"header {name!r}: {value!r} is not text: headers are strings by name")
+    return dict(headers)
