@@ -59,6 +59,12 @@ class JobBuried(JobEvent, frozen=True, kw_only=True):
     reason: str
 
 
+class JobOverdue(JobEvent, frozen=True, kw_only=True):
+    """A job runs longer than its ``timeout`` and cannot be stopped here: only coroutines can be."""
+
+    timeout: float
+
+
 class JobLost(Event, frozen=True, kw_only=True):
     """The lease had ended before the verdict came: the job is run again, by somebody. Its result does not count."""
 
@@ -124,6 +130,8 @@ class Events:
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
         self._heard: dict[type[Event], tuple[Subscriber, ...]] = {}  # per concrete type, with its parents'
+        self.logged = False
+        """Whether ``multiq.log`` listens already."""
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""

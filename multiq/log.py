@@ -1,0 +1,160 @@
+"""Logging: a subscriber to the events, and two formats for the command line. Arguments of jobs are never logged."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import events as ev
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .app import App
+    from .events import Event
+    from .job import JobContext
+
+_log = logging.getLogger("multiq.worker")
+
+
+def setup_logging(level: str = "info", format: str = "text") -> None:  # noqa: A002 - the option's own name
+    """Send the log of multiq, and warnings of everything else, to standard error, as text or as lines of JSON."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    logging.basicConfig(handlers=[handler], level=logging.WARNING, force=True)
+    logging.getLogger("multiq").setLevel(level.upper())
+
+
+def log_events(app: App) -> None:
+    """Have an app's events logged, each kind only if the log's level lets it through. Once per app."""
+    if app.events.logged:
+        return
+    app.events.logged = True
+    for kind, level in _LEVELS.items():
+        if _log.isEnabledFor(level):
+            app.events.subscribe(kind, _Line(level))
+
+
+class TextFormatter(logging.Formatter):
+    """``12:00:01.234 info  done      send_reset_mail 0190f... attempt 1 in 3 ms``"""
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%H:%M:%S", time.localtime(record.created))
+        line = f"{clock}.{int(record.msecs):03} {record.levelname.lower():<7} {record.getMessage()}"
+        if record.exc_info:
+            line += "\n" + self.formatException(record.exc_info)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, an event's fields."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **getattr(record, "multiq", {}),
+        }
+        if record.exc_info:
+            fields["traceback"] = self.formatException(record.exc_info)
+        return msgspec.json.encode(fields, enc_hook=str).decode()
+
+
+class _Line:
+    """Logs events at one level."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def __call__(self, event: Event) -> None:
+        word, fields = _describe(event)
+        parts = [f"{word:<9}"]
+        parts += [
+            _PHRASES[name](value) if name in _PHRASES else f"{name} {value}"
+            for name, value in fields.items()
+            if value is not None
+        ]
+        error = getattr(event, "error", None)
+        trace = error if isinstance(event, ev.JobFailed) else None
+        _log.log(
+            self._level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=trace
+        )  # a failed job's traceback is what its author needs
+
+
+_LEVELS: dict[type[Event], int] = {
+    ev.JobStarted: logging.DEBUG,
+    ev.JobDone: logging.INFO,
+    ev.JobFailed: logging.WARNING,
+    ev.JobRetried: logging.WARNING,
+    ev.JobBuried: logging.ERROR,
+    ev.JobOverdue: logging.ERROR,
+    ev.JobLost: logging.WARNING,
+    ev.WorkerStarted: logging.INFO,
+    ev.WorkerPaused: logging.INFO,
+    ev.WorkerResumed: logging.INFO,
+    ev.WorkerStopping: logging.INFO,
+    ev.WorkerStopped: logging.INFO,
+    ev.BackendDown: logging.ERROR,
+    ev.BackendUp: logging.WARNING,
+}
+
+_WORDS: dict[type[Event], str] = {
+    ev.JobStarted: "start",
+    ev.JobDone: "done",
+    ev.JobFailed: "failed",
+    ev.JobRetried: "retry",
+    ev.JobBuried: "buried",
+    ev.JobOverdue: "overdue",
+    ev.JobLost: "lost",
+    ev.WorkerStarted: "working",
+    ev.WorkerPaused: "paused",
+    ev.WorkerResumed: "resumed",
+    ev.WorkerStopping: "stopping",
+    ev.WorkerStopped: "stopped",
+    ev.BackendDown: "down",
+    ev.BackendUp: "up",
+}
+
+
+def _describe(event: Event) -> tuple[str, dict[str, Any]]:
+    fields: dict[str, Any] = {}
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if name == "job":
+            fields.update(_job_fields(value))
+        elif name == "error":
+            if not isinstance(event, ev.JobFailed):  # that one brings its traceback
+                fields["error"] = f"{type(value).__name__}: {value}"
+        else:
+            fields[name] = value
+    return _WORDS[type(event)], fields
+
+
+def _job_fields(job: JobContext) -> dict[str, Any]:
+    return {"task": job.task, "queue": job.queue, "job_id": job.id, "attempt": job.attempt}
+
+
+_PHRASES: dict[str, Callable[[Any], str]] = {
+    "task": str,
+    "job_id": str,
+    "worker": str,
+    "queue": lambda queue: f"[{queue}]",
+    "queues": lambda queues: "on " + ", ".join(queues),
+    "seconds": lambda seconds: f"in {_duration(seconds)}",
+    "delay": lambda seconds: f"again in {_duration(seconds)}",
+    "retry_in": lambda seconds: f"again in {_duration(seconds)}",
+    "reason": lambda text: f"({text})",
+    "error": lambda text: f"({text})",
+}
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,214 @@
+"""Where jobs run: inline, on threads, or as coroutines. One interface, so that the worker's loop is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+from multiq.backend import GiveBack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.backend import Lease, Verdict
+
+    from .prefetch import Prefetch
+    from .runner import Runner
+
+
+class Executor(ABC):
+    """Runs leases' jobs and collects their verdicts. ``on_done`` is called after each job, in its thread."""
+
+    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None]) -> None:
+        self._runner = runner
+        self._prefetch = prefetch
+        self._on_done = on_done
+        self._finished: deque[Verdict] = deque()
+        self._running: dict[int, tuple[Lease, float]] = {}
+
+    @abstractmethod
+    def start(self, leases: Sequence[Lease]) -> None:
+        """Run these jobs: inline before returning, elsewhere soon."""
+
+    @abstractmethod
+    def take_back(self) -> list[Lease]:
+        """Leases whose jobs have not begun, and now never will here."""
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+
+    @property
+    def busy(self) -> int:
+        """How many jobs run or wait."""
+        return len(self._running) + self.waiting
+
+    def take_finished(self) -> list[Verdict]:
+        """The verdicts since the last call."""
+        taken: list[Verdict] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._finished.popleft())
+        return taken
+
+    def running(self) -> list[Lease]:
+        """The leases of the jobs that run now."""
+        return [lease for lease, _ in list(self._running.values())]
+
+    def running_for(self) -> float:
+        """Seconds since the oldest running job began."""
+        starts = [start for _, start in list(self._running.values())]
+        return time.monotonic() - min(starts) if starts else 0.0
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of threads and loops; what still runs is left alone."""
+
+    def _run(self, lease: Lease) -> None:
+        key, start = id(lease), time.monotonic()
+        self._running[key] = (lease, start)
+        verdict = self._runner.run(lease)
+        self._finished.append(verdict)
+        del self._running[key]
+        self._prefetch.saw_job(time.monotonic() - start)
+
+
+class InlineExecutor(Executor):
+    """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job."""
+
+    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None]) -> None:
+        super().__init__(runner, prefetch, on_done)
+        self._waiting: deque[Lease] = deque()
+
+    def start(self, leases: Sequence[Lease]) -> None:
+        self._waiting.extend(leases)
+        while True:
+            try:
+                lease = self._waiting.popleft()
+            except IndexError:  # all done, or taken back by the heartbeat
+                return
+            self._run(lease)
+
+    def take_back(self) -> list[Lease]:
+        taken: list[Lease] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._waiting.pop())
+        return taken[::-1]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        self._runner.close_loop()
+
+
+class ThreadExecutor(Executor):
+    """Jobs on a fixed number of threads. They are daemons: a process that must end does not wait for a hung job."""
+
+    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], threads: int) -> None:
+        super().__init__(runner, prefetch, on_done)
+        self._inbox: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"multiq-job-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def start(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._inbox.put(lease)
+
+    def take_back(self) -> list[Lease]:
+        taken: list[Lease] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                lease = self._inbox.get_nowait()
+                if lease is not None:
+                    taken.append(lease)
+        return taken
+
+    @property
+    def waiting(self) -> int:
+        return self._inbox.qsize()
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._inbox.put(None)
+
+    def _serve(self) -> None:
+        while (lease := self._inbox.get()) is not None:
+            self._run(lease)
+            self._on_done()
+        self._runner.close_loop()
+
+
+class CoroutineExecutor(Executor):
+    """Coroutine tasks on one event loop in a thread of its own; plain functions go to a pool beside it."""
+
+    _POOL_AT_MOST = 32  # threads for plain functions
+    _PATIENCE = 2.0  # seconds for cancelled coroutines to clean up after themselves
+
+    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], concurrency: int) -> None:
+        super().__init__(runner, prefetch, on_done)
+        self._loop = asyncio.new_event_loop()
+        self._pool = ThreadPoolExecutor(min(concurrency, self._POOL_AT_MOST), "multiq-job")
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
+        self._thread.start()
+
+    def start(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            self._running[id(lease)] = (lease, time.monotonic())
+        self._loop.call_soon_threadsafe(self._spawn, leases)
+
+    def take_back(self) -> list[Lease]:
+        return []  # every job handed over begins at once
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    def close(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.join(self._PATIENCE)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+        for task in self._tasks:
+            task.cancel()
+        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
+        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        self._loop.close()
+
+    def _spawn(self, leases: Sequence[Lease]) -> None:
+        for lease in leases:
+            task = self._loop.create_task(self._run_one(lease))
+            self._tasks.add(task)  # the loop itself keeps only weak references
+            task.add_done_callback(self._tasks.discard)
+
+    async def _run_one(self, lease: Lease) -> None:
+        key = id(lease)
+        _, start = self._running[key]
+        verdict: Verdict = GiveBack(lease)
+        try:
+            if self._runner.is_coroutine(lease):
+                verdict = await self._runner.arun(lease)
+            else:
+                verdict = await self._loop.run_in_executor(self._pool, self._runner.run, lease)
+        finally:
+            self._finished.append(verdict)
+            del self._running[key]
+            self._prefetch.saw_job(time.monotonic() - start)
+            self._on_done()

@@ -1,0 +1,145 @@
+"""The pump: the one owner of a consumer. Batches go through it, leases are kept alive by it, outages end in it."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from multiq.backend import Touch
+from multiq.errors import BackendError
+from multiq.events import BackendDown, BackendUp, JobLost
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Consumer, Lease, Verdict
+    from multiq.events import Events
+
+_FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
+_LONGEST_PAUSE = 5.0  # ...growing to this
+
+#: a lease is touched when a third of its ttr has passed: two touches may fail before it ends
+_TOUCH_SHARE = 1 / 3
+
+
+class Pump:
+    """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls."""
+
+    def __init__(self, consumer: Consumer, events: Events, worker: str) -> None:
+        self._consumer = consumer
+        self._events = events
+        self._worker = worker
+        self._lock = threading.Lock()
+        self._unsettled: list[Verdict] = []  # what an outage has held up
+        self._touch_at: dict[int, tuple[Lease, float]] = {}  # by identity: a job may be leased to us twice in turn
+        self._next_touch = float("inf")
+        self._tries = 0
+        self._nudge = threading.Event()
+
+    def exchange(self, verdicts: Sequence[Verdict], limit: int, timeout: float) -> list[Lease]:
+        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing."""
+        with self._lock:
+            to_settle = self._collect(verdicts)
+            try:
+                lost, leases = self._consumer.exchange(to_settle, limit, timeout)
+            except BackendError as exc:
+                self._unsettled = to_settle
+                failure = exc
+            else:
+                self._settled(to_settle, lost)
+                self._hold(leases)
+                return leases
+        self._wait_out(failure)
+        return []
+
+    def settle(self, verdicts: Sequence[Verdict]) -> bool:
+        """Settle these now. False: the backend is gone, they go along with the next call."""
+        with self._lock:
+            to_settle = self._collect(verdicts)
+            if not to_settle:
+                return True
+            try:
+                lost = self._consumer.settle(to_settle)
+            except BackendError as exc:
+                self._unsettled = to_settle
+                self._went_down(exc, 0.0)
+                return False
+            self._settled(to_settle, lost)
+            return True
+
+    def beat(self) -> None:
+        """Touch every lease of which a third has passed."""
+        if time.monotonic() < self._next_touch:
+            return
+        with self._lock:
+            now = time.monotonic()
+            due = [lease for lease, at in self._touch_at.values() if at <= now]
+            try:
+                lost = self._consumer.settle([Touch(lease) for lease in due]) if due else []
+            except BackendError as exc:
+                self._next_touch = now + _FIRST_PAUSE
+                self._went_down(exc, _FIRST_PAUSE)
+                return
+            for lease, error in zip(due, lost, strict=True):
+                if error is None:
+                    self._touch_at[id(lease)] = (lease, now + lease.ttr * _TOUCH_SHARE)
+                else:
+                    self._touch_at.pop(id(lease), None)  # the verdict will be refused, and that is told then
+            self._next_touch = min((at for _, at in self._touch_at.values()), default=float("inf"))
+
+    def next_beat_in(self) -> float:
+        """Seconds until ``beat`` has something to do."""
+        return max(0.0, self._next_touch - time.monotonic())
+
+    def interrupt(self) -> None:
+        """End a wait, or skip the next one."""
+        self._nudge.set()
+        self._consumer.interrupt()
+
+    @property
+    def owes(self) -> bool:
+        """Whether verdicts wait for the backend to come back."""
+        return bool(self._unsettled)
+
+    @property
+    def is_down(self) -> bool:
+        """Whether the last call did not reach the backend."""
+        return self._tries > 0
+
+    def close(self) -> None:
+        self._consumer.close()
+
+    def _collect(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
+        collected, self._unsettled = [*self._unsettled, *verdicts], []
+        for verdict in verdicts:
+            self._touch_at.pop(id(verdict.lease), None)
+        return collected
+
+    def _hold(self, leases: Sequence[Lease]) -> None:
+        now = time.monotonic()
+        for lease in leases:
+            at = now + lease.ttr * _TOUCH_SHARE
+            self._touch_at[id(lease)] = (lease, at)
+            self._next_touch = min(self._next_touch, at)
+
+    def _settled(self, verdicts: Sequence[Verdict], lost: Sequence[BaseException | None]) -> None:
+        for verdict, error in zip(verdicts, lost, strict=True):
+            if error is not None:
+                self._events.emit(JobLost(queue=verdict.lease.queue, job_id=verdict.lease.id))
+        if self._tries:
+            self._tries = 0
+            self._events.emit(BackendUp(worker=self._worker))
+
+    def _wait_out(self, failure: BackendError) -> None:
+        """Pause before the next try, longer each time, with jitter so that a fleet does not return as one."""
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._tries)
+        pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
+        self._went_down(failure, pause)
+        self._nudge.wait(pause)
+        self._nudge.clear()
+
+    def _went_down(self, failure: BackendError, retry_in: float) -> None:
+        self._tries = min(self._tries + 1, 20)
+        self._events.emit(BackendDown(worker=self._worker, error=failure, retry_in=retry_in))

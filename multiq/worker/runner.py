@@ -1,0 +1,232 @@
+"""From a lease to a verdict: decode, look up, guard, call, judge. Nothing that a task does gets past this file."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
+from multiq.backoff import DEFAULT, exponential
+from multiq.codec import Envelope, decode_envelope
+from multiq.errors import ArgumentsInvalid, PayloadInvalid
+from multiq.events import JobBuried, JobDone, JobFailed, JobOverdue, JobRetried, JobStarted
+from multiq.job import JobContext, describe, running
+from multiq.options import check_reason
+from multiq.retry import BuryJob, ReleaseJob, RetryPolicy
+
+if TYPE_CHECKING:
+    from multiq.app import App
+    from multiq.task import Task
+
+_log = logging.getLogger("multiq.worker")
+
+#: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
+UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
+
+
+_NONE = (0.0, 0.0, None)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A job that may run: everything known about it."""
+
+    job: JobContext
+    task: Task[Any, Any]
+    envelope: Envelope
+    policy: RetryPolicy
+
+    @property
+    def timeout(self) -> float | None:
+        return self.task.timeout if self.envelope.timeout is None else self.envelope.timeout
+
+
+class Runner:
+    """Runs jobs of one app; used by all threads of a worker."""
+
+    def __init__(self, app: App) -> None:
+        self._tasks = app.tasks
+        self._events = app.events
+        self._max_body = app.settings.max_body
+        self._deadlines: dict[int, tuple[float, float, JobContext]] = {}
+        self._loops = threading.local()
+
+    def run(self, lease: Lease) -> Verdict:
+        """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
+        call = self._open(lease)
+        if not isinstance(call, Call):
+            return call
+        started = self._start(call)
+        mark = running.set(call.job)
+        try:
+            result = self._drive(call) if call.task.is_coroutine else self._call(call)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
+            return self._failed(call, exc, time.perf_counter() - started)
+        else:
+            return self._done(call, result, time.perf_counter() - started)
+        finally:
+            running.reset(mark)
+
+    async def arun(self, lease: Lease) -> Verdict:
+        """Run a coroutine job on the running event loop. Never raises; cancelled from outside, it is given back."""
+        call = self._open(lease)
+        if not isinstance(call, Call):
+            return call
+        started = self._start(call)
+        running.set(call.job)  # this coroutine has a context of its own
+        try:
+            result = await self._await(call)
+        except asyncio.CancelledError:
+            return GiveBack(lease)
+        except BaseException as exc:  # noqa: BLE001
+            return self._failed(call, exc, time.perf_counter() - started)
+        return self._done(call, result, time.perf_counter() - started)
+
+    def is_coroutine(self, lease: Lease) -> bool:
+        """Whether the job's task is a coroutine; what cannot be told is none."""
+        try:
+            task = self._tasks.get(decode_envelope(lease.body, max_body=self._max_body).task)
+        except PayloadInvalid:
+            return False
+        return task is not None and task.is_coroutine
+
+    def report_overdue(self) -> None:
+        """Tell of jobs that run longer than they may, each once."""
+        now = time.monotonic()
+        for key, (deadline, timeout, job) in list(self._deadlines.items()):
+            if deadline <= now and self._deadlines.pop(key, _NONE) is not _NONE:
+                self._events.emit(JobOverdue(job=job, timeout=timeout))
+
+    def close_loop(self) -> None:
+        """Close this thread's event loop, if it has one."""
+        runner: asyncio.Runner | None = getattr(self._loops, "runner", None)
+        if runner is not None:
+            runner.close()
+
+    # --- before ---
+
+    def _open(self, lease: Lease) -> Call | Verdict:
+        """The call that a lease stands for, or the verdict on one that must not run."""
+        try:
+            envelope = decode_envelope(lease.body, max_body=self._max_body)
+        except PayloadInvalid as exc:
+            return self._bury(JobContext(task=None, lease=lease, envelope=None), str(exc))
+        job = JobContext(task=envelope.task, lease=lease, envelope=envelope)
+        task = self._tasks.get(envelope.task)
+        if task is None:
+            return self._unknown(job, envelope)
+        policy = task.policy_of(envelope)
+        refusal = policy.refuse(lease)
+        if refusal is not None:
+            return self._bury(job, refusal, task)
+        try:
+            task.check_arguments(envelope.args, envelope.kwargs)
+        except ArgumentsInvalid as exc:
+            return self._bury(job, str(exc), task)
+        return Call(job, task, envelope, policy)
+
+    def _unknown(self, job: JobContext, envelope: Envelope) -> Verdict:
+        known = ", ".join(sorted(self._tasks)) or "none"
+        reason = f"this worker knows no task {envelope.task[:128]!r} (registered: {known})"
+        policy = UNKNOWN_TASK
+        if envelope.max_attempts is not None:
+            policy = msgspec.structs.replace(policy, max_attempts=envelope.max_attempts)
+        verdict = policy.after_failure(job.lease, reason)
+        return self._announce(job, verdict, reason)
+
+    def _start(self, call: Call) -> float:
+        if self._events.wants(JobStarted):
+            self._events.emit(JobStarted(job=call.job))
+        return time.perf_counter()
+
+    # --- the call itself ---
+
+    def _call(self, call: Call) -> Any:
+        timeout = call.timeout
+        if timeout is None:
+            return call.task.function(*call.envelope.args, **call.envelope.kwargs)
+        key = id(call)
+        self._deadlines[key] = (time.monotonic() + timeout, timeout, call.job)
+        try:
+            return call.task.function(*call.envelope.args, **call.envelope.kwargs)
+        finally:
+            self._deadlines.pop(key, None)
+
+    def _drive(self, call: Call) -> Any:
+        runner: asyncio.Runner | None = getattr(self._loops, "runner", None)
+        if runner is None:
+            runner = self._loops.runner = asyncio.Runner()
+        return runner.run(self._await(call))
+
+    async def _await(self, call: Call) -> Any:
+        timeout = call.timeout
+        work = call.task.function(*call.envelope.args, **call.envelope.kwargs)
+        if timeout is None:
+            return await work
+        try:
+            async with asyncio.timeout(timeout) as limit:
+                return await work
+        except TimeoutError:
+            if limit.expired():
+                raise TimeoutError(f"the task ran longer than its timeout of {timeout:g} s") from None
+            raise
+
+    # --- after ---
+
+    def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
+        if self._events.wants(JobDone):
+            self._events.emit(JobDone(job=call.job, seconds=seconds))
+        if call.task.on_success is not None:
+            _isolated(call, call.task.on_success, result)
+        return Ack(call.job.lease)
+
+    def _failed(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
+        try:
+            return self._judge(call, exc, seconds)
+        except Exception:  # noqa: BLE001 - a backoff function of the user's failed: the job must not go down with it
+            _log.exception("the retry policy of task %s failed; its job is released with the default", call.task.name)
+            return Release(call.job.lease, DEFAULT(call.job.attempt), reason=describe(exc))
+
+    def _judge(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
+        lease = call.job.lease
+        reason = describe(exc)
+        if isinstance(exc, ReleaseJob):
+            reason = exc.reason or reason
+            return self._announce(call.job, call.policy.after_failure(lease, reason, exc.delay), reason, call.task, exc)
+        if self._events.wants(JobFailed):
+            self._events.emit(JobFailed(job=call.job, seconds=seconds, error=exc))
+        if isinstance(exc, BuryJob):
+            return self._announce(call.job, Bury(lease, check_reason(exc.reason)), exc.reason, call.task, exc)
+        return self._announce(call.job, call.policy.after_failure(lease, reason), reason, call.task, exc)
+
+    def _bury(self, job: JobContext, reason: str, task: Task[Any, Any] | None = None) -> Verdict:
+        return self._announce(job, Bury(job.lease, check_reason(reason)), reason, task)
+
+    def _announce(
+        self,
+        job: JobContext,
+        verdict: Release | Bury,
+        reason: str,
+        task: Task[Any, Any] | None = None,
+        error: BaseException | None = None,
+    ) -> Verdict:
+        if isinstance(verdict, Release):
+            self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
+            return verdict
+        self._events.emit(JobBuried(job=job, reason=reason))
+        if task is not None and task.on_failure is not None:
+            _isolated(job, task.on_failure, BuryJob(reason) if error is None else error)
+        return verdict
+
+
+def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
+    """Call a task's own hook; its error is logged and changes nothing."""
+    job = call.job if isinstance(call, Call) else call
+    try:
+        hook(job, what)
+    except Exception:  # noqa: BLE001
+        _log.exception("a hook of task %s failed; the job's fate is not affected", job.task)
