@@ -140,12 +140,14 @@ class Events:
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens: spares building events that nobody hears."""
-        return bool(self._heard.get(kind) or self._find(kind))
+        heard = self._heard.get(kind)
+        return bool(self._find(kind) if heard is None else heard)
 
     def emit(self, event: Event) -> None:
         """Tell all subscribers; their errors are logged."""
         kind = type(event)
-        for subscriber in self._heard.get(kind) or self._find(kind):
+        heard = self._heard.get(kind)
+        for subscriber in self._find(kind) if heard is None else heard:
             try:
                 subscriber(event)
             except Exception:  # noqa: BLE001 - logged, and the job goes on

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.app import App
+    from multiq.backend import Verdict
 
 EXIT_OK = 0
 EXIT_CUT_SHORT = 130
@@ -140,21 +141,21 @@ class Child:
         executor = self._executor
         if not self._is_inline:
             self._tick()
+        finished = executor.take_finished()
         room = self._room()
         if room <= 0:
-            self._wait()
+            self._wait(finished)
             return
         if self._events.wants(WorkerLooping):
             self._events.emit(WorkerLooping(worker=self.name))
-        leases = self._pump.exchange(executor.take_finished(), room, self._patience())
+        leases = self._pump.exchange(finished, room, self._patience())
         self._prefetch.saw_batch(room, len(leases))
         self._taken += len(leases)
         if leases:
             self._hold(True)
             executor.start(leases)
         elif executor.busy == 0:
-            self._hold(False)
-            self._look_up()
+            self._found_nothing()
 
     def _room(self) -> int:
         """How many more jobs to ask for."""
@@ -165,9 +166,8 @@ class Child:
             room = min(room, self._settings.max_jobs - self._taken)
         return room
 
-    def _wait(self) -> None:
+    def _wait(self, finished: list[Verdict]) -> None:
         """No room: settle, and sleep until something changes."""
-        finished = self._executor.take_finished()
         if finished or self._pump.owes:
             self._pump.settle(finished)
         done = self._settings.max_jobs is not None and self._taken >= self._settings.max_jobs
@@ -176,7 +176,7 @@ class Child:
             return
         self._changed.wait(self._patience())
         self._changed.clear()
-        self._look_up()
+        self._check_parent()
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
@@ -184,14 +184,16 @@ class Child:
             return 0.0 if self._settings.stop_when_empty and not self._paused else _IDLE
         return min(_IDLE, self._pump.next_beat_in(), TICK if self._executor.waiting else _IDLE)
 
-    def _look_up(self) -> None:
-        """With nothing to do: is there a reason to end?"""
+    def _found_nothing(self) -> None:
+        """Nothing is due and nothing runs: is that a reason to end?"""
+        self._hold(False)
+        self._check_parent()
+        if self._settings.stop_when_empty and not self._pump.is_down:
+            self.stop("the queues are empty")
+
+    def _check_parent(self) -> None:
         if self._parent is not None and os.getppid() != self._parent:
             self.stop("the supervisor is gone")
-        elif (
-            self._settings.stop_when_empty and self._executor.busy == 0 and not self._paused and not self._pump.is_down
-        ):
-            self.stop("the queues are empty")
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""

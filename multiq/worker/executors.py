@@ -32,24 +32,19 @@ class Executor(ABC):
         self._on_done = on_done
         self._finished: deque[Verdict] = deque()
         self._running: dict[int, tuple[Lease, float]] = {}
+        self._held = 0
+        self._counting = threading.Lock()
 
-    @abstractmethod
     def start(self, leases: Sequence[Lease]) -> None:
         """Run these jobs: inline before returning, elsewhere soon."""
+        self._count(len(leases))
+        self._start(leases)
 
-    @abstractmethod
     def take_back(self) -> list[Lease]:
         """Leases whose jobs have not begun, and now never will here."""
-
-    @property
-    @abstractmethod
-    def waiting(self) -> int:
-        """How many jobs have not begun."""
-
-    @property
-    def busy(self) -> int:
-        """How many jobs run or wait."""
-        return len(self._running) + self.waiting
+        taken = self._take_waiting()
+        self._count(-len(taken))
+        return taken
 
     def take_finished(self) -> list[Verdict]:
         """The verdicts since the last call."""
@@ -57,7 +52,18 @@ class Executor(ABC):
         with contextlib.suppress(IndexError):
             while True:
                 taken.append(self._finished.popleft())
+        self._count(-len(taken))
         return taken
+
+    @property
+    def busy(self) -> int:
+        """How many jobs were handed over, and neither their verdicts nor their leases taken back yet."""
+        return self._held
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
 
     def running(self) -> list[Lease]:
         """The leases of the jobs that run now."""
@@ -71,6 +77,17 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Let go of threads and loops; what still runs is left alone."""
+
+    @abstractmethod
+    def _start(self, leases: Sequence[Lease]) -> None: ...
+
+    @abstractmethod
+    def _take_waiting(self) -> list[Lease]: ...
+
+    def _count(self, change: int) -> None:
+        if change:
+            with self._counting:
+                self._held += change
 
     def _run(self, lease: Lease) -> None:
         key, start = id(lease), time.monotonic()
@@ -88,7 +105,7 @@ class InlineExecutor(Executor):
         super().__init__(runner, prefetch, on_done)
         self._waiting: deque[Lease] = deque()
 
-    def start(self, leases: Sequence[Lease]) -> None:
+    def _start(self, leases: Sequence[Lease]) -> None:
         self._waiting.extend(leases)
         while True:
             try:
@@ -97,7 +114,7 @@ class InlineExecutor(Executor):
                 return
             self._run(lease)
 
-    def take_back(self) -> list[Lease]:
+    def _take_waiting(self) -> list[Lease]:
         taken: list[Lease] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -124,11 +141,11 @@ class ThreadExecutor(Executor):
         for thread in self._threads:
             thread.start()
 
-    def start(self, leases: Sequence[Lease]) -> None:
+    def _start(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self._inbox.put(lease)
 
-    def take_back(self) -> list[Lease]:
+    def _take_waiting(self) -> list[Lease]:
         taken: list[Lease] = []
         with contextlib.suppress(queue.Empty):
             while True:
@@ -166,12 +183,12 @@ class CoroutineExecutor(Executor):
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
-    def start(self, leases: Sequence[Lease]) -> None:
+    def _start(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
             self._running[id(lease)] = (lease, time.monotonic())
         self._loop.call_soon_threadsafe(self._spawn, leases)
 
-    def take_back(self) -> list[Lease]:
+    def _take_waiting(self) -> list[Lease]:
         return []  # every job handed over begins at once
 
     @property

@@ -36,6 +36,7 @@ class Pump:
         self._touch_at: dict[int, tuple[Lease, float]] = {}  # by identity: a job may be leased to us twice in turn
         self._next_touch = float("inf")
         self._tries = 0
+        self._retry_at = 0.0
         self._nudge = threading.Event()
 
     def exchange(self, verdicts: Sequence[Verdict], limit: int, timeout: float) -> list[Lease]:
@@ -60,11 +61,14 @@ class Pump:
             to_settle = self._collect(verdicts)
             if not to_settle:
                 return True
+            if time.monotonic() < self._retry_at:
+                self._unsettled = to_settle
+                return False
             try:
                 lost = self._consumer.settle(to_settle)
             except BackendError as exc:
                 self._unsettled = to_settle
-                self._went_down(exc, 0.0)
+                self._went_down(exc)
                 return False
             self._settled(to_settle, lost)
             return True
@@ -79,8 +83,7 @@ class Pump:
             try:
                 lost = self._consumer.settle([Touch(lease) for lease in due]) if due else []
             except BackendError as exc:
-                self._next_touch = now + _FIRST_PAUSE
-                self._went_down(exc, _FIRST_PAUSE)
+                self._next_touch = now + self._went_down(exc)
                 return
             for lease, error in zip(due, lost, strict=True):
                 if error is None:
@@ -133,13 +136,15 @@ class Pump:
             self._events.emit(BackendUp(worker=self._worker))
 
     def _wait_out(self, failure: BackendError) -> None:
-        """Pause before the next try, longer each time, with jitter so that a fleet does not return as one."""
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._tries)
-        pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
-        self._went_down(failure, pause)
-        self._nudge.wait(pause)
+        """Pause before the next try, but not beyond an interruption."""
+        self._nudge.wait(self._went_down(failure))
         self._nudge.clear()
 
-    def _went_down(self, failure: BackendError, retry_in: float) -> None:
+    def _went_down(self, failure: BackendError) -> float:
+        """Note a failed call. Returns the pause before the next, longer each time, with jitter against stampedes."""
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._tries)
+        pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
         self._tries = min(self._tries + 1, 20)
-        self._events.emit(BackendDown(worker=self._worker, error=failure, retry_in=retry_in))
+        self._retry_at = time.monotonic() + pause
+        self._events.emit(BackendDown(worker=self._worker, error=failure, retry_in=pause))
+        return pause
