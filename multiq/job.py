@@ -15,6 +15,7 @@ from .options import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Iterator
     from types import TracebackType
     from typing import Self
 
@@ -90,7 +91,7 @@ class JobPage(msgspec.Struct, frozen=True):
     jobs: list[JobInfo]
     after: str | None
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[JobInfo]:
         return iter(self.jobs)
 
     def __len__(self) -> int:
