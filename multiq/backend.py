@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import msgspec
 
-from .errors import Unsupported
+from .errors import BackendError, Unsupported
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -308,9 +308,17 @@ class Consumer(ABC):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle these, then reserve: one round trip where the store can do both."""
-        lost = self.settle(verdicts) if verdicts else []
-        return lost, self.reserve(limit, timeout)
+        """Settle these, then reserve: one round trip where the store can do both.
+
+        Raises only if nothing was settled: an outage between the two is met by the next call.
+        """
+        if not verdicts:
+            return [], self.reserve(limit, timeout)
+        lost = self.settle(verdicts)
+        try:
+            return lost, self.reserve(limit, timeout)
+        except BackendError:
+            return lost, []
 
     @abstractmethod
     def interrupt(self) -> None:

@@ -36,7 +36,7 @@ def load_driver(name: str) -> type[Backend]:
             GROUP,
             name,
             on_load_failure_callback=_reraise,
-            warn_on_missing_entrypoint=False,
+            on_missing_entrypoints_callback=_say_nothing,
             conflict_resolver=error_on_conflict,
         )
     except NoMatches as exc:
@@ -66,6 +66,10 @@ def backends_with(power: str) -> list[str]:
         if declared.claim(power):
             found.append(name)
     return found
+
+
+def _say_nothing(_names: object) -> None:
+    """A missing driver is told by the error, not by a warning beside it."""
 
 
 def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:

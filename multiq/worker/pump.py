@@ -142,7 +142,7 @@ class Pump:
 
     def _went_down(self, failure: BackendError) -> float:
         """Note a failed call. Returns the pause before the next, longer each time, with jitter against stampedes."""
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self._tries)
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._tries)
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
         self._tries = min(self._tries + 1, 20)
         self._retry_at = time.monotonic() + pause

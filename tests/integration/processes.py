@@ -1,0 +1,82 @@
+"""Worker processes for tests: started, waited for, signalled, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+HERE = Path(__file__).parent
+
+
+class WorkerProcess:
+    """``python -c`` that runs a ``Worker`` of ``worker_app``, its log in a file."""
+
+    def __init__(self, folder: Path, url: str, arguments: str = "") -> None:
+        self.diary = folder / "diary"
+        self._log = folder / f"worker-{time.monotonic_ns()}.log"
+        code = (
+            "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+            f"sys.exit(multiq.Worker(worker_app.app, {arguments}).run())"
+        )
+        environment = {**os.environ, "MULTIQ_URL": url, "WORKER_TEST_DIARY": str(self.diary), "PYTHONPATH": str(HERE)}
+        with self._log.open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", code],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=folder,
+                start_new_session=True,
+            )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text()
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, timeout: float = 30) -> int:
+        """The exit code; a worker that hangs fails the test with its log."""
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f"the worker did not end within {timeout} s; its log:\n{self.log}") from None
+
+    def kill(self) -> None:
+        """SIGKILL for the whole group: supervisor and children."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def wait_until_working(self) -> None:
+        until(lambda: "working" in self.log, what=lambda: f"the worker works; its log:\n{self.log}")
+
+
+@contextlib.contextmanager
+def worker(folder: Path, url: str, arguments: str = "") -> Iterator[WorkerProcess]:
+    """A worker that is gone when the block ends, however it ends."""
+    process = WorkerProcess(folder, url, arguments)
+    try:
+        yield process
+    finally:
+        process.kill()
+
+
+def until(condition: Callable[[], object], *, timeout: float = 30, what: Callable[[], str] | None = None) -> None:
+    """Wait for a condition; a hang fails the test."""
+    give_up_at = time.monotonic() + timeout
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise AssertionError(f"waited {timeout} s in vain until {what() if what else condition}")
+        time.sleep(0.01)

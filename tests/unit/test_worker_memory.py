@@ -1,0 +1,381 @@
+"""The worker's loop in this process, on memory: what becomes of jobs, what is said of them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import multiq
+from multiq import BuryJob, ReleaseJob, State, current_job, events
+from multiq.backend import Consumer
+from multiq.errors import BackendUnavailable
+from multiq.worker.prefetch import BUDGET, Prefetch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+MODES: list[dict[str, Any]] = [{}, {"threads": 3}, {"concurrency": 5}]
+
+
+@pytest.fixture
+def app() -> multiq.App:
+    return multiq.App("memory://")
+
+
+def drain(app: multiq.App, **options: Any) -> int:
+    """Run a worker until the queues are empty."""
+    return multiq.Worker(app, stop_when_empty=True, **options).run()
+
+
+@contextlib.contextmanager
+def working(app: multiq.App, **options: Any) -> Iterator[multiq.Worker]:
+    """A worker in a thread while the block lasts."""
+    worker = multiq.Worker(app, **options)
+    thread = threading.Thread(target=worker.run)
+    thread.start()
+    try:
+        yield worker
+    finally:
+        worker.stop()
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+def until(condition: Any, timeout: float = 20) -> None:
+    give_up_at = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < give_up_at, "waited in vain"
+        time.sleep(0.005)
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestVerdicts:
+    """What a task does decides what becomes of its job, wherever it runs."""
+
+    def test_a_job_that_returns_is_gone(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        ran: list[int] = []
+        task = app.task(name="append")(ran.append)
+        handle = task.enqueue(5)
+        assert drain(app, **mode) == 0
+        assert ran == [5]
+        assert handle.state() is State.GONE
+
+    def test_a_coroutine_is_awaited(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        ran: list[int] = []
+
+        @app.task
+        async def add(number: int) -> None:
+            await asyncio.sleep(0)
+            ran.append(number)
+
+        add.enqueue(5)
+        drain(app, **mode)
+        assert ran == [5]
+
+    @pytest.mark.parametrize(
+        "error", [ValueError("no"), SystemExit(3), KeyboardInterrupt(), GeneratorExit(), BaseException("bare")]
+    )
+    def test_whatever_a_job_raises_it_is_retried_and_the_worker_lives(
+        self, app: multiq.App, mode: dict[str, Any], error: BaseException
+    ) -> None:
+        @app.task(max_attempts=2, backoff=0)
+        def fail() -> None:
+            raise error
+
+        handle = fail.enqueue()
+        assert drain(app, **mode) == 0
+        info = handle.peek()
+        assert (info.state, info.attempt) == (State.BURIED, 2)
+        assert type(error).__name__ in str(info.reason)
+
+    def test_the_backoff_is_the_delay(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task(backoff=[100, 200])
+        def fail() -> None:
+            raise ValueError("no")
+
+        handle = fail.enqueue()
+        drain(app, **mode)
+        info = handle.peek()
+        assert info.state is State.DELAYED
+        assert 95 < (info.due_in or 0) <= 100
+
+    def test_release_job_says_when_to_try_again(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task
+        def later() -> None:
+            raise ReleaseJob(delay=500, reason="the printer is warm")
+
+        handle = later.enqueue()
+        drain(app, **mode)
+        info = handle.peek()
+        assert (info.state, info.reason) == (State.DELAYED, "the printer is warm")
+        assert (info.due_in or 0) > 490
+
+    def test_bury_job_gives_up_at_once(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task
+        def hopeless() -> None:
+            raise BuryJob("no such customer")
+
+        handle = hopeless.enqueue()
+        drain(app, **mode)
+        assert (handle.peek().state, handle.peek().reason) == (State.BURIED, "no such customer")
+
+    def test_a_body_that_is_no_envelope_is_buried_with_its_bytes(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        bodies = [b"\x00\xff", b"", b"[1,2]", b'{"multiq":99,"task":"x"}', b'{"multiq":1}', b"{" * 5000]
+        handles = [app.queue().enqueue(body) for body in bodies]
+        assert drain(app, **mode) == 0
+        for handle, body in zip(handles, bodies, strict=True):
+            info = handle.peek()
+            assert (info.state, info.body) == (State.BURIED, body)
+            assert info.reason
+
+    def test_an_unknown_task_is_retried_and_in_the_end_buried(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        patient = app.queue().enqueue({"multiq": 1, "task": "nope"})
+        at_once = app.queue().enqueue({"multiq": 1, "task": "nope", "max_attempts": 1})
+        drain(app, **mode)
+        assert patient.peek().state is State.DELAYED
+        assert at_once.peek().state is State.BURIED
+        assert "knows no task 'nope'" in str(at_once.peek().reason)
+
+    def test_arguments_that_do_not_fit_are_buried(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task
+        def one(number: int) -> None:
+            raise AssertionError("never called")
+
+        handle = app.queue().enqueue({"multiq": 1, "task": "one", "args": [1, 2, 3]})
+        drain(app, **mode)
+        assert handle.peek().state is State.BURIED
+        assert "too many positional arguments" in str(handle.peek().reason)
+
+    def test_an_error_whose_text_fails_is_told_all_the_same(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        class Nasty(Exception):
+            def __str__(self) -> str:
+                raise RuntimeError("not even that")
+
+        @app.task(max_attempts=1)
+        def fail() -> None:
+            raise Nasty
+
+        handle = fail.enqueue()
+        drain(app, **mode)
+        assert str(handle.peek().reason).startswith("Nasty")
+
+    def test_a_huge_error_is_cut(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task(max_attempts=1)
+        def fail() -> None:
+            raise ValueError("x" * 10_000_000)
+
+        handle = fail.enqueue()
+        drain(app, **mode)
+        assert len(str(handle.peek().reason)) <= 2000
+
+    def test_a_broken_backoff_function_does_not_lose_the_job(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        def broken(attempt: int) -> float:
+            raise RuntimeError("no idea")
+
+        @app.task(backoff=broken)
+        def fail() -> None:
+            raise ValueError("no")
+
+        handle = fail.enqueue()
+        assert drain(app, **mode) == 0
+        assert handle.peek().state is State.DELAYED
+
+    def test_current_job_tells_where_one_is(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        seen: list[tuple[str, str, int, dict[str, str]]] = []
+
+        @app.task
+        def look() -> None:
+            job = current_job()
+            seen.append((job.id, job.queue, job.attempt, job.headers))
+
+        handle = look.options(queue="here", headers={"trace": "7"}).enqueue()
+        drain(app, queues=["here"], **mode)
+        assert seen == [(handle.id, "here", 1, {"trace": "7"})]
+        with pytest.raises(LookupError, match="no multiq job runs here"):
+            current_job()
+
+    def test_hooks_are_called_and_cannot_hurt(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        calls: list[tuple[str, Any]] = []
+
+        def succeeded(job: multiq.JobContext, result: Any) -> None:
+            calls.append(("success", result))
+            raise RuntimeError("in the hook")
+
+        def failed(job: multiq.JobContext, error: BaseException) -> None:
+            calls.append(("failure", str(error)))
+            raise RuntimeError("in the hook")
+
+        @app.task(max_attempts=2, backoff=0, on_success=succeeded, on_failure=failed)
+        def work(number: int) -> int:
+            if number < 0:
+                raise ValueError("negative")
+            return number * 2
+
+        good, bad = work.enqueue(4), work.enqueue(-1)
+        drain(app, **mode)
+        assert sorted(calls, key=str) == [("failure", "negative"), ("success", 8)]
+        assert (good.state(), bad.state()) == (State.GONE, State.BURIED)
+
+
+class TestEvents:
+    def test_the_story_of_a_job_is_told_in_order(self, app: multiq.App) -> None:
+        @app.task(max_attempts=2, backoff=0)
+        def fail() -> None:
+            raise ValueError("no")
+
+        story: list[str] = []
+        app.on(events.Event)(lambda event: story.append(type(event).__name__))
+        fail.enqueue()
+        drain(app)
+        told = [name for name in story if name != "WorkerLooping"]
+        one = ["JobStarted", "JobFailed"]
+        ends = ["WorkerStopping", "WorkerStopped"]
+        assert told == ["WorkerStarted", *one, "JobRetried", *one, "JobBuried", *ends]
+
+    def test_a_subscriber_that_fails_changes_nothing(self, app: multiq.App) -> None:
+        @app.on(events.JobDone)
+        def broken(event: events.JobDone) -> None:
+            raise RuntimeError("no")
+
+        task = app.task(name="ok")(lambda: None)
+        handle = task.enqueue()
+        assert drain(app) == 0
+        assert handle.state() is State.GONE
+
+    def test_an_overdue_job_is_reported_once(self, app: multiq.App) -> None:
+        seen: list[events.JobOverdue] = []
+        app.on(events.JobOverdue)(seen.append)
+
+        @app.task(timeout=0.1)
+        def sleep() -> None:
+            time.sleep(0.4)
+
+        sleep.enqueue()
+        drain(app)
+        assert [event.timeout for event in seen] == [0.1]
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_coroutine_is_cancelled_at_its_timeout(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        @app.task(max_attempts=1)
+        async def sleep() -> None:
+            await asyncio.sleep(300)
+
+        handle = sleep.options(timeout=0.1).enqueue()
+        drain(app, **mode)
+        assert handle.peek().reason == "TimeoutError: the task ran longer than its timeout of 0.1 s"
+
+
+class TestLeases:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_lease_is_touched_while_its_job_runs(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        starts: list[int] = []
+
+        @app.task(ttr=1)
+        def long() -> None:
+            starts.append(current_job().attempt)
+            time.sleep(2.5)
+
+        long.enqueue()
+        with working(app, **mode), working(app, **mode):
+            until(lambda: starts)
+            until(lambda: app.backend.queues() == [])
+        assert starts == [1]
+
+    def test_a_verdict_that_comes_too_late_is_told(self, app: multiq.App) -> None:
+        lost: list[str] = []
+        app.on(events.JobLost)(lambda event: lost.append(event.job_id))
+
+        @app.task
+        def race() -> None:
+            store = app.backend._store  # type: ignore[attr-defined]
+            with store.changed:  # the lease ends as if its holder had been asleep for long
+                held = store.queue("default", store.clock())
+                held.make_ready(held.jobs[current_job().id], crashed=True)
+
+        handle = race.options(max_crashes=1).enqueue()
+        drain(app)
+        assert lost == [handle.id]
+        assert handle.peek().reason == (
+            "poison: 1 earlier runs ended without a verdict (crash, kill, or lease too short)"
+        )
+
+
+class FlakyConsumer(Consumer):
+    """A consumer for which every third call finds the connection gone."""
+
+    def __init__(self, inner: Consumer) -> None:
+        self._inner = inner
+        self.queues = inner.queues
+        self._calls = 0
+
+    def reserve(self, limit: int, timeout: float) -> list[Any]:
+        self._fail_at_times()
+        return self._inner.reserve(limit, timeout)
+
+    def settle(self, verdicts: Any) -> list[Any]:
+        self._fail_at_times()
+        return self._inner.settle(verdicts)
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self._inner.close()
+
+    def _fail_at_times(self) -> None:
+        self._calls += 1
+        if self._calls % 3 == 1:
+            raise BackendUnavailable("the cable is loose")
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_an_outage_holds_verdicts_up_and_loses_none(
+    app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a backend that is gone at every third call
+    ran: list[int] = []
+    task = app.task(name="append")(ran.append)
+    handles = [task.enqueue(number) for number in range(20)]
+    make = app.backend.consumer
+    monkeypatch.setattr(app.backend, "consumer", lambda queues: FlakyConsumer(make(queues)))
+    told: list[str] = []
+    app.on(events.BackendDown)(lambda event: told.append(str(event.error)))
+    # When a worker works
+    with working(app, **mode):
+        until(lambda: {handle.state() for handle in handles} == {State.GONE}, timeout=60)
+    # Then each job ran once, was settled, and the outage was told
+    assert sorted(ran) == list(range(20))
+    assert "the cable is loose" in told
+
+
+class TestPrefetch:
+    def test_it_grows_while_jobs_are_short_and_batches_full(self) -> None:
+        prefetch = Prefetch(1, 100)
+        for _ in range(20):
+            prefetch.saw_job(0.00001)
+            prefetch.saw_batch(prefetch.size, prefetch.size)
+        assert prefetch.size == 100
+
+    def test_one_long_job_ends_it(self) -> None:
+        prefetch = Prefetch(1, 100)
+        for _ in range(20):
+            prefetch.saw_job(0.00001)
+            prefetch.saw_batch(prefetch.size, prefetch.size)
+        prefetch.saw_job(1.0)
+        prefetch.saw_batch(1, 1)
+        assert prefetch.size == 1
+
+    def test_it_never_holds_more_work_than_its_budget(self) -> None:
+        prefetch = Prefetch(1, 100)
+        for _ in range(100):
+            prefetch.saw_job(0.002)
+            prefetch.saw_batch(prefetch.size, prefetch.size)
+        assert prefetch.size <= BUDGET / 0.002
+
+    def test_every_slot_has_a_job_at_least(self) -> None:
+        assert Prefetch(8, 1).size == 8
