@@ -1,4 +1,4 @@
-"""What ``import multiq`` costs a program that only enqueues: no drivers, no client libraries, no worker, no terminal."""
+"""What ``import multiq`` costs a program that only enqueues: no drivers, no client libraries, no worker."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import multiq
 HEAVY = [
     "multiq.worker", "multiq.cli", "multiq.memory", "multiq.log", "multiq.conformance", "multiq_sqlite",
     "sqlite3", "redis", "greenstalk", "pymysql",
-    "click", "rich", "stevedore", "importlib.metadata", "asyncio", "concurrent.futures", "multiprocessing", "subprocess",
-    "ssl", "hypothesis", "pytest",
+    "click", "rich", "stevedore", "importlib.metadata", "asyncio", "concurrent.futures", "multiprocessing",
+    "subprocess", "ssl", "hypothesis", "pytest",
 ]  # fmt: skip
 
 
