@@ -1,0 +1,65 @@
+"""The leanest loops that a store and its client library allow: what multiq is measured against.
+
+They keep no contract: no fencing, no delays, no counters, one reader. They only do what cannot be left out: write a
+job durably, mark it taken, delete it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+BATCH = 100
+
+
+class SqliteLimit:
+    """Plain ``sqlite3`` in WAL mode with ``synchronous=FULL``, bodies as large as those of a no-op task."""
+
+    def __init__(self, path: Path, body: bytes) -> None:
+        self._body = body
+        self._db = sqlite3.connect(path, isolation_level=None)
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute("CREATE TABLE IF NOT EXISTS jobs (id INTEGER PRIMARY KEY, taken INTEGER DEFAULT 0, body BLOB)")
+        self._db.execute("CREATE INDEX IF NOT EXISTS ready ON jobs (id) WHERE taken = 0")
+
+    def put_one_by_one(self, count: int) -> float:
+        """Rows per second, each in a transaction of its own."""
+        start = time.perf_counter()
+        for _ in range(count):
+            self._db.execute("INSERT INTO jobs (body) VALUES (?)", (self._body,))
+        return count / (time.perf_counter() - start)
+
+    def put_in_batches(self, count: int) -> float:
+        """Rows per second, 100 in a transaction."""
+        start = time.perf_counter()
+        for _ in range(count // BATCH):
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.executemany("INSERT INTO jobs (body) VALUES (?)", [(self._body,)] * BATCH)
+            self._db.execute("COMMIT")
+        return count / (time.perf_counter() - start)
+
+    def take_in_batches(self) -> float:
+        """Rows per second: delete the last 100 and take the next 100 in one transaction, until there are none."""
+        start, count, held = time.perf_counter(), 0, "[]"
+        while True:
+            self._db.execute("BEGIN IMMEDIATE")
+            self._db.execute("DELETE FROM jobs WHERE id IN (SELECT value FROM json_each(?))", (held,))
+            taken = self._db.execute(
+                "UPDATE jobs SET taken = 1 WHERE id IN (SELECT id FROM jobs WHERE taken = 0 ORDER BY id LIMIT ?)"
+                " RETURNING id, body",
+                (BATCH,),
+            ).fetchall()
+            self._db.execute("COMMIT")
+            if not taken:
+                return count / (time.perf_counter() - start)
+            held = json.dumps([row[0] for row in taken])
+            count += len(taken)
+
+    def close(self) -> None:
+        self._db.close()
