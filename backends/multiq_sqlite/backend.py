@@ -1,0 +1,310 @@
+"""SQLite: one file as the queues of all processes on a machine. No server, and no client library but Python's own.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+durable when it       write-ahead log with ``synchronous=FULL``: synced at each commit        one fsync per call
+returns
+atomic verbs          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         others wait their turn
+priority, then age    an index of the ready jobs by (queue, priority, seq)                    O(log n)
+never early           due times in nanoseconds, rounded up, of the machine's one clock        an index entry per move
+one live lease        a random token per reserve, compared and checked against the clock      one read by primary key
+                      on every settle
+waiting               a look every few milliseconds, which takes no lock                      < 1 % of a core, idle
+everybody's order     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
+====================  ======================================================================  =======================
+
+The tables are named ``multiq_...``, so the file may as well be the application's own database.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
+from multiq.capabilities import Capabilities, Gap
+from multiq.clock import SECOND, nanoseconds
+from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.url import Option, choice, seconds
+
+from .callers import CallersTransaction
+from .connection import MAX_BODY, Database
+from .consumer import SqliteConsumer
+from .jobs import (
+    BREATH,
+    READY,
+    RESERVED,
+    SLICE,
+    Row,
+    as_json,
+    due,
+    effective_state,
+    insert,
+    look,
+    look_inside,
+    promote,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from multiq.backend import JobRecord, NewJob
+    from multiq.clock import Clock
+    from multiq.url import BackendUrl
+
+    from .connection import Transaction
+
+_START = (-1, -1)  # before the first place of a listing
+
+
+class SqliteBackend(Backend):
+    """Jobs in an SQLite file: ``sqlite:///jobs.db`` beside the process, ``sqlite:////var/lib/app/jobs.db`` anywhere."""
+
+    declared: ClassVar[Capabilities] = Capabilities(
+        backend="sqlite",
+        delay_resolution=1e-6,
+        max_body=MAX_BODY,
+        client_ids=True,
+        atomic_batches=True,
+        waits_in_server=Gap("cannot today", "SQLite has no server: a waiting consumer looks every few milliseconds"),
+        shared=True,
+        persistent=True,
+        disconnect_ends_lease=Gap("never", "there is no server that could notice a dead process; its lease runs out"),
+        give_back=True,
+        lists_jobs=True,
+        durable_attempts=True,
+        transactional_enqueue=True,
+        reasons=True,
+        stable_ids=True,
+        fenced_late=True,
+    )
+    options: ClassVar[Mapping[str, Option]] = {
+        "synchronous": Option(
+            choice("full", "normal"),
+            "full",
+            "full: a job is on the disk when enqueue returns; normal: faster, a power loss takes the last commits",
+        ),
+        "timeout": Option(seconds(0, 3600), 10.0, "seconds that a call waits while another process has the write lock"),
+    }
+
+    def __init__(
+        self, path: str, *, synchronous: str = "full", timeout: float = 10.0, clock: Clock = time.time_ns
+    ) -> None:
+        self._database = Database(path, synchronous=synchronous, timeout=timeout)
+        self._clock = clock
+
+    @classmethod
+    def from_url(cls, url: BackendUrl) -> SqliteBackend:
+        return cls(_path(url), **url.options)
+
+    @property
+    def path(self) -> str:
+        """The file, as an absolute path."""
+        return self._database.path
+
+    # --- producing ---
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        self._check_sizes(jobs)
+        if connection is not None:
+            callers = CallersTransaction(self._database, connection)
+            callers.enqueue(queue, jobs, self._clock)
+        elif jobs:
+            self._write(lambda transaction: insert(transaction, queue, jobs, self._clock()))
+            self._database.bell.ring()
+        return [job.id for job in jobs]
+
+    # --- consuming ---
+
+    def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
+        return SqliteConsumer(self._database, self._clock, queues)
+
+    # --- looking and managing, from outside ---
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        rows = self._select("peek", {"queue": queue, "id": job_id})
+        if not rows:
+            raise JobNotFound(queue, job_id)
+        return Row(*rows[0]).record(queue, self._clock())
+
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        major, minor = _START if after is None else _place(after)
+        now = self._clock()
+        self._promote_all(queue, now)
+        asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
+        if state is State.READY:
+            found = self._select("jobs_ready", asked)
+        else:
+            found = self._select("jobs_waiting", asked | {"state": STORED_STATES.index(state)})
+        rows = [Row(*row) for row in found]
+        shown = [row.record(queue, now) for row in rows[:limit]]
+        return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
+
+    def delete(self, queue: str, job_id: str) -> None:
+        def delete(transaction: Transaction) -> None:
+            seq, _ = _unreserved(transaction, queue, job_id, self._clock())
+            transaction.execute("delete", {"seq": seq})
+
+        self._write(delete)
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        def reschedule(transaction: Transaction) -> None:
+            now = self._clock()
+            seq, _ = _unreserved(transaction, queue, job_id, now)
+            newest = _newest(transaction) + 1
+            state, due_at = due(delay, now)
+            moved = {"seq": seq, "newest": newest, "state": state, "due_at": due_at, "now": now}
+            transaction.execute("reschedule", moved)
+            transaction.execute("reschedule_body", {"seq": seq, "newest": newest})
+
+        self._write(reschedule)
+        self._database.bell.ring()
+        return job_id
+
+    def kick(self, queue: str, limit: int) -> int:
+        def kick(transaction: Transaction, size: int) -> int:
+            return transaction.execute("kick", {"queue": queue, "limit": size}).rowcount
+
+        kicked = self._in_slices(kick, limit)
+        self._database.bell.ring()
+        return kicked
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        def kick_job(transaction: Transaction) -> None:
+            seq, state = _unreserved(transaction, queue, job_id, self._clock())
+            if state is not State.READY:
+                transaction.execute("kick_job", {"seq": seq})
+
+        self._write(kick_job)
+        self._database.bell.ring()
+
+    def queues(self) -> list[str]:
+        return [name for (name,) in self._select("queues", {"now": self._clock()})]
+
+    def stats(self, queue: str) -> QueueStats:
+        now = self._clock()
+        ((ready, delayed, reserved, buried, paused_until),) = self._select("stats", {"queue": queue, "now": now})
+        left = (paused_until or 0) - now
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            delayed=delayed,
+            reserved=reserved,
+            buried=buried,
+            paused_for=left / SECOND if left > 0 else None,
+        )
+
+    def pause(self, queue: str, seconds: float) -> None:
+        def pause(transaction: Transaction) -> None:
+            transaction.execute("pause", {"queue": queue, "until": self._clock() + nanoseconds(seconds)})
+
+        self._write(pause)
+        self._database.bell.ring()
+
+    def resume(self, queue: str) -> None:
+        def resume(transaction: Transaction) -> None:
+            transaction.execute("resume", {"queue": queue})
+
+        self._write(resume)
+        self._database.bell.ring()
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        self._promote_all(queue, self._clock())
+        newest = self._select("newest", {})[0][0]
+        codes = {STORED_STATES.index(state) for state in states} - {RESERVED}
+        return sum(self._purge(queue, code, newest) for code in sorted(codes))
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- how ---
+
+    def _select(self, verb: str, parameters: Mapping[str, Any]) -> list[Any]:
+        with self._database.borrowed() as connection:
+            return connection.select(verb, parameters)
+
+    def _write(self, work: Callable[[Transaction], None]) -> None:
+        with self._database.borrowed() as connection, connection.writing() as transaction:
+            work(transaction)
+
+    def _in_slices(self, work: Callable[[Transaction, int], int], limit: int | None = None) -> int:
+        """Repeat *work* on a slice of jobs, each in its own transaction, while it finds a whole slice of them."""
+        done = 0
+        with self._database.borrowed() as connection:
+            while limit is None or done < limit:
+                size = SLICE if limit is None else min(SLICE, limit - done)
+                with connection.writing() as transaction:
+                    moved = work(transaction, size)
+                done += moved
+                if moved < size:
+                    break
+                time.sleep(BREATH)
+        return done
+
+    def _promote_all(self, queue: str, now: int) -> None:
+        asked = as_json([queue])
+        with self._database.borrowed() as connection:
+            if not any(look_ahead.has_due(now) for look_ahead in look(connection, asked)):
+                return
+        self._in_slices(lambda transaction, _: promote(transaction, look_inside(transaction, asked)[0], now)[0])
+
+    def _purge(self, queue: str, code: int, newest: int) -> int:
+        def purge(transaction: Transaction, size: int) -> int:
+            doomed = {"queue": queue, "newest": newest, "limit": size}
+            if code == READY:
+                return transaction.execute("purge_ready", doomed).rowcount
+            return transaction.execute("purge_waiting", doomed | {"state": code}).rowcount
+
+        return self._in_slices(purge)
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        with self._database.borrowed() as connection:
+            limit = connection.body_limit()
+        if largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
+
+
+_SURELY_FITS = (
+    1_000_000  # bytes; SQLite can be built with a lower limit than its usual 1 GB, but not with such a low one
+)
+
+
+def _path(url: BackendUrl) -> str:
+    if url.host or url.port or url.username or url.password or "#" in url.text:
+        raise UrlInvalid(
+            f"{str(url)!r} cannot be used: write three slashes and a path, as in sqlite:///jobs.db (in this folder) or "
+            "sqlite:////var/lib/app/jobs.db, with %23 for a '#'"
+        )
+    return url.path.removeprefix("/")
+
+
+def _place(after: str) -> tuple[int, int]:
+    """The place that a page's cursor tells of."""
+    major, _, minor = after.partition(".")
+    with contextlib.suppress(ValueError):
+        place = int(major), int(minor)
+        if max(map(abs, place)) < 2**63:
+            return place
+    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
+
+
+def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:
+    """The seq and the state of a job that nobody runs."""
+    row = transaction.execute("find", {"queue": queue, "id": job_id}).fetchone()
+    if row is None:
+        raise JobNotFound(queue, job_id)
+    seq, code, due_at = row
+    state = effective_state(code, due_at, now)
+    if state is State.RESERVED:
+        raise JobReserved(queue, job_id)
+    return seq, state
+
+
+def _newest(transaction: Transaction) -> int:
+    newest: int = transaction.execute("newest").fetchone()[0]
+    return newest

@@ -1,0 +1,280 @@
+"""The connections to a file: transactions, waiting for the lock, forks, and a file that is replaced.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+no half-done verb     ``BEGIN IMMEDIATE`` ... ``COMMIT``; any exception rolls back            one fsync per commit
+no "database is       the lock is asked for again, a fraction of a millisecond apart at       ``BackendTimeout`` at
+locked"               first, until the URL's timeout                                          the deadline
+safe forks            every connection is closed before a fork and opens again after it       a reopening, about 1 ms
+a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
+deleted or replaced
+====================  ======================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from multiq.errors import BackendTimeout
+
+from . import opening
+from .bell import Bell, bell_of
+from .failures import explain, is_busy, patiently
+from .statements import statement
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
+
+MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
+
+_FORK_PATIENCE = 1.0  # seconds that a fork waits for another thread's call to end
+_MAX_IDLE = 8  # connections kept open for the next caller
+
+
+class Database:
+    """One file: where it is, how it is opened, and the connections to it. Does no I/O before the first call."""
+
+    def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
+        opening.refuse_what_is_no_path(path)
+        self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
+        self.timeout = timeout
+        """Seconds that a call waits for the lock."""
+        self._synchronous = synchronous
+        self._idle: list[Connection] = []  # append and pop are atomic
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._bell: tuple[int, Bell] | None = None
+
+    @property
+    def bell(self) -> Bell:
+        """The one bell of this file in this process."""
+        if self._bell is None or self._bell[0] != os.getpid():
+            self._bell = (os.getpid(), bell_of(os.path.realpath(self.path)))
+        return self._bell[1]
+
+    def open(self, timeout: float) -> sqlite3.Connection:
+        """A new connection of SQLite's. Waits *timeout* seconds for whoever has the file locked."""
+        return opening.open_file(self.path, self._synchronous, timeout)
+
+    def connection(self) -> Connection:
+        """A connection of one's own, opened when it is first used."""
+        connection = Connection(self)
+        with _forks.guard:
+            self._connections.add(connection)
+        return connection
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Connection]:
+        """A connection for a moment: the one that was used last, whose pages are still in its cache."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self.connection()
+        try:
+            yield connection
+        finally:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all connections; each opens again if it is used again."""
+        with _forks.guard:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+
+
+class Transaction:
+    """What a verb sees of a connection inside a transaction."""
+
+    __slots__ = ("_sqlite",)
+
+    def __init__(self, sqlite: sqlite3.Connection) -> None:
+        self._sqlite = sqlite
+
+    def execute(self, verb: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run ``sql/<verb>.sql``."""
+        return self._sqlite.execute(statement(verb), parameters)
+
+    def execute_text(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run a statement that was put together from a file's."""
+        return self._sqlite.execute(text, parameters)
+
+
+class Connection:
+    """A connection that opens when it is used, and again after a fork, an error, or a change of the file.
+
+    Usable by any thread, one at a time. No user code ever runs while it is locked.
+    """
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._sqlite: sqlite3.Connection | None = None
+        self._opened = 0  # times
+        self._file = (0, 0)
+        self._lock = threading.Lock()
+        _forks.watch(self)
+
+    def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
+        """The rows that ``sql/<verb>.sql`` reads, outside a transaction."""
+        text = statement(verb)
+        with self._ready() as sqlite:
+            return patiently(lambda: sqlite.execute(text, parameters).fetchall(), self._database.timeout)
+
+    def data_version(self) -> tuple[int, int]:
+        """Differs from an earlier answer if anybody else committed since. SQLite counts anew when it opens."""
+        with self._ready() as sqlite:
+            (version,) = patiently(lambda: sqlite.execute("PRAGMA data_version").fetchone(), self._database.timeout)
+            return self._opened, version
+
+    def prepare(self, timeout: float) -> bool:
+        """Open, and make sure of the tables. False if somebody has the file locked for *timeout* seconds."""
+        try:
+            with self._ready(timeout):
+                return True
+        except BackendTimeout:
+            return False
+
+    def body_limit(self) -> int:
+        """The largest body in bytes that this build of SQLite takes."""
+        with self._ready() as sqlite:
+            return min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[Transaction]:
+        """A transaction that has the write lock; commits at the end, rolls back on any exception.
+
+        IMMEDIATE: a transaction that begins by reading and writes later is refused at once if others wrote in between.
+        """
+        with self._ready() as sqlite:
+            try:
+                patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout)
+                yield Transaction(sqlite)
+                sqlite.execute("COMMIT")
+            except BaseException:
+                self._roll_back(sqlite)
+                raise
+
+    def close(self) -> None:
+        """Close until it is used again."""
+        with self._lock:
+            self._drop()
+
+    def __del__(self) -> None:
+        if getattr(self, "_sqlite", None) is not None:
+            self._drop()
+
+    @contextlib.contextmanager
+    def _ready(self, timeout: float | None = None) -> Iterator[sqlite3.Connection]:
+        patience = self._database.timeout if timeout is None else timeout
+        with self._lock:
+            try:
+                yield self._open(patience)
+            except sqlite3.Error as exc:
+                if not is_busy(exc):
+                    self._drop()  # whatever it was, the next call starts afresh
+                raise explain(exc, self._database.path, patience) from exc
+
+    def _open(self, timeout: float) -> sqlite3.Connection:
+        if self._sqlite is not None and self._file != _identity(self._database.path):
+            self._drop()  # else we would write where nobody looks any more
+        if self._sqlite is None:
+            self._sqlite = self._database.open(timeout)
+            self._file = _identity(self._database.path)
+            self._opened += 1
+        return self._sqlite
+
+    def _roll_back(self, sqlite: sqlite3.Connection) -> None:
+        try:
+            if sqlite.in_transaction:
+                sqlite.execute("ROLLBACK")
+        except sqlite3.Error:
+            self._drop()  # closing rolls back
+
+    def _drop(self) -> None:
+        sqlite, self._sqlite = self._sqlite, None
+        if sqlite is not None:
+            with contextlib.suppress(sqlite3.Error):
+                sqlite.close()
+
+    # --- forks ---
+
+    def close_for_fork(self) -> bool:
+        """Close and stay locked, so that no child inherits an open file. False if another thread is busy with it."""
+        if not self._lock.acquire(timeout=_FORK_PATIENCE):
+            return False
+        self._drop()
+        return True
+
+    def go_on_in_parent(self) -> None:
+        """Unlock, to be opened by the next call."""
+        self._lock.release()
+
+    def start_over_in_child(self) -> sqlite3.Connection | None:
+        """A fresh lock. Returns what could not be closed before the fork, and must never be closed in the child."""
+        self._lock = threading.Lock()
+        inherited, self._sqlite = self._sqlite, None
+        return inherited
+
+
+class _Forks:
+    """Closes every connection before a fork: SQLite's notes on who holds which lock are per process, and a child
+    that inherits them takes its parent's locks for its own.
+
+    A connection that is busy in another thread for too long stays open. The child keeps it for ever and opens its own:
+    closing it would roll the parent's transaction back in the memory that both share.
+    """
+
+    def __init__(self) -> None:
+        self.guard = threading.Lock()
+        """Held while a set of connections changes or is read."""
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._closed: list[Connection] = []
+        self._inherited: list[sqlite3.Connection] = []
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+
+    def watch(self, connection: Connection) -> None:
+        with self.guard:
+            self._connections.add(connection)
+
+    def _before(self) -> None:
+        self.guard.acquire()
+        self._closed = [connection for connection in self._connections if connection.close_for_fork()]
+        opening.making.acquire()  # last: who holds it waits for no other lock
+
+    def _in_parent(self) -> None:
+        for connection in self._closed:
+            connection.go_on_in_parent()
+        self._release()
+
+    def _in_child(self) -> None:
+        kept = [connection.start_over_in_child() for connection in self._connections]
+        self._inherited += [sqlite for sqlite in kept if sqlite is not None]
+        self._release()
+
+    def _release(self) -> None:
+        self._closed = []
+        opening.making.release()
+        self.guard.release()
+
+
+_forks = _Forks()
+
+
+def _identity(path: str) -> tuple[int, int]:
+    """Which file is there: device and inode."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
+    except OSError:
+        return (0, 0)
+    return (status.st_dev, status.st_ino)

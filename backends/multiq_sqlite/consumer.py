@@ -1,0 +1,244 @@
+"""The consumer: reserves and settles in one transaction, and waits without any.
+
+A waiting consumer looks every few milliseconds whether anybody committed (``PRAGMA data_version``, some
+microseconds that take no lock), and at the queues only then. Producers of its own process ring its bell.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import msgspec
+
+from multiq.backend import Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
+from multiq.clock import SECOND
+from multiq.errors import LeaseLost
+
+from .jobs import BREATH, as_json, clean, due, look, look_inside, promote
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Verdict
+    from multiq.clock import Clock
+
+    from .connection import Database, Transaction
+    from .jobs import Outlook
+
+_FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
+_LONGEST_NAP = 0.008  # other processes' jobs are at most this late, and an idle consumer costs next to nothing
+_NAP_GROWTH = 0.05  # of the time waited so far
+_LOOKS_SHARE = (
+    4  # a nap is at least so many looks long: beside a busy queue of somebody else's, few looks find anything
+)
+_PACK = 500  # jobs read in one go
+
+_Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
+_Signs: TypeAlias = tuple[int, tuple[int, int]]
+
+_decode_jobs = msgspec.json.Decoder(list[_Job]).decode
+_decode_held = msgspec.json.Decoder(list[tuple[int, int]]).decode
+
+
+class SqliteConsumer(Consumer):
+    """Reserves from a file's queues. Its connection opens at the first call."""
+
+    def __init__(self, database: Database, clock: Clock, queues: Sequence[str]) -> None:
+        self.queues = tuple(queues)
+        self._asked = as_json(self.queues)
+        self._database = database
+        self._connection = database.connection()
+        self._clock = clock
+        self._interrupted = False
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self._wait_for_jobs(limit, time.monotonic() + timeout)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        with self._connection.writing() as transaction:
+            answers = _settle(transaction, verdicts, self._clock())
+        self._tell_others(verdicts)
+        return answers
+
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        if not verdicts:
+            return [], self.reserve(limit, timeout)
+        give_up_at = time.monotonic() + timeout
+        answers, leases = self._turn(verdicts, limit)
+        return answers, leases or self._wait_for_jobs(limit, give_up_at)
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._database.bell.ring()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # --- reserving ---
+
+    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
+        """Settle and reserve in one transaction; in several if so much is due that one would hold the lock for long."""
+        answers: list[LeaseLost | None] = []
+        while True:
+            with self._connection.writing() as transaction:
+                now = self._clock()
+                if verdicts:
+                    answers = _settle(transaction, verdicts, now)
+                leases, is_all = self._take(transaction, limit, now)
+            self._tell_others(verdicts)
+            if leases or is_all:
+                return answers, leases
+            verdicts = ()
+            time.sleep(BREATH)
+
+    def _take(self, transaction: Transaction, limit: int, now: int) -> tuple[list[Lease], bool]:
+        """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best."""
+        leases: list[Lease] = []
+        for outlook in look_inside(transaction, self._asked):
+            if len(leases) == limit:
+                break
+            if outlook.has_work(now):
+                promoted, is_all = promote(transaction, outlook, now)
+                if not is_all:
+                    return leases, False
+                if promoted or outlook.has_ready:
+                    leases += _reserve(transaction, outlook.queue, limit - len(leases), now)
+        return leases, True
+
+    def _tell_others(self, verdicts: Sequence[Verdict]) -> None:
+        """Wake who waits in this process if a verdict may have made a job ready or due."""
+        if any(isinstance(verdict, Release | GiveBack) for verdict in verdicts):
+            self._database.bell.ring()
+
+    # --- waiting ---
+
+    def _wait_for_jobs(self, limit: int, give_up_at: float) -> list[Lease]:
+        leases: list[Lease] = []
+        while True:
+            signs = self._signs()  # before looking: what is committed after this wakes us
+            looked_at = time.monotonic()
+            outlooks = look(self._connection, self._asked)
+            now = self._clock()
+            if any(outlook.has_work(now) for outlook in outlooks):
+                _, leases = self._turn((), limit)
+            if leases or self._interrupted or time.monotonic() >= give_up_at:
+                self._interrupted = False
+                return leases
+            shortest_nap = _LOOKS_SHARE * (time.monotonic() - looked_at)
+            self._sleep(signs, _next_change_at(outlooks, now), shortest_nap, give_up_at)
+
+    def _sleep(self, signs: _Signs, change_at: int | None, shortest_nap: float, give_up_at: float) -> None:
+        """Until somebody committed or rang, or time itself has changed something, or it is time to give up."""
+        bell = self._database.bell
+        started = time.monotonic()
+        while not self._interrupted:
+            now = time.monotonic()
+            nap = min(_LONGEST_NAP, _FIRST_NAP + (now - started) * _NAP_GROWTH)
+            nap = min(max(nap, shortest_nap), give_up_at - now)
+            if change_at is not None:
+                nap = min(nap, (change_at - self._clock()) / SECOND)
+            if nap <= 0:
+                return
+            bell.wait(signs[0], nap)
+            if self._signs() != signs:
+                return
+
+    def _signs(self) -> _Signs:
+        """Differs from an earlier answer if anything may have changed since."""
+        return self._database.bell.rings, self._connection.data_version()
+
+
+def _next_change_at(outlooks: Sequence[Outlook], now: int) -> int | None:
+    changes = (outlook.next_change_at(now) for outlook in outlooks)
+    return min((at for at in changes if at is not None), default=None)
+
+
+def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list[Lease]:
+    leases: list[Lease] = []
+    token = secrets.randbits(63)
+    while len(leases) < limit:
+        asked = min(_PACK, limit - len(leases))
+        (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
+        jobs = _decode_jobs(packed)
+        if jobs:
+            seqs = as_json(job[0] for job in jobs)
+            transaction.execute("reserve", {"token": token, "now": now, "seqs": seqs})
+            leases += [_lease(transaction, queue, f"{job[0]}:{token}", now, job) for job in jobs]
+        if len(jobs) < asked:
+            break
+    return leases
+
+
+def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
+    seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
+    return Lease(
+        queue=queue,
+        id=job_id,
+        token=token,
+        body=_large_body(transaction, seq) if body is None else bytes.fromhex(body),
+        priority=priority,
+        ttr=ttr / SECOND,
+        attempt=attempt + 1,
+        crashes=crashes,
+        kicks=kicks,
+        age=(now - enqueued_at) / SECOND,
+    )
+
+
+def _large_body(transaction: Transaction, seq: int) -> bytes:
+    (body,) = transaction.execute("body", {"seq": seq}).fetchone()
+    return bytes(body)
+
+
+# --- settling --------------------------------------------------------------------------------------------
+
+
+def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> list[LeaseLost | None]:
+    fences = [_fence(verdict.lease) for verdict in verdicts]
+    held = _held(transaction, [seq for seq, _ in fences], now)
+    answers: list[LeaseLost | None] = []
+    allowed: list[tuple[int, Verdict]] = []
+    for verdict, (seq, token) in zip(verdicts, fences, strict=True):
+        if held.get(seq) != token:
+            answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
+            continue
+        answers.append(None)
+        allowed.append((seq, verdict))
+        if not isinstance(verdict, Touch):
+            del held[seq]  # one verdict is all that a reservation takes
+    _carry_out(transaction, allowed, now)
+    return answers
+
+
+def _fence(lease: Lease) -> tuple[int, int]:
+    """The job's seq and the reservation's token; what is not one of ours fits no job."""
+    seq, _, token = lease.token.partition(":")
+    try:
+        return int(seq) % 2**63, int(token)
+    except ValueError:
+        return 0, -1
+
+
+def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]:
+    (packed,) = transaction.execute("held", {"seqs": as_json(seqs), "now": now}).fetchone()
+    return dict(_decode_held(packed))
+
+
+def _carry_out(transaction: Transaction, allowed: Sequence[tuple[int, Verdict]], now: int) -> None:
+    # touch first: on one job it cannot come after another verdict, which would have ended the lease
+    for kind, verb in ((Touch, "touch"), (Ack, "ack"), (GiveBack, "give_back")):
+        seqs = [seq for seq, verdict in allowed if isinstance(verdict, kind)]
+        if seqs:
+            parameters: dict[str, Any] = {"seqs": as_json(seqs)}
+            transaction.execute(verb, parameters | {"now": now} if kind is Touch else parameters)
+    for seq, verdict in allowed:
+        if isinstance(verdict, Release):
+            state, due_at = due(verdict.delay, now)
+            moved = {"state": state, "due_at": due_at, "priority": verdict.priority}
+            transaction.execute("release", moved | {"seq": seq, "reason": clean(verdict.reason)})
+        elif isinstance(verdict, Bury):
+            transaction.execute("bury", {"seq": seq, "reason": clean(verdict.reason)})

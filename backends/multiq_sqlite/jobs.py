@@ -1,0 +1,187 @@
+"""What the backend and its consumers do alike with jobs in the tables."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.clock import SECOND, nanoseconds
+
+from .statements import qualified
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .connection import Connection, Transaction
+
+READY, DELAYED, RESERVED, BURIED = range(4)  # as the tables name them, in the order of STORED_STATES
+
+SLICE = 1_000  # jobs that one transaction promotes, kicks or purges: some milliseconds of the write lock
+BREATH = 0.0005  # seconds between two slices, in which somebody else may have the lock
+
+_LARGEST_INSERT = 128  # rows
+_INLINE = 2048  # bytes of the largest body that is kept in its job's row
+
+_encode = msgspec.json.encode
+_decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
+
+
+class Outlook(NamedTuple):
+    """What a queue has to offer, now and by the mere passing of time."""
+
+    queue: str
+    paused_until: int
+    has_ready: bool
+    due_at: int | None
+    lease_ends_at: int | None
+
+    def has_work(self, now: int) -> bool:
+        """Whether a job could be reserved."""
+        return self.paused_until <= now and (self.has_ready or self.has_due(now))
+
+    def has_due(self, now: int) -> bool:
+        """Whether time has made a job ready that is not promoted yet."""
+        return any(at <= now for at in self._times())
+
+    def next_change_at(self, now: int) -> int | None:
+        """When a job may become reservable if nobody does anything."""
+        if self.paused_until > now:
+            return self.paused_until
+        return min(self._times(), default=None)
+
+    def _times(self) -> Iterator[int]:
+        return (at for at in (self.due_at, self.lease_ends_at) if at is not None)
+
+
+def as_json(values: Iterable[int] | Iterable[str]) -> str:
+    """A list as one parameter, for ``json_each``."""
+    return _encode(list(values)).decode()
+
+
+def outlooks(packed: str) -> list[Outlook]:
+    """What ``look`` answered."""
+    return [
+        Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at)
+        for queue, paused_until, has_ready, due_at, lease_ends_at in _decode_outlooks(packed)
+    ]
+
+
+def due(delay: float, now: int) -> tuple[int, int]:
+    """The state and the due time of a job that is delayed from now."""
+    return (DELAYED, now + nanoseconds(delay)) if delay > 0 else (READY, 0)
+
+
+def clean(reason: str | None) -> str | None:
+    """A reason that can be stored: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
+    return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
+
+
+# --- enqueue ---------------------------------------------------------------------------------------------
+
+
+def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main") -> None:
+    """Add jobs in their order; one that is there already stays as it is."""
+    start = 0
+    while start < len(jobs):
+        size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))  # few sizes, each prepared once
+        _insert_some(transaction, queue, jobs[start : start + size], now, schema)
+        start += size
+
+
+def is_large(body: bytes) -> bool:
+    """Whether a body is kept apart from its job."""
+    return len(body) > _INLINE
+
+
+def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str) -> None:
+    parameters: list[Any] = [queue, now]
+    for job in jobs:
+        body = None if is_large(job.body) else job.body
+        parameters += (job.id, *due(job.delay, now), job.priority, round(job.ttr * SECOND), body)
+    transaction.execute_text(_insert_text(len(jobs), schema), parameters)
+    for job in jobs:
+        if is_large(job.body):
+            large = {"queue": queue, "id": job.id, "body": job.body}
+            transaction.execute_text(qualified("enqueue_body", schema), large)
+
+
+@functools.lru_cache(maxsize=64)
+def _insert_text(rows: int, schema: str) -> str:
+    head, values, tail = qualified("enqueue", schema).partition("(?1, ?2, ?, ?, ?, ?, ?, ?)")
+    return head + ", ".join([values] * rows) + tail
+
+
+# --- what is due becomes ready ---------------------------------------------------------------------------
+
+
+def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
+    """Make what is due ready, a slice at most. Returns how many, and whether that was all."""
+    promoted = 0
+    for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
+        if at is not None and at <= now:
+            moved = {"queue": outlook.queue, "state": state, "now": now, "limit": SLICE}
+            promoted += transaction.execute("promote", moved).rowcount
+    return promoted, promoted < SLICE
+
+
+def look(connection: Connection, queues: str) -> list[Outlook]:
+    """The outlooks of *queues*, a JSON list, without a transaction."""
+    return outlooks(connection.select("look", {"queues": queues})[0][0])
+
+
+def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
+    """The same inside a transaction."""
+    return outlooks(transaction.execute("look", {"queues": queues}).fetchone()[0])
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A job as ``peek`` and ``jobs`` read it."""
+
+    seq: int
+    id: str
+    state: int
+    priority: int
+    due_at: int
+    ttr: int
+    enqueued_at: int
+    attempt: int
+    crashes: int
+    kicks: int
+    reason: str | None
+    body: bytes
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What a listing is sorted by."""
+        return (self.priority if self.state == READY else self.due_at, self.seq)
+
+    def record(self, queue: str, now: int) -> JobRecord:
+        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        state = effective_state(self.state, self.due_at, now)
+        return JobRecord(
+            queue=queue,
+            id=self.id,
+            state=state,
+            body=self.body,
+            priority=self.priority,
+            ttr=self.ttr / SECOND,
+            attempt=self.attempt,
+            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            kicks=self.kicks,
+            due_in={State.READY: 0.0, State.BURIED: None}.get(state, (self.due_at - now) / SECOND),
+            age=(now - self.enqueued_at) / SECOND,
+            reason=self.reason,
+        )
+
+
+def effective_state(code: int, due_at: int, now: int) -> State:
+    """A job's state, for which a due time in the past is ready."""
+    return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]

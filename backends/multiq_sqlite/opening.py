@@ -1,0 +1,104 @@
+"""Opening the file: what is refused, what is made, and the settings of each connection."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+from multiq.errors import BackendNotInstalled, BackendUnavailable, UrlInvalid
+
+from . import schema
+from .failures import patiently
+
+_STATEMENTS_KEPT = 128  # prepared statements per connection
+_JSON_PROBE = "SELECT value FROM json_each('[1]')"
+
+making = threading.Lock()
+"""Held while a file is made."""
+
+
+def refuse_what_is_no_path(path: str) -> None:
+    """Raises ``UrlInvalid`` for what can be told from the text alone."""
+    if not path or path == ":memory:":
+        raise UrlInvalid(
+            "SQLite's own in-memory databases are private to one connection, so no worker could see the jobs: "
+            "use memory:// (or memory://name), or name a file, as in sqlite:///jobs.db"
+        )
+    if "\0" in path:
+        raise UrlInvalid(f"{path!r} is no file name: it holds a NUL character")
+
+
+def open_file(path: str, synchronous: str, timeout: float) -> sqlite3.Connection:
+    """A connection to the file, made if need be, with all tables in place.
+
+    Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
+    """
+    require_library()
+    _make_file(path)
+    sqlite = sqlite3.connect(
+        path,
+        timeout=0,  # see failures.patiently
+        isolation_level=None,
+        check_same_thread=False,
+        cached_statements=_STATEMENTS_KEPT,
+    )
+    try:
+        _prepare(sqlite, path, synchronous, timeout)
+    except BaseException:
+        sqlite.close()
+        raise
+    return sqlite
+
+
+@functools.cache
+def require_library() -> None:
+    """Raises ``BackendNotInstalled`` if Python's SQLite is too old, or lacks a part that the statements need."""
+    if sqlite3.sqlite_version_info < (3, 35):
+        raise BackendNotInstalled(
+            f"the sqlite backend needs SQLite 3.35 or newer, but this Python brings {sqlite3.sqlite_version}"
+        )
+    with contextlib.closing(sqlite3.connect(":memory:")) as probe:
+        try:
+            probe.execute(_JSON_PROBE)
+        except sqlite3.OperationalError as exc:
+            raise BackendNotInstalled(
+                "the sqlite backend needs SQLite's JSON functions, which this Python's SQLite "
+                f"{sqlite3.sqlite_version} was built without"
+            ) from exc
+
+
+def _make_file(path: str) -> None:
+    """A new file is for its owner alone: SQLite would go by the umask. Its -wal and -shm files get the same mode.
+
+    Under a lock, and only if there is no file yet, because closing a file drops all locks that the process holds on
+    it, those of another thread's connection included.
+    """
+    with making:
+        if Path(path).is_dir():
+            raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
+        if Path(path).exists():
+            return
+        try:
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        except FileExistsError:
+            return
+        except (FileNotFoundError, NotADirectoryError) as exc:
+            folder = Path(path).parent
+            raise UrlInvalid(f"{path} cannot be made: there is no folder {folder} (make it first)") from exc
+        except OSError as exc:
+            raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc
+
+
+def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
+    sqlite.execute(f"PRAGMA synchronous = {synchronous}")
+    (mode,) = patiently(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout)
+    if mode != "wal":
+        raise BackendUnavailable(
+            f"{path} cannot be used: its file system does not support SQLite's write-ahead log "
+            f"(the journal mode stays {mode!r}); put it on a local disk"
+        )
+    patiently(lambda: schema.prepare(sqlite, path), timeout)

@@ -1,0 +1,58 @@
+"""The tables: made in a new file, checked in an old one, brought up from earlier versions."""
+
+from __future__ import annotations
+
+import sqlite3
+
+from multiq.errors import BackendCorrupt
+
+from .statements import qualified, script
+
+VERSION = 2
+
+
+def prepare(sqlite: sqlite3.Connection, path: str) -> None:
+    """Make sure that the tables are those of this version.
+
+    Many processes may come here at once for the same new file: who gets the write lock makes the tables, the others
+    find them. Raises ``BackendCorrupt`` for a newer version, ``sqlite3.Error``.
+    """
+    if version(sqlite, path) == VERSION:
+        return
+    sqlite.execute("BEGIN IMMEDIATE")
+    try:
+        bring_up(sqlite, path)
+        sqlite.execute("COMMIT")
+    except BaseException:
+        if sqlite.in_transaction:
+            sqlite.execute("ROLLBACK")
+        raise
+
+
+def bring_up(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
+    """Make or upgrade the tables inside the transaction that is open."""
+    found = version(sqlite, path)
+    scripts = ["schema"] if found is None else [f"upgrade_{step}" for step in range(found + 1, VERSION + 1)]
+    for name in scripts:
+        for text in script(name):
+            sqlite.execute(text)
+
+
+def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = "main") -> int | None:
+    """The version of the tables, None if there are none. Raises ``BackendCorrupt`` if we cannot work with it."""
+    try:
+        (found,) = sqlite.execute(qualified("version", name)).fetchone()
+    except sqlite3.OperationalError as exc:
+        if "no such table" in str(exc):
+            return None
+        raise
+    if not isinstance(found, int) or found < 1:
+        raise BackendCorrupt(
+            f"{path} has a table multiq_schema that does not say which version its jobs are: {found!r}"
+        )
+    if found > VERSION:
+        raise BackendCorrupt(
+            f"{path} was made by a newer multiq (version {found} of its tables; this one knows {VERSION}): "
+            "upgrade multiq here, or use another file"
+        )
+    return found

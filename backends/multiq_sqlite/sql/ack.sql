@@ -1,0 +1,1 @@
+DELETE FROM multiq_jobs WHERE seq IN (SELECT value FROM json_each(:seqs))

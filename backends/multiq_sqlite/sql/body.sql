@@ -1,0 +1,1 @@
+SELECT body FROM multiq_bodies WHERE seq = :seq

@@ -1,0 +1,5 @@
+-- As if enqueued now: a new age at the end of the line, all counts at zero.
+UPDATE multiq_jobs
+SET seq = :newest, state = :state, due_at = :due_at, enqueued_at = :now,
+    attempt = 0, crashes = 0, kicks = 0, token = NULL, reason = NULL
+WHERE seq = :seq

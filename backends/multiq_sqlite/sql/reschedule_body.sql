@@ -1,0 +1,1 @@
+UPDATE multiq_bodies SET seq = :newest WHERE seq = :seq

@@ -1,0 +1,1 @@
+SELECT max(version) FROM multiq_schema
