@@ -103,6 +103,7 @@ class Child:
         if self._stopping is None:
             self._deadline = time.monotonic() + self._settings.grace
             self._stopping = reason
+            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
         self._nudge()
 
     def abort(self) -> None:
@@ -197,7 +198,6 @@ class Child:
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""
-        self._events.emit(WorkerStopping(worker=self.name, reason=self._stopping or ""))
         self._give_back_waiting()
         while not self._aborted:
             finished = self._executor.take_finished()

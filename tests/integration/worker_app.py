@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 app = multiq.App()
+_SLOW_PATTERN = re.compile(r"(a?){22}a{22}")
 _diary = os.environ.get("WORKER_TEST_DIARY")
 
 
@@ -68,11 +69,11 @@ def suicide(number: int) -> None:
 
 @app.task(ttr=1)
 def hold_the_gil(number: int, seconds: float) -> None:
-    """One call into C that does not return to the interpreter for about so long."""
+    """Calls into C, each of which keeps the interpreter to itself for some tenths of a second."""
     note("start", number)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        re.fullmatch(r"(a?){22}a{22}", "a" * 22)
+        re.fullmatch(_SLOW_PATTERN, "a" * 22)
     note("end", number)
 
 
