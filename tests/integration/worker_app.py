@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 app = multiq.App()
-_SLOW_PATTERN = re.compile(r"(a?){22}a{22}")
+_SLOW_PATTERN = re.compile(r"(a?){20}a{20}")
 _diary = os.environ.get("WORKER_TEST_DIARY")
 
 
@@ -69,11 +69,11 @@ def suicide(number: int) -> None:
 
 @app.task(ttr=1)
 def hold_the_gil(number: int, seconds: float) -> None:
-    """Calls into C, each of which keeps the interpreter to itself for some tenths of a second."""
+    """Calls into C, each of which keeps the interpreter to itself for some hundredths of a second."""
     note("start", number)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        re.fullmatch(_SLOW_PATTERN, "a" * 22)
+        re.fullmatch(_SLOW_PATTERN, "a" * 20)
     note("end", number)
 
 
