@@ -1,0 +1,179 @@
+"""What the examples stand on: a temporary folder, a real worker in a process of its own, and a report at the end."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from .diary import Entry, read_diary
+from .report import Check, Counts, Narrator, Outcome, report, report_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from typing import Self
+
+__all__ = ["BaseStory", "Check", "Counts", "Outcome", "Scene", "run"]
+
+EXIT_INTERRUPTED = 130
+PATIENCE = 30.0  # seconds until something that does not happen counts as failed
+
+
+class BaseStory:
+    """One example, acted out. What it needs to run is there while its ``with`` block lasts."""
+
+    title: ClassVar[str]
+    queue: ClassVar[str]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing was set up."""
+
+    def environment(self) -> dict[str, str]:
+        """Variables for the worker that are known only now."""
+        return {}
+
+    def play(self, scene: Scene) -> Outcome:
+        raise NotImplementedError
+
+
+class Failed(Exception):
+    """The story cannot go on."""
+
+
+class Scene:
+    """What a story sees of the stage."""
+
+    def __init__(self, story: BaseStory, narrator: Narrator, worker: subprocess.Popen[bytes], diary: Path) -> None:
+        self._story = story
+        self._narrator = narrator
+        self._worker = worker
+        self._diary = diary
+
+    def say(self, sentence: str) -> None:
+        """Tell the audience."""
+        self._narrator.say(self._story.title, sentence)
+
+    def until(self, condition: Callable[[], bool], what: str) -> None:
+        """Wait for a condition; ``Failed`` if it does not come true or the worker is gone."""
+        give_up_at = time.monotonic() + PATIENCE
+        while not condition():
+            if self._worker.poll() is not None:
+                raise Failed(f"the worker ended with code {self._worker.returncode} before: {what}")
+            if time.monotonic() > give_up_at:
+                raise Failed(f"waited {PATIENCE:g} s in vain until {what}")
+            time.sleep(0.02)
+
+    def follow(self, jobs: int) -> None:
+        """Wait until so many jobs of the story have come to an end, and show how many have."""
+        from .app import app  # made by the stories, after the environment
+
+        queue = app.queue(self._story.queue)
+
+        def all_ended() -> bool:
+            ended = self.happened("done") + self.happened("buried")
+            self._narrator.progress(self._story.title, ended, jobs)
+            return ended >= jobs and queue.stats().reserved == 0  # the worker settles after it told its diary
+
+        self.until(all_ended, f"{jobs} jobs have come to an end")
+
+    def count(self, *, queued: int, delayed: int, cancelled: int) -> Counts:
+        """What the story did itself, together with what the worker's diary says."""
+        return Counts(
+            queued=queued,
+            delayed=delayed,
+            retried=self.happened("retried"),
+            cancelled=cancelled,
+            worked_off=self.happened("done"),
+            buried=self.happened("buried"),
+        )
+
+    def happened(self, what: str) -> int:
+        """How often the worker's diary says so of this story's jobs: done, retried or buried."""
+        return sum(entry.what == what for entry in self._entries())
+
+    def _entries(self) -> list[Entry]:
+        return read_diary(self._diary, self._story.queue)
+
+
+def run(*names: str) -> int:
+    """Play these examples side by side, with one worker. Returns 0 if all went as it should, else 1."""
+    started_at = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="multiq-demo-") as place, contextlib.ExitStack() as stack:
+        folder = Path(place)
+        _set_environment(folder)
+        stories = [stack.enter_context(_load(name)) for name in names]
+        narrator = stack.enter_context(Narrator([story.title for story in stories]))
+        log = folder / "worker.log"
+        try:
+            outcomes = _play(stories, narrator, folder, log)
+        except Failed as failed:
+            narrator.close()
+            return report_failure(str(failed), log.read_text())
+        except KeyboardInterrupt:
+            return EXIT_INTERRUPTED
+    return report(outcomes, time.monotonic() - started_at)
+
+
+def _set_environment(folder: Path) -> None:
+    """Before the stories are imported: their app and their tasks look at the environment when they are made."""
+    os.environ.update(
+        MULTIQ_URL=f"sqlite:///{folder}/shop.db",
+        SHOP_DATABASE=str(folder / "shop.db"),
+        SHOP_PAYMENT_TIME="3",
+        SHOP_MAIL_FIRST_WAIT="0.6",
+        ALARM_SIREN=str(folder / "siren.jsonl"),
+        EXAMPLES_DIARY=str(folder / "diary.jsonl"),
+    )
+
+
+def _load(name: str) -> BaseStory:
+    try:
+        story: BaseStory = importlib.import_module(f"examples.{name}.story").Story()
+    except ModuleNotFoundError as missing:
+        raise SystemExit(f"the examples need {missing.name}: pip install 'multiq[demo]'") from missing
+    return story
+
+
+def _play(stories: Sequence[BaseStory], narrator: Narrator, folder: Path, log: Path) -> list[Outcome]:
+    """All stories at once, each in a thread, beside the worker. The worker must end well, too."""
+    diary = folder / "diary.jsonl"
+    with _worker(stories, log) as worker, ThreadPoolExecutor() as threads:
+        plays = [threads.submit(story.play, Scene(story, narrator, worker, diary)) for story in stories]
+        outcomes = [play.result() for play in plays]
+        worker.send_signal(signal.SIGTERM)
+        code = worker.wait(PATIENCE)
+    if code != 0:
+        raise Failed(f"the worker ended with code {code} when it was told to stop")
+    return outcomes
+
+
+@contextlib.contextmanager
+def _worker(stories: Sequence[BaseStory], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """``multiq worker``, as anybody would start it; gone when the block ends, however it ends."""
+    command = [
+        str(Path(sysconfig.get_path("scripts")) / "multiq"), "worker", "examples.demo_app:app",
+        "--queues", ",".join(story.queue for story in stories), "--threads", "8",
+    ]  # fmt: skip
+    environment = dict(os.environ)
+    for story in stories:
+        environment.update(story.environment())
+    with log.open("wb") as output:
+        worker = subprocess.Popen(  # noqa: S603 - our own command
+            command, cwd=Path(__file__).parents[1], env=environment, stdout=output, stderr=output
+        )
+    try:
+        yield worker
+    finally:
+        worker.kill()
+        worker.wait()
