@@ -1,0 +1,5 @@
+"""``python -m multiq``."""
+
+from .cli import main
+
+main()

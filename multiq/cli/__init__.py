@@ -1,0 +1,49 @@
+"""The command line, ``multiq``: one module per family of commands, imported when one of its commands is asked for."""
+
+from __future__ import annotations
+
+import click
+
+from multiq import __version__
+
+from .group import LazyGroup
+from .options import connection_option, traceback_option
+
+#: what ``multiq --help`` lists, in its order: section -> command -> module of this package
+SECTIONS = {
+    "Run and feed": {"worker": "work", "enqueue": "produce"},
+    "Look": {"stats": "look", "jobs": "look", "peek": "look", "top": "top"},
+    "Change": {
+        "kick": "manage",
+        "delete": "manage",
+        "reschedule": "manage",
+        "pause": "manage",
+        "resume": "manage",
+        "purge": "manage",
+    },
+    "Prove": {"backends": "prove", "demo": "demo"},
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    package=__name__,
+    sections=SECTIONS,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 1 failed, 2 cannot be asked like this, 3 not found, 4 being run, 5 unsupported, "
+    "6 promise broken, 130 stopped.",
+)
+@click.version_option(__version__, prog_name="multiq")
+@connection_option
+@traceback_option
+def cli() -> None:
+    """Job queues behind one API.
+
+    Without -c, the connection is MULTIQ_URL, then the one in multiq.toml or pyproject.toml, then
+    sqlite:///multiq.db.
+    """
+
+
+def main() -> None:
+    """The entry point of ``multiq``."""
+    cli.main()

@@ -1,0 +1,114 @@
+"""Where commands get their app from: ``shop.tasks:app``, or a bare one on the chosen connection."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from multiq.app import App
+from multiq.errors import JobNotFound, MultiqError, OptionInvalid
+
+from .options import chosen_connection
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+class AppNotFound(MultiqError, ValueError):
+    """``module:attribute`` does not lead to an app."""
+
+
+class JobNowhere(JobNotFound):
+    """No queue has the job. ``queue`` is empty."""
+
+    sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
+
+
+def open_app() -> App:
+    """An app without tasks on the chosen connection. Raises ``SettingsInvalid``."""
+    return App(chosen_connection())
+
+
+def load_app(path: str) -> App:
+    """The app that *path* names, as ``module:attribute``, looked for in the current folder first.
+
+    ``-c`` takes it to another connection. Raises ``AppNotFound``, and what the app itself raises of multiq's errors.
+    """
+    name, colon, attribute = path.partition(":")
+    if not colon or not name or not attribute:
+        raise AppNotFound(f"{path!r} names no app: write module:attribute, like shop.tasks:app")
+    app = _attribute(_module(name), attribute, path)
+    connection = chosen_connection()
+    if connection is not None:
+        app.url = app.settings.resolve(connection)
+    return app
+
+
+def find_queue(app: App, job_id: str, queue: str | None) -> str:
+    """The queue that holds a job: *queue* itself if it is given, else found by asking them all.
+
+    Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
+    """
+    if queue is not None:
+        return queue
+    found = [name for name in app.backend.queues() if _has(app, name, job_id)]
+    if not found:
+        raise JobNowhere("", job_id)
+    if len(found) > 1:
+        raise OptionInvalid(f"queues {', '.join(found)} each have a job {job_id}: say which one with -q QUEUE")
+    return found[0]
+
+
+def _has(app: App, queue: str, job_id: str) -> bool:
+    try:
+        app.backend.peek(queue, job_id)
+    except JobNotFound:
+        return False
+    return True
+
+
+def _module(name: str) -> ModuleType:
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        return importlib.import_module(name)
+    except MultiqError:
+        raise
+    except ModuleNotFoundError as exc:
+        if exc.name is not None and (name == exc.name or name.startswith(f"{exc.name}.")):
+            raise AppNotFound(f"there is no module {exc.name!r} in {folder} or among what is installed") from exc
+        raise AppNotFound(f"module {name!r} cannot be imported: {exc}") from exc
+    except (Exception, SystemExit) as exc:
+        raise AppNotFound(f"module {name!r} cannot be imported: {_describe(exc)}") from exc
+
+
+def _attribute(module: ModuleType, attribute: str, path: str) -> App:
+    value: object = module
+    for part in attribute.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError as exc:
+            raise AppNotFound(f"{path!r}: module {module.__name__!r} has no {attribute!r}{_apps_of(module)}") from exc
+    if not isinstance(value, App):
+        raise AppNotFound(f"{path!r} is of type {type(value).__name__}, not a multiq.App{_apps_of(module)}")
+    return value
+
+
+def _apps_of(module: ModuleType) -> str:
+    names = [name for name, value in vars(module).items() if isinstance(value, App)]
+    return f"; the apps in it: {', '.join(names)}" if names else "; there is no app in it"
+
+
+def _describe(error: BaseException) -> str:
+    """What an import died of, and where in the imported code."""
+    kind = "it called sys.exit" if isinstance(error, SystemExit) else type(error).__name__
+    if isinstance(error, SyntaxError):
+        return f"{kind}: {error.msg} ({error.filename}, line {error.lineno})"
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})" if trace is not None else ""
+    return f"{kind}: {error}{place}"

@@ -1,0 +1,119 @@
+"""Exit codes, and the one place where an error becomes a message and a code. ``docs/cli.md`` has the table."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from typing import TYPE_CHECKING
+
+import click
+
+from multiq import errors
+
+from .text import safe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+OK = 0
+FAILED = 1
+"""It was tried and did not work: the backend is unreachable, full, damaged..."""
+USAGE = 2
+"""It cannot be asked like this: an option, an argument, a URL, the configuration, a missing package."""
+NOT_FOUND = 3
+"""No such job, or no such task in the app."""
+RESERVED = 4
+"""A worker runs the job at this moment."""
+UNSUPPORTED = 5
+"""The backend cannot do this, and says so."""
+BROKEN = 6
+"""``multiq conformance``: a promise is not kept."""
+STOPPED = 130
+"""Stopped by Ctrl-C, by a second signal, or by answering no."""
+
+#: the first class that fits decides
+_CODES: tuple[tuple[type[Exception], int], ...] = (
+    (errors.JobNotFound, NOT_FOUND),
+    (errors.TaskNotFound, NOT_FOUND),
+    (errors.JobReserved, RESERVED),
+    (errors.Unsupported, UNSUPPORTED),
+    (errors.BackendNotInstalled, USAGE),
+    (ValueError, USAGE),  # NameInvalid, OptionInvalid, UrlInvalid, SettingsInvalid, PayloadInvalid...
+    (TypeError, USAGE),  # ArgumentsInvalid
+)
+
+_LINES = 16  # of a message: with the prompt around it, it stays on one screen
+_COLUMNS = 600  # of a line of it
+
+
+def exit_code(error: Exception) -> int:
+    """The exit code that goes with an error."""
+    if isinstance(error, click.ClickException):
+        return USAGE
+    if isinstance(error, click.Abort):
+        return STOPPED
+    if isinstance(error, errors.MultiqError):
+        return next((code for kind, code in _CODES if isinstance(error, kind)), FAILED)
+    return FAILED
+
+
+def report(error: Exception, arguments: Sequence[str]) -> int:
+    """Tell an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
+    flags = list(arguments)[: list(arguments).index("--")] if "--" in arguments else arguments
+    if "--traceback" in flags or os.environ.get("MULTIQ_TRACEBACK", "") not in {"", "0"}:
+        traceback.print_exception(error)
+    if "--json" in flags:
+        document = {"error": {"type": _kind(error), "message": _sentence(error)}}
+        click.echo(json.dumps(document, ensure_ascii=False), err=True)
+    elif isinstance(error, click.Abort):
+        click.echo("stopped", err=True)
+    else:
+        click.secho(f"error: {_fit(_sentence(error))}", fg="red", err=True)
+        hint = _hint(error)
+        if hint:
+            click.echo(hint, err=True)
+    return exit_code(error)
+
+
+def _kind(error: Exception) -> str:
+    """The name of the error's public class: what a script can rely on."""
+    if isinstance(error, click.ClickException):
+        return "UsageError"
+    if isinstance(error, click.Abort):
+        return "Stopped"
+    for kind in type(error).__mro__:
+        name: str = kind.__name__
+        if kind is not errors.MultiqError and getattr(errors, name, None) is kind:
+            return name
+    return type(error).__name__
+
+
+def _sentence(error: Exception) -> str:
+    if isinstance(error, click.ClickException):
+        message = error.format_message()
+        return safe(message[:1].lower() + message[1:].removesuffix("."), keep="\n")
+    if isinstance(error, click.Abort):
+        return "stopped"
+    if isinstance(error, errors.MultiqError):
+        return safe(str(error), keep="\n")
+    return safe(f"this should not happen: {type(error).__name__}: {error}", keep="\n")
+
+
+def _fit(message: str) -> str:
+    """*message*, cut to what fits on one screen."""
+    lines = [line if len(line) <= _COLUMNS else line[: _COLUMNS - 3] + "..." for line in message.splitlines()]
+    if len(lines) > _LINES:
+        lines = [*lines[: _LINES - 1], f"  ... and {len(lines) - _LINES + 1} more lines"]
+    return "\n".join(lines)
+
+
+def _hint(error: Exception) -> str:
+    """Where to read on, under the message."""
+    if isinstance(error, click.UsageError) and error.ctx is not None:
+        return f"see: {error.ctx.command_path} --help"
+    if not isinstance(error, click.ClickException | errors.MultiqError):
+        program = os.path.basename(sys.argv[0]) or "multiq"  # noqa: PTH119 - a name, not a path
+        return f"add --traceback to see where ({program} {' '.join(sys.argv[1:2])} ... --traceback)"
+    return ""

@@ -1,0 +1,63 @@
+"""The group of all commands: imports a command's module when it is needed, and turns errors into exit codes."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn, cast
+
+import click
+
+from .exits import OK, report
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+class LazyGroup(click.Group):
+    """Commands by section, each found as the attribute of its own name in a module of *package*."""
+
+    def __init__(self, *args: Any, package: str, sections: Mapping[str, Mapping[str, str]], **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._package = package
+        self._sections = sections
+        self._modules = {name: module for section in sections.values() for name, module in section.items()}
+
+    def main(  # type: ignore[override]  # click's overloads tell whether it returns: this one never does
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
+    ) -> NoReturn:
+        """Run, and exit with the command's code; an error is told in one message, never as a traceback."""
+        arguments = list(sys.argv[1:] if args is None else args)
+        extra["standalone_mode"] = False
+        try:
+            code = super().main(arguments, prog_name or "multiq", **extra)
+        except Exception as exc:  # noqa: BLE001 - the end of the line: all of them become a message and a code
+            code = report(exc, arguments)
+        sys.exit(code if isinstance(code, int) else OK)
+
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 - click's signature
+        return list(self._modules)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in self._modules:
+            return None
+        module = importlib.import_module(f"{self._package}.{self._modules[cmd_name]}")
+        return cast("click.Command", getattr(module, cmd_name))
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if name not in self._modules and not name.startswith("-"):
+            close = difflib.get_close_matches(name, self._modules, n=1)
+            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        return super().resolve_command(ctx, args)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        room = formatter.width - 6 - max(map(len, self._modules))
+        for title, section in self._sections.items():
+            commands = [(name, self.get_command(ctx, name)) for name in section]
+            rows = [(f"{name:<11}", command.get_short_help_str(room)) for name, command in commands if command]
+            with formatter.section(title):
+                formatter.write_dl(rows)

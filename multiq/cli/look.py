@@ -1,0 +1,264 @@
+"""``multiq stats``, ``jobs`` and ``peek``: looking without touching."""
+
+from __future__ import annotations
+
+import base64
+import sys
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multiq.backend import STORED_STATES, State
+
+from .options import JobId, QueueName, common_options, queue_option
+from .output import new_table, note, print_json, show
+from .text import UNKNOWN, count, duration, safe, shorten, size, summary
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.app import App
+    from multiq.backend import QueueStats
+    from multiq.job import JobInfo
+
+_BODY_LINES = 24  # of a body that peek shows
+_BODY_CHARACTERS = 4000
+COUNTS = ("ready", "delayed", "reserved", "buried")
+_STATES = [state.value for state in STORED_STATES]
+
+
+# --- stats -----------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("queues", nargs=-1, type=QueueName(), metavar="[QUEUE...]")
+@common_options
+def stats(queues: tuple[str, ...], as_json: bool) -> None:
+    """How many jobs are ready, delayed, reserved and buried, queue by queue.
+
+    A job past its due time counts as ready. A question mark stands for what the backend cannot know.
+    """
+    from multiq.url import redact
+
+    from .apps import open_app
+
+    with open_app() as app:
+        place = redact(app.url)
+        found = [app.backend.stats(name) for name in queues or app.backend.queues()]
+    if as_json:
+        print_json({"connection": place, "queues": found})
+    elif found:
+        show(_stats_table(found))
+        note(f"on {safe(place)}")
+    else:
+        click.echo(f"no queue on {safe(place)} holds a job")
+
+
+def _stats_table(found: Sequence[QueueStats]) -> Any:
+    table = new_table()
+    table.add_column("QUEUE", overflow="ellipsis", no_wrap=True)
+    for name in COUNTS:
+        table.add_column(name.upper(), justify="right", no_wrap=True)
+    with_pause = any(stats.paused_for is not None for stats in found)
+    if with_pause:
+        table.add_column("PAUSED FOR", justify="right", no_wrap=True)
+    for stats in found:
+        cells = [safe(stats.queue), *_counts(stats)]
+        table.add_row(*cells, *([_pause(stats)] if with_pause else []))
+    if len(found) > 1:
+        table.add_section()
+        table.add_row("total", *(count(_total(found, name)) for name in COUNTS), style="bold")
+    return table
+
+
+def _counts(stats: QueueStats) -> list[Any]:
+    from rich.text import Text
+
+    buried = Text(count(stats.buried), style="red" if stats.buried else "")
+    return [count(stats.ready), count(stats.delayed), count(stats.reserved), buried]
+
+
+def _pause(stats: QueueStats) -> str:
+    return "" if stats.paused_for is None else duration(stats.paused_for)
+
+
+def _total(found: Sequence[QueueStats], name: str) -> int | None:
+    numbers = [getattr(stats, name) for stats in found]
+    return None if None in numbers else sum(numbers)
+
+
+# --- jobs ------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("queue", type=QueueName())
+@click.argument("state", type=click.Choice(_STATES), required=False, metavar="[STATE]")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Of each state.")
+@click.option("--after", metavar="CURSOR", help="Go on after the page that ended with this cursor.")
+@common_options
+def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
+    """The jobs of a queue: all, or those that are ready, delayed, reserved or buried.
+
+    Ready ones come as they would be reserved, delayed and reserved ones by due time, buried ones as they would be
+    kicked.
+    """
+    from .apps import open_app
+
+    if after is not None and state is None:
+        raise click.UsageError("--after goes on with one state's page: name the state")
+    with open_app() as app:
+        found, cursors = _collect(app, queue, [state] if state else _STATES, limit, after)
+    if as_json:
+        print_json({"queue": queue, "jobs": [job_document(job) for job in found], "after": cursors})
+    elif not found:
+        click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
+    else:
+        show(_jobs_table(found, with_state=state is None))
+        for name, cursor in cursors.items():
+            note(f"there are more: multiq jobs {queue} {name} --after {safe(cursor)}")
+
+
+def _collect(
+    app: App, queue: str, states: Sequence[str], limit: int, after: str | None
+) -> tuple[list[JobInfo], dict[str, str]]:
+    """The jobs of all these states, and the cursors of the states that have more."""
+    found: list[JobInfo] = []
+    cursors: dict[str, str] = {}
+    for state in states:
+        page = app.queue(queue).jobs(state, limit=limit, after=after)
+        found += page.jobs
+        if page.after is not None:
+            cursors[state] = page.after
+    return found, cursors
+
+
+def job_document(job: JobInfo) -> dict[str, Any]:
+    """A job as ``--json`` tells it: ``body`` is its JSON, or ``body_base64`` its bytes if they are not JSON."""
+    value = job.value
+    is_bytes = isinstance(value, bytes)
+    fields = {name: getattr(job, name) for name in job.__struct_fields__ if name != "body"}
+    return {
+        **fields,
+        "task": job.task,
+        "body": None if is_bytes else value,
+        "body_base64": base64.b64encode(job.body).decode() if is_bytes else None,
+        "size": len(job.body),
+    }
+
+
+def _jobs_table(found: Sequence[JobInfo], *, with_state: bool) -> Any:
+    table = new_table()
+    table.add_column("ID", no_wrap=True, overflow="ignore", min_width=max(len(job.id) for job in found))
+    if with_state:
+        table.add_column("STATE", no_wrap=True)
+    table.add_column("PRI", justify="right", no_wrap=True)
+    table.add_column("TRY", justify="right", no_wrap=True)
+    table.add_column("DUE", justify="right", no_wrap=True)
+    table.add_column("JOB", no_wrap=True, overflow="ellipsis")
+    for job in found:
+        table.add_row(
+            safe(job.id),
+            *([job.state.value] if with_state else []),
+            str(job.priority),
+            UNKNOWN if job.attempt is None else str(job.attempt),
+            _due(job),
+            _what(job),
+        )
+    return table
+
+
+def _due(job: JobInfo) -> str:
+    if job.state is State.READY:
+        return "now"
+    if job.state is State.BURIED:
+        return "-"
+    return UNKNOWN if job.due_in is None else duration(job.due_in)
+
+
+def _what(job: JobInfo) -> str:
+    text = summary(job)
+    return f"{text} - {safe(job.reason)}" if job.reason else text
+
+
+# --- peek ------------------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("job_id", type=JobId(), metavar="ID")
+@queue_option
+@click.option("--raw", is_flag=True, help="Print the body alone, byte by byte.")
+@common_options
+def peek(job_id: str, queue: str | None, raw: bool, as_json: bool) -> None:
+    """All that is known of one job."""
+    from .apps import find_queue, open_app
+
+    if raw and as_json:
+        raise click.UsageError("--raw prints bytes, --json prints JSON: choose one")
+    with open_app() as app:
+        job = app.queue(find_queue(app, job_id, queue)).peek(job_id)
+    if raw:
+        sys.stdout.buffer.write(job.body)
+        sys.stdout.buffer.flush()
+    elif as_json:
+        print_json(job_document(job))
+    else:
+        _show_job(job)
+
+
+def _show_job(job: JobInfo) -> None:
+    width = 10
+    for label, value in _facts(job):
+        click.echo(f"{click.style(f'{label:<{width}}', dim=True)}{value}")
+    click.echo()
+    click.echo(_body(job))
+
+
+def _facts(job: JobInfo) -> list[tuple[str, str]]:
+    facts = [("job", safe(job.id)), ("queue", safe(job.queue))]
+    if job.task is not None:
+        facts.append(("task", safe(job.task)))
+    facts += [
+        ("state", _state(job)),
+        ("priority", str(job.priority)),
+        ("attempts", _attempts(job)),
+        ("ttr", duration(job.ttr)),
+        ("age", UNKNOWN if job.age is None else duration(job.age)),
+        ("size", size(len(job.body))),
+    ]
+    if job.reason is not None:
+        facts.append(("reason", safe(job.reason)))
+    return facts
+
+
+def _state(job: JobInfo) -> str:
+    when = UNKNOWN if job.due_in is None else duration(job.due_in)
+    if job.state is State.DELAYED:
+        return f"delayed, due in {when}"
+    if job.state is State.RESERVED:
+        return f"reserved, its lease ends in {when}"
+    return job.state.value
+
+
+def _attempts(job: JobInfo) -> str:
+    text = UNKNOWN if job.attempt is None else str(job.attempt)
+    extras = [
+        f"{UNKNOWN if number is None else number} {word}"
+        for number, word in ((job.crashes, "without a verdict"), (job.kicks, "kicked"))
+        if number != 0
+    ]
+    return f"{text} ({', '.join(extras)})" if extras else text
+
+
+def _body(job: JobInfo) -> str:
+    """The body, indented if it is JSON, cut to a screen."""
+    import msgspec
+
+    value = job.value
+    if isinstance(value, bytes):
+        text = shorten(repr(value[:_BODY_CHARACTERS]), _BODY_CHARACTERS)
+    else:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    lines = safe(text, keep="\n")[:_BODY_CHARACTERS].splitlines()
+    cut = len(lines) > _BODY_LINES or len(text) > _BODY_CHARACTERS
+    shown = "\n".join(lines[:_BODY_LINES])
+    return f"{shown}\n... (--raw prints all of it)" if cut else shown

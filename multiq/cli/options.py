@@ -1,0 +1,182 @@
+"""Options and argument types that several commands share."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import re
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from multiq.names import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    _Type = click.ParamType[Any]
+else:
+    _Type = click.ParamType  # generic in newer versions of click only
+
+F = TypeVar("F", bound="Callable[..., Any]")
+
+_CONNECTION = "multiq.connection"
+_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
+_PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
+_ID_LENGTH = 256
+
+
+def chosen_connection() -> str | None:
+    """What ``-c`` said, before or after the command; None: it was not given."""
+    connection: str | None = click.get_current_context().meta.get(_CONNECTION)
+    return connection
+
+
+# --- types -----------------------------------------------------------------------------------------------
+
+
+class Duration(_Type):
+    """Seconds, or a number with a unit: ``90``, ``1.5``, ``250ms``, ``5m``, ``1h30m``, ``2d``."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value).strip().lower()
+        if _DURATION.fullmatch(text):
+            return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+        try:
+            seconds = float(text)
+        except ValueError:
+            self.fail(f"{_shown(value)} is no duration: write seconds (90, 1.5) or 250ms, 5m, 1h30m, 2d", param, ctx)
+        if not seconds >= 0:  # also refuses NaN
+            self.fail(f"{_shown(value)} is out of range: 0 or more seconds", param, ctx)
+        return seconds
+
+
+class Moment(_Type):
+    """A point in time in ISO 8601, with its zone: ``2027-01-31T09:00Z``, ``2027-01-31T09:00+02:00``."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> dt.datetime:
+        text = str(value).strip()
+        try:
+            moment = dt.datetime.fromisoformat(text)
+        except ValueError:
+            self.fail(f"{_shown(value)} is no ISO 8601 time: write it like 2027-01-31T09:00Z", param, ctx)
+        if moment.utcoffset() is None:
+            self.fail(
+                f"{_shown(value)} has no time zone, so it names no moment: add Z for UTC, or an offset like +02:00",
+                param,
+                ctx,
+            )
+        return moment
+
+
+class QueueName(_Type):
+    """A queue's name. Raises ``NameInvalid`` for what cannot be one."""
+
+    name = "queue"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
+        return check_name(value)
+
+
+class JobId(_Type):
+    """A job's id: whatever the backend gave out, but nothing that could be more than one word to it."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        text = str(value)
+        if not (0 < len(text) <= _ID_LENGTH and text.isascii() and text.isprintable() and " " not in text):
+            self.fail(f"{_shown(value)} is no job's id: ids are one word of ASCII", param, ctx)
+        return text
+
+
+class Json(_Type):
+    """A JSON value of a kind."""
+
+    name = "json"
+
+    def __init__(self, kind: type | tuple[type, ...] = object, example: str = "'{\"a\": 1}'") -> None:
+        self._kind = kind
+        self._example = example
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        try:
+            parsed = json.loads(value, parse_constant=_refuse)
+        except (ValueError, RecursionError) as exc:
+            self.fail(f"{_shown(value)} is not JSON ({exc}): write it like {self._example}", param, ctx)
+        if not isinstance(parsed, self._kind):
+            self.fail(
+                f"{_shown(value)} is JSON, but not what is needed here: write it like {self._example}", param, ctx
+            )
+        return parsed
+
+
+def _refuse(word: str) -> Any:
+    raise ValueError(f"JSON has no {word}")
+
+
+def _shown(value: Any) -> str:
+    text = ascii(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+# --- options ---------------------------------------------------------------------------------------------
+
+
+def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        ctx.meta[_CONNECTION] = value
+
+
+def connection_option(function: F) -> F:
+    """``-c``: a connection's name or a URL, before or after the command; after it wins."""
+    return click.option(
+        "-c",
+        "--connection",
+        metavar="URL|NAME",
+        callback=_keep_connection,
+        expose_value=False,
+        help="A URL, or a configured connection.",
+    )(function)
+
+
+def traceback_option(function: F) -> F:
+    """``--traceback``: read by ``exits.report``, from the command line itself, as parsing may be what fails."""
+    return click.option(
+        "--traceback",
+        is_flag=True,
+        expose_value=False,
+        help="Show an error's traceback, too.",
+    )(function)
+
+
+def json_option(function: F) -> F:
+    """``--json``: one JSON document on standard output."""
+    return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
+
+
+def common_options(function: F) -> F:
+    """What every command that talks to a backend takes."""
+    return connection_option(json_option(traceback_option(function)))
+
+
+def queue_option(function: F) -> F:
+    """``-q`` of the commands on one job."""
+    return click.option(
+        "-q", "--queue", type=QueueName(), metavar="QUEUE", help="The job's queue; without it, all are searched."
+    )(function)
+
+
+def due_options(function: F) -> F:
+    """``--delay`` and ``--at``."""
+    for option in (
+        click.option("--at", type=Moment(), metavar="TIME", help="When it is due: 2027-01-31T09:00+02:00."),
+        click.option("--delay", type=Duration(), metavar="TIME", help="In how long it is due: 90, 5m, 1h30m, 2d."),
+    ):
+        function = option(function)
+    return function

@@ -1,0 +1,108 @@
+"""``multiq worker``: runs an app's jobs."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import click
+
+from .options import connection_option, traceback_option
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.app import App
+
+_log = logging.getLogger("multiq.cli")
+
+
+@click.command()
+@click.argument("app_path", metavar="APP")
+@click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order, strictly.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Processes, under one supervisor.")
+@click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
+@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each.")
+@click.option("--prefetch", type=int, metavar="N", help="Short jobs held beyond those, at most.")
+@click.option("--grace", type=float, metavar="SECONDS", help="For running jobs, after SIGTERM.")
+@click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
+@click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
+@click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    metavar="LEVEL",
+    help="debug, info, warning or error.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
+)
+@connection_option
+@traceback_option
+def worker(
+    *,
+    app_path: str,
+    queues: tuple[str, ...],
+    processes: int | None,
+    threads: int | None,
+    concurrency: int | None,
+    prefetch: int | None,
+    grace: float | None,
+    max_jobs: int | None,
+    once: bool,
+    stop_when_empty: bool,
+    log_level: str | None,
+    log_format: str | None,
+) -> int:
+    """Run the jobs of APP (module:attribute, like shop.tasks:app).
+
+    \b
+      multiq worker shop.tasks:app -q high,default -p 2 -t 4
+
+    What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
+    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes.
+    """
+    from multiq.log import setup_logging
+    from multiq.worker import Worker
+
+    from .apps import load_app
+
+    if once and max_jobs is not None:
+        raise click.UsageError("--once is --max-jobs 1: give one of the two")
+    app = load_app(app_path)
+    if not app.tasks:
+        raise click.UsageError(
+            f"{app_path} has no tasks, so every job would be buried: name the module that defines them"
+        )
+    log = app.settings.log
+    setup_logging(log_level or log.level, log_format or log.format)
+    runner = Worker(
+        app,
+        queues=_names(queues),
+        processes=processes,
+        threads=threads,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        grace=grace,
+        max_jobs=1 if once else max_jobs,
+        stop_when_empty=stop_when_empty,
+    )
+    _announce(app, app_path)
+    with app:
+        return runner.run()
+
+
+def _names(words: Sequence[str]) -> list[str] | None:
+    """Queues, separated by commas or in several options; None: those of the settings."""
+    return [name.strip() for word in words for name in word.split(",")] or None
+
+
+def _announce(app: App, path: str) -> None:
+    from multiq import __version__
+    from multiq.url import redact
+
+    from .text import many, safe
+
+    _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
+    if not app.backend.capabilities.shared:
+        _log.warning("the %s backend lives in this process: no other one can enqueue", app.backend.declared.backend)
