@@ -14,16 +14,17 @@ def new_id() -> str:
 
 
 def new_ids(count: int) -> list[str]:
-    """*count* fresh ids: 48 bits of milliseconds since 1970, then 74 random bits.
+    """*count* fresh ids in ascending order: milliseconds since 1970, a 12-bit counter, 62 random bits.
 
-    One read of the system's randomness serves them all. They sort by time, not within a millisecond; the age of
-    jobs is the server's business.
+    The counter (RFC 9562, section 6.2, method 1) is for the stores: jobs that are enqueued together stand together in
+    an index of ids, so that working them off touches few of its pages. Beyond 4,096 ids it borrows from the next
+    millisecond. One read of the system's randomness serves them all.
     """
-    stamp = f"{time.time_ns() // 1_000_000:012x}"
-    head = f"{stamp[:8]}-{stamp[8:]}-7"
-    noise = os.urandom(10 * count).hex()
+    first = (time.time_ns() // 1_000_000) << 12
+    noise = os.urandom(8 * count).hex()
     ids = []
-    for at in range(0, 20 * count, 20):
-        digits = noise[at : at + 20]
-        ids.append(f"{head}{digits[:3]}-{_VARIANT[digits[3]]}{digits[4:7]}-{digits[7:19]}")
+    for number in range(count):
+        stamp = f"{first + number:015x}"
+        digits = noise[16 * number : 16 * number + 16]
+        ids.append(f"{stamp[:8]}-{stamp[8:12]}-7{stamp[12:]}-{_VARIANT[digits[0]]}{digits[1:4]}-{digits[4:]}")
     return ids
