@@ -244,7 +244,7 @@ class SqliteBackend(Backend):
         return done
 
     def _promote_all(self, queue: str, now: int) -> None:
-        asked = as_json([queue])
+        asked = as_json((queue,))
         with self._database.borrowed() as connection:
             if not any(look_ahead.has_due(now) for look_ahead in look(connection, asked)):
                 return

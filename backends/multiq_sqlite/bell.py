@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 import weakref
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 
 class Bell:
@@ -12,18 +17,28 @@ class Bell:
 
     def __init__(self) -> None:
         self.rings = 0
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
+        self._ears: list[threading.Lock] = []
 
     def ring(self) -> None:
-        with self._changed:
+        with self._guard:
             self.rings += 1
-            self._changed.notify_all()
+            ears, self._ears = self._ears, []
+        for ear in ears:
+            ear.release()
 
-    def wait(self, heard: int, timeout: float) -> None:
-        """Sleep for *timeout* seconds, or until there were more rings than *heard*."""
-        with self._changed:
-            if self.rings == heard:
-                self._changed.wait(timeout)
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[threading.Lock]:
+        """A locked lock, which the next ring unlocks: as a condition, but for one pair of calls however many naps."""
+        ear = threading.Lock()
+        ear.acquire()
+        with self._guard:
+            self._ears.append(ear)
+        try:
+            yield ear
+        finally:
+            with self._guard, contextlib.suppress(ValueError):
+                self._ears.remove(ear)
 
 
 def bell_of(real_path: str) -> Bell:

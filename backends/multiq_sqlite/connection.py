@@ -35,6 +35,7 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
+_DATA_VERSION = "PRAGMA data_version"
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for another thread's call to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
@@ -132,8 +133,12 @@ class Connection:
 
     def data_version(self) -> tuple[int, int]:
         """Differs from an earlier answer if anybody else committed since. SQLite counts anew when it opens."""
+        with self._lock:
+            if self._sqlite is not None:  # the short way: an idle consumer asks a hundred times a second
+                with contextlib.suppress(sqlite3.Error):
+                    return self._opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
         with self._ready() as sqlite:
-            (version,) = patiently(lambda: sqlite.execute("PRAGMA data_version").fetchone(), self._database.timeout)
+            (version,) = patiently(lambda: sqlite.execute(_DATA_VERSION).fetchone(), self._database.timeout)
             return self._opened, version
 
     def prepare(self, timeout: float) -> bool:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from .jobs import Outlook
 
 _FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
-_LONGEST_NAP = 0.008  # other processes' jobs are at most this late, and an idle consumer costs next to nothing
+_LONGEST_NAP = 0.012  # other processes' jobs are at most this late, and an idle consumer costs next to nothing
 _NAP_GROWTH = 0.05  # of the time waited so far
+_LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever the signs say, and with them which file it is
 _LOOKS_SHARE = (
     4  # a nap is at least so many looks long: beside a busy queue of somebody else's, few looks find anything
 )
@@ -52,6 +53,7 @@ class SqliteConsumer(Consumer):
         self._connection = database.connection()
         self._clock = clock
         self._interrupted = False
+        self._idle_since = 0.0
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._wait_for_jobs(limit, time.monotonic() + timeout)
@@ -118,6 +120,7 @@ class SqliteConsumer(Consumer):
 
     def _wait_for_jobs(self, limit: int, give_up_at: float) -> list[Lease]:
         leases: list[Lease] = []
+        self._idle_since = time.monotonic()
         while True:
             signs = self._signs()  # before looking: what is committed after this wakes us
             looked_at = time.monotonic()
@@ -133,19 +136,18 @@ class SqliteConsumer(Consumer):
 
     def _sleep(self, signs: _Signs, change_at: int | None, shortest_nap: float, give_up_at: float) -> None:
         """Until somebody committed or rang, or time itself has changed something, or it is time to give up."""
+        rings, version = signs
         bell = self._database.bell
-        started = time.monotonic()
-        while not self._interrupted:
-            now = time.monotonic()
-            nap = min(_LONGEST_NAP, _FIRST_NAP + (now - started) * _NAP_GROWTH)
-            nap = min(max(nap, shortest_nap), give_up_at - now)
-            if change_at is not None:
-                nap = min(nap, (change_at - self._clock()) / SECOND)
-            if nap <= 0:
-                return
-            bell.wait(signs[0], nap)
-            if self._signs() != signs:
-                return
+        until = min(give_up_at, time.monotonic() + _LONGEST_SLEEP)
+        with bell.listening() as ear:
+            while bell.rings == rings and not self._interrupted:
+                now = time.monotonic()
+                nap = min(_LONGEST_NAP, _FIRST_NAP + (now - self._idle_since) * _NAP_GROWTH)
+                nap = min(max(nap, shortest_nap), until - now)
+                if change_at is not None:
+                    nap = min(nap, (change_at - self._clock()) / SECOND)
+                if nap <= 0 or ear.acquire(timeout=nap) or self._connection.data_version() != version:
+                    return
 
     def _signs(self) -> _Signs:
         """Differs from an earlier answer if anything may have changed since."""
@@ -165,7 +167,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
         (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
         jobs = _decode_jobs(packed)
         if jobs:
-            seqs = as_json(job[0] for job in jobs)
+            seqs = as_json([job[0] for job in jobs])
             transaction.execute("reserve", {"token": token, "now": now, "seqs": seqs})
             leases += [_lease(transaction, queue, f"{job[0]}:{token}", now, job) for job in jobs]
         if len(jobs) < asked:
@@ -201,14 +203,15 @@ def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> 
     fences = [_fence(verdict.lease) for verdict in verdicts]
     held = _held(transaction, [seq for seq, _ in fences], now)
     answers: list[LeaseLost | None] = []
-    allowed: list[tuple[int, Verdict]] = []
+    allowed: dict[type[Verdict], list[tuple[int, Any]]] = {Touch: [], Ack: [], GiveBack: [], Release: [], Bury: []}
     for verdict, (seq, token) in zip(verdicts, fences, strict=True):
+        kind = type(verdict)
         if held.get(seq) != token:
             answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
             continue
         answers.append(None)
-        allowed.append((seq, verdict))
-        if not isinstance(verdict, Touch):
+        allowed[kind].append((seq, verdict))
+        if kind is not Touch:
             del held[seq]  # one verdict is all that a reservation takes
     _carry_out(transaction, allowed, now)
     return answers
@@ -218,7 +221,7 @@ def _fence(lease: Lease) -> tuple[int, int]:
     """The job's seq and the reservation's token; what is not one of ours fits no job."""
     seq, _, token = lease.token.partition(":")
     try:
-        return int(seq) % 2**63, int(token)
+        return int(seq) % 2**63, int(token)  # what the tables can hold
     except ValueError:
         return 0, -1
 
@@ -228,17 +231,15 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
     return dict(_decode_held(packed))
 
 
-def _carry_out(transaction: Transaction, allowed: Sequence[tuple[int, Verdict]], now: int) -> None:
+def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
     # touch first: on one job it cannot come after another verdict, which would have ended the lease
     for kind, verb in ((Touch, "touch"), (Ack, "ack"), (GiveBack, "give_back")):
-        seqs = [seq for seq, verdict in allowed if isinstance(verdict, kind)]
-        if seqs:
-            parameters: dict[str, Any] = {"seqs": as_json(seqs)}
-            transaction.execute(verb, parameters | {"now": now} if kind is Touch else parameters)
-    for seq, verdict in allowed:
-        if isinstance(verdict, Release):
-            state, due_at = due(verdict.delay, now)
-            moved = {"state": state, "due_at": due_at, "priority": verdict.priority}
-            transaction.execute("release", moved | {"seq": seq, "reason": clean(verdict.reason)})
-        elif isinstance(verdict, Bury):
-            transaction.execute("bury", {"seq": seq, "reason": clean(verdict.reason)})
+        if allowed[kind]:
+            parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
+            transaction.execute(verb, parameters)
+    for seq, verdict in allowed[Release]:
+        state, due_at = due(verdict.delay, now)
+        moved = {"state": state, "due_at": due_at, "priority": verdict.priority}
+        transaction.execute("release", moved | {"seq": seq, "reason": clean(verdict.reason)})
+    for seq, verdict in allowed[Bury]:
+        transaction.execute("bury", {"seq": seq, "reason": clean(verdict.reason)})

@@ -13,7 +13,7 @@ from multiq.clock import SECOND, nanoseconds
 from .statements import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from multiq.backend import NewJob
 
@@ -27,7 +27,6 @@ BREATH = 0.0005  # seconds between two slices, in which somebody else may have t
 _LARGEST_INSERT = 128  # rows
 _INLINE = 2048  # bytes of the largest body that is kept in its job's row
 
-_encode = msgspec.json.encode
 _decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
 
 
@@ -58,9 +57,9 @@ class Outlook(NamedTuple):
         return (at for at in (self.due_at, self.lease_ends_at) if at is not None)
 
 
-def as_json(values: Iterable[int] | Iterable[str]) -> str:
+def as_json(values: list[int] | tuple[str, ...]) -> str:
     """A list as one parameter, for ``json_each``."""
-    return _encode(list(values)).decode()
+    return msgspec.json.encode(values).decode()
 
 
 def outlooks(packed: str) -> list[Outlook]:
