@@ -1,0 +1,53 @@
+# Everything sets itself up: a fresh clone and Python 3.11 or newer are enough for each of these.
+#
+#   make demo     three examples, one worker, about ten seconds
+#   make test     the whole suite; one part of it: make test ARGS="tests/unit -k backoff"
+#   make lint     ruff (rules and format) and the import contracts
+#   make types    mypy --strict
+#   make bench    multiq on SQLite beside a plain loop over sqlite3
+#   make clean    remove the environment and all caches
+
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+
+# the first interpreter that runs and is new enough; a version manager's stub may be there and not run
+PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; do \
+	$$name -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$name && break; done)
+
+# the demo needs little; where all of it is there already, nothing is installed again
+DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
+
+.PHONY: demo test lint types bench clean
+
+demo: $(DEMO_STAMP)
+	@$(BIN)/python -m examples.demo
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/lint-imports
+
+types: $(VENV)/.dev
+	$(BIN)/mypy
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/sqlite_beside_limit.py $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# a stamp is the extra's name with a dot; pyproject.toml newer than the stamp: install again
+$(VENV)/.%: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "multiq needs Python 3.11 or newer, and none was found on the PATH." \
+		"Install one, or name it: make PYTHON=/path/to/python3.11" >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "multiq needs Python 3.11 or newer; $(PYTHON) is not." >&2; exit 1; }
+	@echo "setting up $(VENV) with $$($(PYTHON) --version): multiq[$*]"
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+	@touch $@
