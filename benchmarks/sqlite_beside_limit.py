@@ -85,15 +85,17 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> dict[str, float
 
 
 def drain(folder: Path, options: argparse.Namespace) -> dict[str, float]:
-    """One inline worker process, from its first job to its last, against take-and-delete by 100."""
+    """One inline worker process, from its first look to the last job's ack, against take-and-delete by 100."""
 
     def ours(path: Path) -> float:
         _open(path)
         noop.enqueue_many([(number,) for number in range(options.jobs)])
         code = (
             "import time, multiq, bench_app as b;"
-            "w = multiq.Worker(b.app, stop_when_empty=True, processes=1, threads=1);"
-            "t = time.perf_counter(); w.run(); print(time.perf_counter() - t)"
+            "at = []; mark = lambda _: at.append(time.perf_counter());"
+            "b.app.on(multiq.events.WorkerStarted)(mark); b.app.on(multiq.events.WorkerStopping)(mark);"
+            "multiq.Worker(b.app, stop_when_empty=True, processes=1, threads=1).run();"
+            "print(at[1] - at[0])"
         )
         seconds = float(_python(code, path).stdout)
         _expect(len(app.backend.queues()), 0)
@@ -121,7 +123,7 @@ def idle_worker(folder: Path, _options: argparse.Namespace) -> dict[str, float]:
         _send(stamp.enqueue, stamps, 20)  # warm
         count = 300
         _send(stamp.enqueue, stamps, count)
-        late = sorted(int(line) / 1e6 for line in stamps.read_text().split())[20:]
+        late = sorted(int(line) / 1e6 for line in stamps.read_text().split()[20:])
         process = psutil.Process(worker.pid)
         before, watched = sum(process.cpu_times()[:2]), 5.0
         time.sleep(watched)

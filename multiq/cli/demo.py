@@ -16,7 +16,7 @@ import click
 
 from .exits import FAILED, OK
 from .options import json_option, traceback_option
-from .output import new_table, print_json, show
+from .output import Column, print_json, show, table
 from .text import safe
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ class Case(NamedTuple):
     happened: Callable[[list[Run]], str]
 
 
-@click.command()
+@click.command(short_help="Watch it work, for five seconds.")
 @json_option
 @traceback_option
 def demo(as_json: bool) -> int:
@@ -94,7 +94,7 @@ class Stage:
 
     def play(self) -> None:
         """All of it, to the end or the deadline."""
-        self._tell("a SQLite file in a temporary folder, and a worker in a process of its own")
+        self._tell("a SQLite file in a temporary folder, a worker in its own process")
         broken = self._enqueue()
         self._start_worker()
         deadline = time.monotonic() + _DEADLINE
@@ -152,7 +152,7 @@ class Stage:
 
         crash.options(delay=2.5).enqueue("killed")
         self._promise("kill -9", "another worker runs the job", "killed, done", _story("killed"))
-        self._promise("in the end", "nothing is left over", "empty queue, worker ended with 0", self._remains)
+        self._promise("in the end", "nothing is left over", "empty, worker ended with 0", self._remains)
         self._tell("8 jobs enqueued, one of them cancelled, one rescheduled")
         return broken
 
@@ -183,7 +183,7 @@ class Stage:
     def _look_after_worker(self) -> None:
         if self._worker is not None and self._worker.poll() is not None:
             self._deaths += 1
-            self._tell("the worker is dead, as if its machine had lost power; another one starts")
+            self._tell("the worker is dead; another one starts")
             self._start_worker()
 
     def _stop_worker(self) -> None:
@@ -197,7 +197,7 @@ class Stage:
 
     def _remains(self, _runs: list[Run]) -> str:
         code = self._worker.returncode if self._worker is not None else None
-        return f"{'empty queue' if self._is_over() else 'jobs left'}, worker ended with {code}"
+        return f"{'empty' if self._is_over() else 'jobs left'}, worker ended with {code}"
 
     # --- what is seen ---
 
@@ -250,11 +250,10 @@ def _document(case: Case, happened: str) -> dict[str, object]:
 def _show(results: list[tuple[Case, str]]) -> None:
     from rich.text import Text
 
-    table = new_table()
-    for title in ("CASE", "PROMISE", "WHAT HAPPENED", "KEPT"):
-        table.add_column(title, no_wrap=title in {"CASE", "KEPT"})
+    rows: list[list[str | Text]] = []
     for case, happened in results:
         kept = happened == case.expected
         verdict = Text("yes", style="green") if kept else Text("NO", style="bold red")
-        table.add_row(case.title, case.promise, happened if kept else f"{happened}; not: {case.expected}", verdict)
-    show("", table)
+        rows.append([case.title, case.promise, happened if kept else f"{happened}; not: {case.expected}", verdict])
+    columns = [Column("CASE"), Column("PROMISE", folds=True), Column("WHAT HAPPENED", folds=True), Column("KEPT")]
+    show("", table(columns, rows))

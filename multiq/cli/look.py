@@ -11,11 +11,14 @@ import click
 from multiq.backend import STORED_STATES, State
 
 from .options import JobId, QueueName, common_options, queue_option
-from .output import new_table, note, print_json, show
+from .output import Column, note, print_json, show, table
 from .text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from rich.table import Table
+    from rich.text import Text
 
     from multiq.app import App
     from multiq.backend import QueueStats
@@ -30,7 +33,7 @@ _STATES = [state.value for state in STORED_STATES]
 # --- stats -----------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(short_help="Count the jobs of the queues, by state.")
 @click.argument("queues", nargs=-1, type=QueueName(), metavar="[QUEUE...]")
 @common_options
 def stats(queues: tuple[str, ...], as_json: bool) -> None:
@@ -54,24 +57,16 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
         click.echo(f"no queue on {safe(place)} holds a job")
 
 
-def _stats_table(found: Sequence[QueueStats]) -> Any:
-    table = new_table()
-    table.add_column("QUEUE", overflow="ellipsis", no_wrap=True)
-    for name in COUNTS:
-        table.add_column(name.upper(), justify="right", no_wrap=True)
+def _stats_table(found: Sequence[QueueStats]) -> Table:
     with_pause = any(stats.paused_for is not None for stats in found)
-    if with_pause:
-        table.add_column("PAUSED FOR", justify="right", no_wrap=True)
-    for stats in found:
-        cells = [safe(stats.queue), *_counts(stats)]
-        table.add_row(*cells, *([_pause(stats)] if with_pause else []))
-    if len(found) > 1:
-        table.add_section()
-        table.add_row("total", *(count(_total(found, name)) for name in COUNTS), style="bold")
-    return table
+    columns = [Column("QUEUE", gives_way=True), *(Column(name.upper(), right=True) for name in COUNTS)]
+    columns += [Column("PAUSED FOR", right=True)] if with_pause else []
+    rows = [[safe(stats.queue), *_counts(stats), *([_pause(stats)] if with_pause else [])] for stats in found]
+    totals = ["total", *(count(_total(found, name)) for name in COUNTS)]
+    return table(columns, rows, footer=totals if len(found) > 1 else ())
 
 
-def _counts(stats: QueueStats) -> list[Any]:
+def _counts(stats: QueueStats) -> list[str | Text]:
     from rich.text import Text
 
     buried = Text(count(stats.buried), style="red" if stats.buried else "")
@@ -90,7 +85,7 @@ def _total(found: Sequence[QueueStats], name: str) -> int | None:
 # --- jobs ------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(short_help="List a queue's jobs.")
 @click.argument("queue", type=QueueName())
 @click.argument("state", type=click.Choice(_STATES), required=False, metavar="[STATE]")
 @click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Of each state.")
@@ -146,25 +141,22 @@ def job_document(job: JobInfo) -> dict[str, Any]:
     }
 
 
-def _jobs_table(found: Sequence[JobInfo], *, with_state: bool) -> Any:
-    table = new_table()
-    table.add_column("ID", no_wrap=True, overflow="ignore", min_width=max(len(job.id) for job in found))
-    if with_state:
-        table.add_column("STATE", no_wrap=True)
-    table.add_column("PRI", justify="right", no_wrap=True)
-    table.add_column("TRY", justify="right", no_wrap=True)
-    table.add_column("DUE", justify="right", no_wrap=True)
-    table.add_column("JOB", no_wrap=True, overflow="ellipsis")
-    for job in found:
-        table.add_row(
+def _jobs_table(found: Sequence[JobInfo], *, with_state: bool) -> Table:
+    columns = [Column("ID"), *([Column("STATE")] if with_state else [])]
+    columns += [Column("PRI", right=True), Column("TRY", right=True), Column("DUE", right=True)]
+    columns.append(Column("JOB", gives_way=True))
+    rows = [
+        [
             safe(job.id),
             *([job.state.value] if with_state else []),
             str(job.priority),
             UNKNOWN if job.attempt is None else str(job.attempt),
             _due(job),
             _what(job),
-        )
-    return table
+        ]
+        for job in found
+    ]
+    return table(columns, rows)
 
 
 def _due(job: JobInfo) -> str:
@@ -183,7 +175,7 @@ def _what(job: JobInfo) -> str:
 # --- peek ------------------------------------------------------------------------------------------------
 
 
-@click.command()
+@click.command(short_help="Show one job.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @queue_option
 @click.option("--raw", is_flag=True, help="Print the body alone, byte by byte.")

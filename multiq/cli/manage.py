@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _PURGEABLE = (State.READY, State.DELAYED, State.BURIED)
 
 
-@click.command()
+@click.command(short_help="Make buried jobs ready again.")
 @click.argument("queue", type=QueueName(), required=False)
 @click.argument("number", type=click.IntRange(min=1), required=False, metavar="[N]")
 @click.option("--id", "job_id", type=JobId(), metavar="ID", help="Kick this one job; it may be delayed, too.")
@@ -55,7 +55,7 @@ def kick(queue: str | None, number: int | None, job_id: str | None, job_queue: s
     _say(as_json, f"{text}; {count(left)} still buried" if left else text, queue=queue, kicked=kicked, buried=left)
 
 
-@click.command()
+@click.command(short_help="Delete a job that nobody runs.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @queue_option
 @common_options
@@ -69,7 +69,7 @@ def delete(job_id: str, queue: str | None, as_json: bool) -> None:
     _say(as_json, f"deleted job {job_id} of queue {place}", queue=place, id=job_id, deleted=1)
 
 
-@click.command()
+@click.command(short_help="Move a job's due time.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @due_options
 @queue_option
@@ -96,7 +96,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
     _say(as_json, f"job {job_id} of queue {place} is {when}{renamed}", queue=place, id=new_id, due_in=due_in)
 
 
-@click.command()
+@click.command(short_help="Have workers take no more jobs for a while.")
 @click.argument("queue", type=QueueName())
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
@@ -112,7 +112,7 @@ def pause(queue: str, length: float, as_json: bool) -> None:
     _say(as_json, f"queue {queue} is paused for {duration(length)}", queue=queue, paused_for=length)
 
 
-@click.command()
+@click.command(short_help="End a pause.")
 @click.argument("queue", type=QueueName())
 @common_options
 def resume(queue: str, as_json: bool) -> None:
@@ -124,7 +124,7 @@ def resume(queue: str, as_json: bool) -> None:
     _say(as_json, f"queue {queue} is not paused", queue=queue, paused_for=None)
 
 
-@click.command()
+@click.command(short_help="Delete all jobs of a queue, or some states of it.")
 @click.argument("queue", type=QueueName())
 @click.argument("states", nargs=-1, metavar="[STATES]")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -4,16 +4,33 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import Console, RenderableType
     from rich.table import Table
+    from rich.text import Text
 
 _PIPE_WIDTH = 4096  # columns: nothing is cut or wrapped on its way into a file or another program
+
+
+class Column(NamedTuple):
+    """One column of a table."""
+
+    title: str
+    right: bool = False
+    gives_way: bool = False
+    """Cut with an ellipsis when the terminal is narrow."""
+    folds: bool = False
+    """Continued on more lines when the terminal is narrow."""
+    fills: bool = False
+    """Takes all the room that is left, so that the others stand still while their content changes."""
+    style: str = ""
 
 
 def print_json(document: Any, *, indent: int = 2) -> None:
@@ -54,17 +71,43 @@ def show(*renderables: RenderableType) -> None:
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))
 
 
-def new_table(*, title: str | None = None) -> Table:
-    """A table without lines, that fits its content."""
+def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, footer: Sequence[str] = ()) -> Table:
+    """A table without lines. Columns that give way are cut or folded to fit; all others stay as wide as they must."""
     from rich import box
     from rich.table import Table
 
-    return Table(
-        title=title,
-        title_justify="left",
-        title_style="dim",
-        box=box.SIMPLE_HEAD if sys.stdout.isatty() else None,
+    on_terminal = sys.stdout.isatty()
+    grid = Table(
+        box=box.SIMPLE_HEAD if on_terminal else None,
+        padding=(0, 1, 0, 0) if on_terminal else (0, 2, 0, 0),
         pad_edge=False,
         show_edge=False,
         header_style="bold",
     )
+    for index, column in enumerate(columns):
+        cells = [column.title, *(row[index] for row in rows), *footer[index : index + 1]]
+        grid.add_column(
+            column.title,
+            justify="right" if column.right else "left",
+            style=column.style,
+            no_wrap=not (column.folds or column.gives_way),  # rich narrows columns that may wrap, only
+            overflow="fold",
+            min_width=None if column.gives_way or column.folds else max(map(len, cells)),
+            ratio=1 if column.gives_way and column.fills else None,
+        )
+    for row in rows:
+        grid.add_row(
+            *(_one_line(cell) if column.gives_way else cell for column, cell in zip(columns, row, strict=True))
+        )
+    if footer:
+        grid.add_section()
+        grid.add_row(*footer, style="bold")
+    return grid
+
+
+def _one_line(cell: str | Text) -> Text:
+    from rich.text import Text
+
+    text = Text(cell) if isinstance(cell, str) else cell
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from multiq.job import JobHandle
 
 
-@click.command()
+@click.command(short_help="Add a job, and print its id.")
 @click.argument("app_path", metavar="[APP", required=False)
 @click.argument("task_name", metavar="TASK]", required=False)
 @click.option("--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="A list.")

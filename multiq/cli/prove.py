@@ -9,11 +9,13 @@ import click
 from multiq.capabilities import DEFINITIONS, MEASURES, POWERS, Gap
 
 from .options import json_option, traceback_option
-from .output import new_table, print_json, show
+from .output import Column, print_json, show, table
 from .text import safe, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rich.table import Table
 
     from multiq.capabilities import Capabilities, Claim
     from multiq.url import Option
@@ -31,7 +33,7 @@ class Installed(NamedTuple):
     error: str | None
 
 
-@click.command()
+@click.command(short_help="Show what is installed, and what it can do.")
 @click.argument("names", nargs=-1, metavar="[NAME...]")
 @click.option("--markdown", is_flag=True, help="Print the tables of docs/backends.md.")
 @json_option
@@ -126,41 +128,25 @@ def _show_backends(found: Sequence[Installed], *, with_options: bool) -> None:
         show("", _options_table(backend))
 
 
-def _capability_table(usable: Sequence[tuple[Installed, Capabilities]]) -> Any:
+def _capability_table(usable: Sequence[tuple[Installed, Capabilities]]) -> Table:
     from rich.text import Text
 
-    table = new_table()
-    table.add_column("CAPABILITY", no_wrap=True)
-    for backend, _ in usable:
-        table.add_column(safe(backend.name), no_wrap=True)
-    for name in MEASURES:
-        table.add_row(name, *(_measure(name, declared) for _, declared in usable))
-    table.add_section()
+    rows: list[list[str | Text]] = [[name, *(_measure(name, declared) for _, declared in usable)] for name in MEASURES]
     for name in POWERS:
         cells = [Text("yes") if declared.claim(name) else Text("no", style="yellow") for _, declared in usable]
-        table.add_row(name, *cells)
-    return table
+        rows.append([name, *cells])
+    return table([Column("CAPABILITY"), *(Column(safe(backend.name)) for backend, _ in usable)], rows)
 
 
-def _notes_table(notes: Sequence[tuple[str, str]]) -> Any:
-    table = new_table()
-    table.add_column("GAP", no_wrap=True)
-    table.add_column("WHY", overflow="fold")
-    for left, right in notes:
-        table.add_row(safe(left), safe(right))
-    return table
+def _notes_table(notes: Sequence[tuple[str, str]]) -> Table:
+    rows = [[safe(left), safe(right)] for left, right in notes]
+    return table([Column("GAP"), Column("WHY", folds=True)], rows)
 
 
-def _options_table(backend: Installed) -> Any:
-    table = new_table(title=None)
-    table.add_column(f"{safe(backend.name)}://...?OPTION", no_wrap=True)
-    table.add_column("DEFAULT", no_wrap=True)
-    table.add_column("MEANING", overflow="fold")
-    for name, option in backend.options.items():
-        table.add_row(name, _default(option), option.meaning)
-    if not backend.options:
-        table.add_row("(takes none)", "", "")
-    return table
+def _options_table(backend: Installed) -> Table:
+    columns = [Column(f"{safe(backend.name)}://...?OPTION"), Column("DEFAULT"), Column("MEANING", folds=True)]
+    rows = [[name, _default(option), option.meaning] for name, option in backend.options.items()]
+    return table(columns, rows or [["(takes none)", "", ""]])
 
 
 def _measure(name: str, declared: Capabilities) -> str:

@@ -13,13 +13,14 @@ import click
 from multiq.errors import BackendUnavailable
 
 from .options import Duration, common_options
-from .output import console, new_table, print_json, show
+from .output import Column, console, print_json, show, table
 from .text import UNKNOWN, count, duration, many, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from rich.console import RenderableType
+    from rich.table import Table
 
     from multiq.app import App
     from multiq.backend import QueueStats
@@ -37,7 +38,7 @@ class Look(NamedTuple):
     queues: Mapping[str, QueueStats]
 
 
-@click.command()
+@click.command(short_help="Watch the queues.")
 @click.option(
     "-i", "--interval", type=Duration(), default="1", metavar="TIME", help="Between looks; 1 (second) unless given."
 )
@@ -99,19 +100,20 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
     return busy(stats.ready, stats.reserved), busy(stats.delayed), busy(stats.buried), stats.queue
 
 
-def _table(before: Look | None, shown: list[QueueStats]) -> Any:
-    table = new_table()
-    table.add_column("QUEUE", no_wrap=True, overflow="ellipsis", ratio=1)
+def _table(before: Look | None, shown: list[QueueStats]) -> Table:
+    with_change, with_pause = before is not None, any(stats.paused_for is not None for stats in shown)
+    columns = [Column("QUEUE", gives_way=True, fills=with_change)]
     for name in _COUNTS:
-        table.add_column(name.upper(), justify="right", no_wrap=True)
-        if before is not None:
-            table.add_column("+/-", justify="right", no_wrap=True, style="dim", min_width=4)
-    table.add_column("PAUSED", justify="right", no_wrap=True)
+        columns.append(Column(name.upper(), right=True))
+        columns += [Column("+/-", right=True, style="dim")] if with_change else []
+    columns += [Column("PAUSED", right=True)] if with_pause else []
+    rows: list[list[str]] = []
     for stats in shown:
         old = before.queues.get(stats.queue) if before is not None else None
         paused = "" if stats.paused_for is None else duration(stats.paused_for)
-        table.add_row(safe(stats.queue), *_cells(stats, old, with_change=before is not None), paused)
-    return table
+        cells = [safe(stats.queue), *_cells(stats, old, with_change=with_change)]
+        rows.append([*cells, *([paused] if with_pause else [])])
+    return table(columns, rows)
 
 
 def _cells(stats: QueueStats, old: QueueStats | None, *, with_change: bool) -> Iterator[str]:

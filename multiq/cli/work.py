@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.cli")
 
 
-@click.command()
+@click.command(short_help="Run an app's jobs.")
 @click.argument("app_path", metavar="APP")
 @click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order, strictly.")
 @click.option("-p", "--processes", type=int, metavar="N", help="Processes, under one supervisor.")
