@@ -94,7 +94,8 @@ def _make_file(path: str) -> None:
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    sqlite.execute(f"PRAGMA synchronous = {synchronous}")
+    # even this reads the file, which somebody who is just closing it may have locked
+    patiently(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout)
     (mode,) = patiently(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout)
     if mode != "wal":
         raise BackendUnavailable(
