@@ -2,6 +2,8 @@
 
 The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
+
+Unknown variables that begin with MULTIQ_ are let be: Kubernetes makes some (``MULTIQ_PORT``) for services so named.
 """
 
 from __future__ import annotations
@@ -12,10 +14,11 @@ import re
 import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from .errors import NameInvalid, SettingsInvalid
 from .names import check_name
-from .settings import KEYS, LogSettings, Settings, WorkerSettings
+from .settings import KEYS, LogSettings, Settings, WorkerSettings, check_setting, no_connection
 from .url import redact
 
 if TYPE_CHECKING:
@@ -32,32 +35,60 @@ def load_settings(folder: Path | None = None, environment: Mapping[str, str] | N
     """
     env = os.environ if environment is None else environment
     problems: list[str] = []
-    source = find_file(folder or Path.cwd(), env)
+    source = find_file(folder, env)
     table = _read(source, problems) if source is not None else {}
     values, connections = _from_table(table, str(source), env, problems)
     values.update(_from_environment(env, problems))
+    url = values.get("url")
+    if url is not None and "://" not in url and url not in connections:
+        where = "environment: MULTIQ_URL" if env.get("MULTIQ_URL") else f"{source}: url"
+        problems.append(f"{where}: {no_connection(url, connections)}")
     if problems:
         raise SettingsInvalid(problems)
     return _build(values, connections)
 
 
-def find_file(folder: Path, environment: Mapping[str, str]) -> Path | None:
-    """The configuration file that holds in *folder*, or None."""
+def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The configuration file that holds in *folder* (None: the current one), or None."""
     named = environment.get("MULTIQ_CONFIG")
     if named:
         return Path(named)
-    for place in (folder, *folder.parents):
-        if (place / "multiq.toml").is_file():
+    for place in _places(folder):
+        if _is_file(place / "multiq.toml"):
             return place / "multiq.toml"
-        project = place / "pyproject.toml"
-        if project.is_file() and "tool.multiq" in project.read_text("utf-8", "replace"):
-            return project
+        if _configures_multiq(place / "pyproject.toml"):
+            return place / "pyproject.toml"
     return None
+
+
+def _places(folder: Path | None) -> tuple[Path, ...]:
+    """The folder and those above it; none if the current one was deleted under us."""
+    try:
+        place = Path.cwd() if folder is None else folder.absolute()
+    except OSError:
+        return ()
+    return (place, *place.parents)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a folder that may not be looked into holds no settings for us
+        return False
+
+
+def _configures_multiq(project: Path) -> bool:
+    """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. One that is not TOML is left to its owners."""
+    try:
+        text = project.read_text("utf-8", "replace")
+        return "multiq" in text and "multiq" in tomllib.loads(text).get("tool", {})
+    except (OSError, tomllib.TOMLDecodeError, TypeError):
+        return False
 
 
 def _read(source: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        table = tomllib.loads(source.read_text("utf-8"))
+        table: Any = tomllib.loads(source.read_text("utf-8"))
     except OSError as exc:
         problems.append(f"{source}: cannot be read: {exc.strerror}")
         return {}
@@ -66,6 +97,9 @@ def _read(source: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     if source.name == "pyproject.toml":
         table = table.get("tool", {}).get("multiq", {})
+    if not isinstance(table, dict):
+        problems.append(f"{source}: tool.multiq: must be a table: [tool.multiq]")
+        return {}
     return table
 
 
@@ -102,23 +136,30 @@ def _connection(name: str, value: Any, where: str, env: Mapping[str, str], probl
         check_name(name, "connection")
     except NameInvalid as exc:
         problems.append(f"{where}: {exc}")
-    if not isinstance(value, str) or "://" not in value:
+    found = len(problems)
+    url = _expand(value, where, env, problems) if isinstance(value, str) else ""
+    if "://" not in url and len(problems) == found:
         problems.append(f"{where}: must be a URL, like 'redis://localhost'")
-        return ""
-    return _expand(value, where, env, problems)
+    return url
 
 
-def _expand(url: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
-    """``${NAME}`` in a URL stands for the environment's NAME: passwords do not belong in files."""
+def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
+    """``${NAME}`` in a URL stands for the environment's NAME: passwords do not belong in files.
+
+    In the place of a user or password the value is quoted as URLs need it; elsewhere it is put in as it is.
+    """
+    begin = template.find("://") + 3
+    end = min(place for mark in "/?#" if (place := f"{template}{mark}".find(mark, begin)) >= 0)
+    credentials_end = template.rfind("@", begin, end)
 
     def value_of(match: re.Match[str]) -> str:
         value = env.get(match[1])
         if value is None:
-            problems.append(f"{where}: {redact(url)!r} refers to ${{{match[1]}}}, which is not set in the environment")
+            problems.append(f"{where}: {redact(template)!r} refers to ${{{match[1]}}}, which is not set")
             return ""
-        return value
+        return quote(value, safe="") if match.start() < credentials_end else value
 
-    return _REFERENCE.sub(value_of, url)
+    return _REFERENCE.sub(value_of, template)
 
 
 def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
@@ -133,15 +174,14 @@ def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, 
 
 def _check(key: str, value: Any, where: str, problems: list[str]) -> Any:
     try:
-        return KEYS[key].check(value)
+        return check_setting(key, value)
     except ValueError as exc:
-        shown = redact(value) if isinstance(value, str) else repr(value)
-        problems.append(f"{where}: {exc}, not {shown[:60]}")
+        problems.append(f"{where}: {exc}")
         return None
 
 
 def _hint(key: str) -> str:
-    close = difflib.get_close_matches(key, KEYS, n=1)
+    close = difflib.get_close_matches(key, [*KEYS, *_SECTIONS], n=1)
     return f" (did you mean {close[0]}?)" if close else f" (there are: {', '.join(KEYS)}, connections.NAME)"
 
 

@@ -9,63 +9,12 @@ import msgspec
 from .codec import MAX_BODY_DEFAULT
 from .errors import MultiqError, SettingsInvalid
 from .names import check_name
+from .url import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 DEFAULT_URL = "sqlite:///multiq.db"
-
-
-class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How a worker runs, unless its command line or constructor says otherwise."""
-
-    queues: tuple[str, ...] = ("default",)
-    processes: int = 1
-    threads: int = 1
-    concurrency: int = 0
-    """Coroutines at a time; 0: jobs run on threads."""
-    prefetch: int = 100
-    """Jobs held beyond those that run, at most: reached only while jobs are far shorter than a round trip."""
-    grace: float = 25.0
-    """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
-
-
-class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line logs."""
-
-    level: str = "info"
-    format: str = "text"
-
-
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. ``connections`` maps names to URLs."""
-
-    url: str = DEFAULT_URL
-    connections: dict[str, str] = {}
-    max_body: int = MAX_BODY_DEFAULT
-    worker: WorkerSettings = WorkerSettings()
-    log: LogSettings = LogSettings()
-
-    def resolve(self, connection: str | None) -> str:
-        """The URL of a connection: a URL itself, the name of a configured one, or None for the default.
-
-        Raises ``SettingsInvalid`` for a name that is not configured.
-        """
-        if connection is None:
-            return self._follow(self.url, "url")
-        return connection if "://" in connection else self._follow(connection, "connection")
-
-    def _follow(self, text: str, what: str) -> str:
-        if "://" in text:
-            return text
-        if text in self.connections:
-            return self.connections[text]
-        known = ", ".join(sorted(self.connections)) or "none"
-        raise SettingsInvalid(
-            [
-                f"{what} {text!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"
-            ]
-        )
 
 
 class Key(NamedTuple):
@@ -73,6 +22,9 @@ class Key(NamedTuple):
 
     check: Callable[[Any], Any]
     parse: Callable[[str], Any]
+
+
+# --- rules -----------------------------------------------------------------------------------------------
 
 
 def _text(value: Any) -> str:
@@ -141,3 +93,93 @@ KEYS: dict[str, Key] = {
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
 }
+
+
+def check_setting(key: str, value: Any) -> Any:
+    """The value as it is used. Raises ``ValueError`` that names the rule and the value, a password in it masked."""
+    try:
+        return KEYS[key].check(value)
+    except ValueError as exc:
+        shown = redact(value if isinstance(value, str) else repr(value))
+        raise ValueError(f"{exc}, not {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
+
+
+# --- the settings themselves -----------------------------------------------------------------------------
+
+
+class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How a worker runs, unless its command line or constructor says otherwise."""
+
+    queues: tuple[str, ...] = ("default",)
+    processes: int = 1
+    threads: int = 1
+    concurrency: int = 0
+    """Coroutines at a time; 0: jobs run on threads."""
+    prefetch: int = 100
+    """Jobs held beyond those that run, at most: reached only while jobs are far shorter than a round trip."""
+    grace: float = 25.0
+    """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "worker.")
+
+
+class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How the command line logs."""
+
+    level: str = "info"
+    format: str = "text"
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "log.")
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` when a value breaks its rule."""
+
+    url: str = DEFAULT_URL
+    connections: dict[str, str] = {}
+    max_body: int = MAX_BODY_DEFAULT
+    worker: WorkerSettings = WorkerSettings()
+    log: LogSettings = LogSettings()
+
+    def __post_init__(self) -> None:
+        _check_fields(self, "")
+
+    def resolve(self, connection: str | None) -> str:
+        """The URL of a connection: a URL itself, the name of a configured one, or None for the default.
+
+        Raises ``SettingsInvalid`` for a name that is not configured.
+        """
+        if connection is None:
+            return self._follow(self.url, "url")
+        return connection if "://" in connection else self._follow(connection, "connection")
+
+    def _follow(self, text: str, what: str) -> str:
+        if "://" in text:
+            return text
+        if text in self.connections:
+            return self.connections[text]
+        raise SettingsInvalid([f"{what}: {no_connection(text, self.connections)}"])
+
+
+def no_connection(text: str, connections: Iterable[str]) -> str:
+    """What to say of a text that leads to no backend."""
+    known = ", ".join(sorted(connections)) or "none"
+    return (
+        f"{redact(text)!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"
+    )
+
+
+def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
+    """Hold a struct's fields to their rules, and keep what the rules make of them."""
+    problems = []
+    for field in settings.__struct_fields__:
+        key = prefix + field
+        if key in KEYS:
+            try:
+                msgspec.structs.force_setattr(settings, field, check_setting(key, getattr(settings, field)))
+            except ValueError as exc:
+                problems.append(f"{key}: {exc}")
+    if problems:
+        raise SettingsInvalid(problems)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from typing import TYPE_CHECKING, Any, NamedTuple
-from urllib.parse import SplitResult, parse_qsl, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
 
@@ -14,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MASK = "***"
+
+_SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # in the names of options that are masked
+_SHOWN_AT_MOST = 200  # characters of a URL in a message
+_QUOTING = "in a password or an option, write / ? # @ : % as %2F %3F %23 %40 %3A %25"
 
 
 class Option(NamedTuple):
@@ -56,58 +61,117 @@ def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
     parts = split(text)
     try:
         port = parts.port
-    except ValueError as exc:
-        raise UrlInvalid(f"{redact(text)!r} cannot be used: the port must be a number from 0 to 65535") from exc
+    except ValueError:
+        # not chained: the cause quotes what stands where the port should be, and that may be half a password
+        raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}") from None
     return BackendUrl(
         scheme=parts.scheme,
         host=parts.hostname,
         port=port,
-        username=unquote(parts.username) if parts.username is not None else None,
-        password=unquote(parts.password) if parts.password is not None else None,
-        path=unquote(parts.path),
+        username=_unquote(parts.username, text) if parts.username is not None else None,
+        password=_unquote(parts.password, text) if parts.password is not None else None,
+        path=_path(parts.path, text),
         options=_read_options(text, parts.query, options),
         text=text,
     )
 
 
 def split(text: str) -> SplitResult:
-    """``urlsplit``, with a typed error for what has no scheme."""
+    """``urlsplit``, with a typed error for what it would pass over in silence: line ends, a fragment, no scheme."""
+    _check_characters(text)
     try:
         parts = urlsplit(text)
-    except ValueError as exc:
-        raise UrlInvalid(f"{redact(text)!r} is no URL: {exc}") from exc
-    if not parts.scheme or "://" not in text:
-        raise UrlInvalid(f"{redact(text)!r} is no URL: write it like 'sqlite:///jobs.db' or 'redis://localhost'")
+    except ValueError:
+        # not chained: some of its messages quote the user and the password
+        raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}") from None
+    if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
+        raise UrlInvalid(f"{_shown(text)} is no URL: write it like 'sqlite:///jobs.db' or 'redis://localhost'")
+    if "#" in text:
+        raise _invalid(text, "it has a '#': write %23")
     return parts
 
 
 def redact(text: str) -> str:
-    """*text* with the password of a URL, and options that sound like one, masked."""
+    """*text* with the password of a URL, and options that sound like one, masked.
+
+    Also where the URL is malformed: when in doubt, more is masked than need be.
+    """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        return text
+        head, rest = "", text  # no URL, but perhaps meant as one
     place, question_mark, query = rest.partition("?")
-    # the password may hold '/' or '@' unquoted: everything up to the last '@' before the query is credentials
-    credentials, at, address = place.rpartition("@")
-    if at:
+    if "@" in query and ":" in place:  # a '?' in a password, or an '@' in an option: the latter should be %40
+        place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
+    elif "@" in place:
+        # the password may hold '/', '#' or '@' unquoted: everything up to the last '@' is credentials
+        credentials, _, address = place.rpartition("@")
         user, colon, _ = credentials.partition(":")
         place = f"{user}{colon}{MASK if colon else ''}@{address}"
-    if query:
-        query = "&".join(_mask_option(pair) for pair in query.split("&"))
-    return f"{head}://{place}{question_mark}{query}"
+    elif scheme_end:
+        place = _mask_port(place)
+    query = "&".join(map(_mask_option, query.split("&")))
+    return f"{head}{scheme_end}{place}{question_mark}{query}"
+
+
+def _mask_port(place: str) -> str:
+    """``host:secret``: where a port should be and there is none, somebody may have forgotten the host."""
+    end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
+    host, colon, port = place[:end].rpartition(":")
+    if not colon or not port or port.isdigit() or port.endswith("]"):
+        return place
+    return f"{host.partition(':')[0]}:{MASK}{place[end:]}"
 
 
 def _mask_option(pair: str) -> str:
     name, equals, _ = pair.partition("=")
-    secret = any(word in name.lower() for word in ("password", "passwd", "secret", "token"))
-    return f"{name}{equals}{MASK}" if secret and equals else pair
+    return f"{name}{equals}{MASK}" if equals and _is_secret(name) else pair
+
+
+def _is_secret(name: str) -> bool:
+    plain = unquote(name).lower()
+    return any(word in plain for word in _SECRET)
+
+
+def _invalid(text: str, why: str) -> UrlInvalid:
+    return UrlInvalid(f"{_shown(text)} cannot be used: {why}")
+
+
+def _shown(text: str) -> str:
+    masked = redact(text)
+    return repr(masked if len(masked) <= _SHOWN_AT_MOST else masked[: _SHOWN_AT_MOST - 3] + "...")
+
+
+def _check_characters(text: str) -> None:
+    if text != text.strip():
+        raise _invalid(text, "it begins or ends with a space or a line end")
+    if any(unicodedata.category(c) == "Cc" for c in text):
+        raise _invalid(text, "it has a control character, like a tab or a line end")
+    if any(unicodedata.category(c) == "Cs" for c in text):
+        raise _invalid(text, "it is not UTF-8")
+
+
+def _unquote(part: str, text: str) -> str:
+    try:
+        return unquote(part, errors="strict")
+    except UnicodeDecodeError:
+        raise _invalid(text, "what it has in %.. is not UTF-8") from None  # the cause quotes the bytes
+
+
+def _path(quoted: str, text: str) -> str:
+    path = _unquote(quoted, text)
+    if any(unicodedata.category(c) == "Cc" for c in path):
+        raise _invalid(text, "its path has a control character")
+    return path
 
 
 def _read_options(text: str, query: str, options: Mapping[str, Option]) -> dict[str, Any]:
+    if "@" in query:
+        raise _invalid(text, f"there is an '@' after the '?'; {_QUOTING}")
     read = {name: option.default for name, option in options.items()}
     mistakes: list[str] = []
     seen: set[str] = set()
-    for name, value in parse_qsl(query, keep_blank_values=True):
+    for quoted_name, _, quoted_value in (pair.partition("=") for pair in query.split("&") if pair):
+        name, value = (_unquote(part.replace("+", " "), text) for part in (quoted_name, quoted_value))
         if name not in options:
             mistakes.append(_unknown(name, options))
         elif name in seen:
@@ -116,20 +180,25 @@ def _read_options(text: str, query: str, options: Mapping[str, Option]) -> dict[
             try:
                 read[name] = options[name].read(value)
             except ValueError as exc:
-                shown = urlencode({name: value}) if len(value) <= 40 else f"{name}=..."
-                mistakes.append(f"option {_mask_option(shown)}: {exc}")
+                mistakes.append(_unreadable(name, value, exc))
         seen.add(name)
     if mistakes:
-        raise UrlInvalid(f"{redact(text)!r} cannot be used: " + "; ".join(mistakes))
+        raise _invalid(text, "; ".join(mistakes))
     return read
+
+
+def _unreadable(name: str, value: str, error: ValueError) -> str:
+    if _is_secret(name):
+        return f"option {name}={MASK} cannot be read"
+    return f"option {name}={value if len(value) <= 40 else '...'}: {error}"
 
 
 def _unknown(name: str, options: Mapping[str, Option]) -> str:
     if not options:
-        return f"unknown option {name!r}: this backend takes none"
+        return f"unknown option {name[:40]!r}: this backend takes none"
     close = difflib.get_close_matches(name, options, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(options))}"
-    return f"unknown option {name!r}: {hint}"
+    return f"unknown option {name[:40]!r}: {hint}"
 
 
 # --- readers of options ----------------------------------------------------------------------------------
