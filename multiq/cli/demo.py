@@ -148,7 +148,7 @@ class Stage:
         self._promise("retry", "fails twice, then works", "failed, failed, done", _story("flaky"))
 
         broken = doomed.enqueue("bounce")
-        self._promise("bury, kick", "2 attempts, buried; repaired, works", "failed, failed, done", _story("bounce"))
+        self._promise("bury, kick", "buried after 2, repaired, works", "failed, failed, done", _story("bounce"))
 
         crash.options(delay=2.5).enqueue("killed")
         self._promise("kill -9", "another worker runs the job", "killed, done", _story("killed"))

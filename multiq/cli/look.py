@@ -108,7 +108,7 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     elif not found:
         click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
     else:
-        show(_jobs_table(found, with_state=state is None))
+        show(_jobs_table(found, state))
         for name, cursor in cursors.items():
             note(f"there are more: multiq jobs {queue} {name} --after {safe(cursor)}")
 
@@ -141,22 +141,25 @@ def job_document(job: JobInfo) -> dict[str, Any]:
     }
 
 
-def _jobs_table(found: Sequence[JobInfo], *, with_state: bool) -> Table:
-    columns = [Column("ID"), *([Column("STATE")] if with_state else [])]
+def _jobs_table(found: Sequence[JobInfo], state: str | None) -> Table:
+    columns = [Column("ID"), *([Column("STATE")] if state is None else [])]
+    if state == State.BURIED:
+        columns += [Column("TRY", right=True), Column("REASON", gives_way=True), Column("JOB", gives_way=True)]
+        rows = [[safe(job.id), _tries(job), safe(job.reason or "-"), summary(job)] for job in found]
+        return table(columns, rows)
     columns += [Column("PRI", right=True), Column("TRY", right=True), Column("DUE", right=True)]
     columns.append(Column("JOB", gives_way=True))
-    rows = [
-        [
-            safe(job.id),
-            *([job.state.value] if with_state else []),
-            str(job.priority),
-            UNKNOWN if job.attempt is None else str(job.attempt),
-            _due(job),
-            _what(job),
-        ]
-        for job in found
-    ]
-    return table(columns, rows)
+    return table(
+        columns, [[*_place_of(job, state), str(job.priority), _tries(job), _due(job), _what(job)] for job in found]
+    )
+
+
+def _place_of(job: JobInfo, state: str | None) -> list[str]:
+    return [safe(job.id), *([job.state.value] if state is None else [])]
+
+
+def _tries(job: JobInfo) -> str:
+    return UNKNOWN if job.attempt is None else str(job.attempt)
 
 
 def _due(job: JobInfo) -> str:
