@@ -104,6 +104,20 @@ def check_setting(key: str, value: Any) -> Any:
         raise ValueError(f"{exc}, not {shown if len(shown) <= 60 else shown[:57] + '...'}") from exc
 
 
+def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
+    """Hold a struct's fields to their rules, and keep what the rules make of them."""
+    problems = []
+    for field in settings.__struct_fields__:
+        key = prefix + field
+        if key in KEYS:
+            try:
+                msgspec.structs.force_setattr(settings, field, check_setting(key, getattr(settings, field)))
+            except ValueError as exc:
+                problems.append(f"{key}: {exc}")
+    if problems:
+        raise SettingsInvalid(problems)
+
+
 # --- the settings themselves -----------------------------------------------------------------------------
 
 
@@ -169,17 +183,3 @@ def no_connection(text: str, connections: Iterable[str]) -> str:
     return (
         f"{redact(text)!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"
     )
-
-
-def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
-    """Hold a struct's fields to their rules, and keep what the rules make of them."""
-    problems = []
-    for field in settings.__struct_fields__:
-        key = prefix + field
-        if key in KEYS:
-            try:
-                msgspec.structs.force_setattr(settings, field, check_setting(key, getattr(settings, field)))
-            except ValueError as exc:
-                problems.append(f"{key}: {exc}")
-    if problems:
-        raise SettingsInvalid(problems)
