@@ -29,14 +29,15 @@ class SignalInbox:
         self._numbers = tuple(numbers)
         self.installed = threading.current_thread() is threading.main_thread()
         self._before: dict[signal.Signals, object] = {}
-
-    def __enter__(self) -> Self:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+
+    def __enter__(self) -> Self:
         if self.installed:
             self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
             for number in self._numbers:
                 self._before[number] = signal.signal(number, _leave_it_to_the_reader)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor forks with them blocked
         return self
 
     def __exit__(

@@ -97,9 +97,13 @@ class Supervisor:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
+        # until the child has an inbox of its own, what is sent to it would end up in ours
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, *FORWARDED})
         pid = os.fork()
         if pid:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return pid
+        signal.set_wakeup_fd(-1)
         # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)

@@ -225,3 +225,17 @@ def test_no_job_stays_leased_after_a_graceful_stop_at_any_moment(tmp_path: Path,
         ended = words(process.diary, "end")
     assert app.queue().stats().reserved == 0
     assert len(ended) == len(set(ended)) == 3000 - (app.queue().stats().ready or 0)
+
+
+@pytest.mark.parametrize("offset", range(8))
+def test_a_signal_while_children_start_reaches_them_and_ends_all_with_zero(
+    tmp_path: Path, url: str, offset: int
+) -> None:
+    nap.enqueue_many([(number, 0.01) for number in range(2000)])
+    with worker(tmp_path, url, "processes=3") as process:
+        # the log of the first child tells that the supervisor has begun to fork
+        until(lambda: "working" in process.log)
+        time.sleep(0.004 * offset)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.log
+    assert app.queue().stats().reserved == 0
