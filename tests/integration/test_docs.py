@@ -1,0 +1,91 @@
+"""Every code block of the documentation runs, or says why it does not."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from doc_blocks import PAGES, REASONS, ROOT, Block, PageRun, blocks_of
+from processes import until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES}
+NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_to_run is not None]
+
+_LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
+
+
+@pytest.fixture
+def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRun]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    run = PageRun(tmp_path)
+    yield run
+    run.close()
+
+
+@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])
+def test_a_page_runs_from_top_to_bottom(page: str, page_run: PageRun) -> None:
+    for block in BLOCKS[page]:
+        if block.reason_not_to_run is None:
+            page_run.run(block)
+
+
+@pytest.mark.parametrize("block", NOT_RUN, ids=str)
+def test_a_block_that_is_not_run_has_a_reason_that_counts(block: Block) -> None:
+    assert block.reason_not_to_run in REASONS, f"{block}: {block.reason_not_to_run!r} is not in REASONS"
+
+
+@pytest.mark.parametrize("page", BLOCKS)
+def test_links_between_pages_lead_somewhere(page: str) -> None:
+    folder = (ROOT / page).parent
+    text = re.sub(r"```.*?```", "", (ROOT / page).read_text("utf-8"), flags=re.DOTALL)
+    targets = [match[1] for match in _LINK.finditer(text) if match[1] and "://" not in match[1]]
+    assert [target for target in targets if not (folder / target).exists()] == []
+
+
+def test_the_pages_are_found() -> None:
+    assert {"README.md", "docs/contract.md", "docs/envelope.md"} <= set(BLOCKS)
+    assert sum(len(blocks) for blocks in BLOCKS.values()) > 20
+
+
+@pytest.mark.parametrize(
+    ("language", "code"),
+    [
+        ("python", "assert 1 == 2"),
+        ("console", "$ false\n"),
+        ("console", "$ true\n$ multiq nonsense\n"),
+        ("sh", "multiq --version | grep nonsense"),
+        ("json", '{"a": }'),
+        ("toml", "a = "),
+        ("toml", "# multiq.toml\nnonsense = 3"),
+        ("", "what am I?"),
+        ("ruby", "puts 1"),
+    ],
+)
+def test_a_wrong_block_fails(language: str, code: str, page_run: PageRun) -> None:
+    with pytest.raises((AssertionError, ValueError)):
+        page_run.run(Block("page.md", 1, language, code, ""))
+
+
+def test_a_command_shown_to_fail_must_fail_with_its_code(page_run: PageRun) -> None:
+    page_run.run(Block("page.md", 1, "console", "$ echo hello\nhello\n$ exit 3\n", "exits with 3"))
+    with pytest.raises(AssertionError, match="exit code 4, not 3"):
+        page_run.run(Block("page.md", 1, "console", "$ exit 4\n", "exits with 3"))
+
+
+def test_a_page_s_file_can_be_imported_and_its_background_ends_with_it(page_run: PageRun, tmp_path: Path) -> None:
+    page_run.run(Block("page.md", 1, "python", "# shop/prices.py\nTEA = 3\n", ""))
+    page_run.run(
+        Block("page.md", 5, "python", "from shop.prices import TEA as imported\nassert imported == TEA == 3", "")
+    )
+    page_run.run(Block("page.md", 9, "console", "$ sleep 1000 & echo $! > pid\n", ""))
+    pid = int((tmp_path / "pid").read_text())
+    assert psutil.pid_exists(pid)
+    page_run.close()
+    until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
