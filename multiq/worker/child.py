@@ -70,6 +70,7 @@ class Child:
         self._stopping: str | None = None
         self._deadline = float("inf")  # when the grace ends
         self._aborted = False
+        self._given_back = threading.Event()
         self._paused = False
         self._taken = 0
         self._changed = threading.Event()
@@ -92,6 +93,8 @@ class Child:
                 self._turn()
             self._drain()
         finally:
+            if self._aborted:
+                self._given_back.wait(_ABORT_WAIT)
             if self._heartbeat is not None:
                 self._heartbeat.close()
             self._executor.close()
@@ -112,7 +115,7 @@ class Child:
         self.stop("asked to, at once")
         thread = threading.Thread(target=self._give_back_all, name="multiq-abort", daemon=True)
         thread.start()  # the pump may hang in a call to a backend that does not answer
-        thread.join(_ABORT_WAIT)
+        self._given_back.wait(_ABORT_WAIT)
         if self._is_inline and self._leave is not None:
             self._leave(self._stopped())
 
@@ -247,7 +250,10 @@ class Child:
         finished = executor.take_finished()
         left = [*executor.take_back(), *executor.running()]
         self._pump.interrupt()
-        self._pump.settle([*finished, *(GiveBack(lease) for lease in left)])
+        try:
+            self._pump.settle([*finished, *(GiveBack(lease) for lease in left)])
+        finally:
+            self._given_back.set()
 
     # --- small things ---
 
