@@ -1,0 +1,47 @@
+"""Redis servers for tests: one for the whole run where nobody breaks it, and new ones for those who do."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import Certificate, RedisCluster, RedisServer, SentinelTrio
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def redis_server() -> Iterator[RedisServer]:
+    """One server for all tests that leave it as they found it, each in queues of its own."""
+    with RedisServer() as server:
+        yield server
+
+
+@pytest.fixture
+def new_redis() -> Iterator[Callable[..., RedisServer]]:
+    """Starts a server for this test alone: ``new_redis(appendonly="yes")``."""
+    with ExitStack() as stack:
+        yield lambda **config: stack.enter_context(RedisServer(**config))
+
+
+@pytest.fixture(scope="session")
+def redis_tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """A server that speaks TLS only, with a certificate for 127.0.0.1 of an authority that ``url`` names."""
+    with RedisServer(certificate=Certificate.make(tmp_path_factory.mktemp("certificates"), "good")) as server:
+        yield server
+
+
+@pytest.fixture
+def redis_sentinel() -> Iterator[SentinelTrio]:
+    """A primary, a replica and three sentinels, for this test alone."""
+    with SentinelTrio() as trio:
+        yield trio
+
+
+@pytest.fixture(scope="session")
+def redis_cluster() -> Iterator[RedisCluster]:
+    """Three masters for all tests that leave them as they found them."""
+    with RedisCluster() as cluster:
+        yield cluster
