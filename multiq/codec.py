@@ -7,11 +7,14 @@ name: what comes out of a queue is data.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import msgspec
 
 from .errors import PayloadInvalid, PayloadTooLarge
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ENVELOPE_VERSION = 1
 
@@ -20,6 +23,10 @@ MAX_BODY_DEFAULT = 256 * 1024
 
 _MAX_DEPTH = 100
 _PLAIN = frozenset({str, int, bool, type(None)})
+
+#: bounds that are checked when an envelope is read: anybody may have written it
+_Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
+_Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
 
 class Envelope(msgspec.Struct, omit_defaults=True):
@@ -30,16 +37,38 @@ class Envelope(msgspec.Struct, omit_defaults=True):
     task: str
     args: list[Any] = []
     kwargs: dict[str, Any] = {}
-    max_attempts: int | None = None
-    max_crashes: int | None = None
-    retry_for: float | None = None
-    timeout: float | None = None
+    max_attempts: _Count | None = None
+    max_crashes: _Count | None = None
+    retry_for: _Seconds | None = None
+    timeout: _Seconds | None = None
     headers: dict[str, str] = {}
 
 
-_encoder = msgspec.json.Encoder()
+class _Mark(msgspec.Struct):
+    """What every version of the envelope has."""
+
+    multiq: int
+
+
+def _plain(value: Any) -> Any:
+    """A subclass's plain value: frameworks mark strings as safe, and numeric libraries derive from float."""
+    if isinstance(value, str):
+        return str.__str__(value)
+    if isinstance(value, int):
+        return int.__int__(value)
+    if isinstance(value, float):
+        return float.__float__(value)
+    raise TypeError(f"{type(value).__qualname__} is not JSON")
+
+
+_encoder = msgspec.json.Encoder(enc_hook=_plain)
 _decoder = msgspec.json.Decoder()
 _envelope_decoder = msgspec.json.Decoder(Envelope)
+_mark_decoder = msgspec.json.Decoder(_Mark)
+
+# whole numbers of more digits than Python converts are ValueErrors of its own
+_UNREADABLE = (msgspec.DecodeError, ValueError, RecursionError)
+_UNWRITABLE = (msgspec.MsgspecError, TypeError, ValueError, OverflowError, RecursionError)
 
 
 def encode_json(value: Any, *, max_body: int = MAX_BODY_DEFAULT) -> bytes:
@@ -57,7 +86,7 @@ def decode_json(body: bytes) -> Any:
     """The value of a JSON body; the bytes themselves if they are not JSON."""
     try:
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+    except _UNREADABLE:
         return body
 
 
@@ -67,12 +96,11 @@ def decode_envelope(body: bytes, *, max_body: int = MAX_BODY_DEFAULT) -> Envelop
         raise PayloadTooLarge(len(body), max_body, "it was not decoded; raise max_body in the settings")
     try:
         envelope = _envelope_decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+    except _UNREADABLE as exc:
+        _check_version(body)  # another version's fields may have other types
         raise PayloadInvalid(f"the body is not a task's envelope: {exc}") from exc
     if envelope.multiq != ENVELOPE_VERSION:
-        raise PayloadInvalid(
-            f"the body is an envelope of version {envelope.multiq}, this multiq reads version {ENVELOPE_VERSION}"
-        )
+        _check_version(body)
     return envelope
 
 
@@ -88,8 +116,9 @@ def check_json(value: Any, path: str = "value") -> None:
 def _encode(value: Any, max_body: int) -> bytes:
     try:
         body = _encoder.encode(value)
-    except (msgspec.MsgspecError, TypeError, OverflowError, UnicodeError) as exc:
-        raise PayloadInvalid(f"the value cannot be written as JSON: {exc}") from exc
+    except _UNWRITABLE as exc:
+        culprits = _culprits(value, "value")
+        raise PayloadInvalid(f"{_short(next(culprits, 'value'))} cannot be written as JSON: {exc}") from exc
     if len(body) > max_body:
         raise PayloadTooLarge(
             len(body), max_body, "store the data elsewhere and enqueue its key, or raise max_body in the settings"
@@ -124,5 +153,37 @@ def _check_dict(value: dict[Any, Any], path: str, depth: int) -> None:
         _check(item, f"{path}.{key}", depth + 1)
 
 
+def _check_version(body: bytes) -> None:
+    try:
+        version = _mark_decoder.decode(body).multiq
+    except _UNREADABLE:
+        return
+    if version != ENVELOPE_VERSION:
+        raise PayloadInvalid(
+            f"the body is an envelope of version {version}, this multiq reads version {ENVELOPE_VERSION}"
+        )
+
+
+def _culprits(value: Any, path: str) -> Iterator[str]:
+    """Where in a value that was refused the parts are that cannot be written: broken Unicode, enormous numbers."""
+    if isinstance(value, Envelope):
+        yield from _culprits(value.args, "args")
+        for name, part in {**value.kwargs, "headers": value.headers}.items():
+            yield from _culprits(part, name)
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield from _culprits(key, f"{path}'s key {key}")
+            yield from _culprits(item, f"{path}.{key}")
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            yield from _culprits(item, f"{path}[{index}]")
+    else:
+        try:
+            _encoder.encode(value)
+        except _UNWRITABLE:
+            yield path
+
+
 def _short(path: str) -> str:
-    return path if len(path) <= 80 else path[:77] + "..."
+    text = path.encode("utf-8", "backslashreplace").decode()  # keys may be what a terminal cannot print
+    return text if len(text) <= 80 else text[:77] + "..."
