@@ -24,6 +24,7 @@ demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
 
 test: $(VENV)/.dev
+	@.ci/install-servers
 	$(BIN)/python -m pytest $(ARGS)
 
 lint: $(VENV)/.dev
