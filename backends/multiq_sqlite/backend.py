@@ -44,6 +44,7 @@ from .jobs import (
     insert,
     look,
     look_inside,
+    move,
     promote,
 )
 
@@ -145,7 +146,7 @@ class SqliteBackend(Backend):
     def delete(self, queue: str, job_id: str) -> None:
         def delete(transaction: Transaction) -> None:
             seq, _ = _unreserved(transaction, queue, job_id, self._clock())
-            transaction.execute("delete", {"seq": seq})
+            transaction.execute("remove", {"seqs": as_json([seq])})
 
         self._write(delete)
 
@@ -165,7 +166,7 @@ class SqliteBackend(Backend):
 
     def kick(self, queue: str, limit: int) -> int:
         def kick(transaction: Transaction, size: int) -> int:
-            return transaction.execute("kick", {"queue": queue, "limit": size}).rowcount
+            return move(transaction, "kick", "buried", {"queue": queue, "limit": size})
 
         kicked = self._in_slices(kick, limit)
         self._database.bell.ring()
@@ -175,7 +176,7 @@ class SqliteBackend(Backend):
         def kick_job(transaction: Transaction) -> None:
             seq, state = _unreserved(transaction, queue, job_id, self._clock())
             if state is not State.READY:
-                transaction.execute("kick_job", {"seq": seq})
+                transaction.execute("kick", {"seqs": as_json([seq])})
 
         self._write(kick_job)
         self._database.bell.ring()
@@ -254,8 +255,8 @@ class SqliteBackend(Backend):
         def purge(transaction: Transaction, size: int) -> int:
             doomed = {"queue": queue, "newest": newest, "limit": size}
             if code == READY:
-                return transaction.execute("purge_ready", doomed).rowcount
-            return transaction.execute("purge_waiting", doomed | {"state": code}).rowcount
+                return move(transaction, "remove", "purgeable_ready", doomed)
+            return move(transaction, "remove", "purgeable_waiting", doomed | {"state": code})
 
         return self._in_slices(purge)
 
@@ -275,10 +276,10 @@ _SURELY_FITS = (
 
 
 def _path(url: BackendUrl) -> str:
-    if url.host or url.port or url.username or url.password or "#" in url.text:
+    if url.host or url.port or url.username or url.password:
         raise UrlInvalid(
             f"{str(url)!r} cannot be used: write three slashes and a path, as in sqlite:///jobs.db (in this folder) or "
-            "sqlite:////var/lib/app/jobs.db, with %23 for a '#'"
+            "sqlite:////var/lib/app/jobs.db"
         )
     return url.path.removeprefix("/")
 

@@ -233,7 +233,7 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
     # touch first: on one job it cannot come after another verdict, which would have ended the lease
-    for kind, verb in ((Touch, "touch"), (Ack, "ack"), (GiveBack, "give_back")):
+    for kind, verb in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
             transaction.execute(verb, parameters)

@@ -123,9 +123,17 @@ def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, 
     promoted = 0
     for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
         if at is not None and at <= now:
-            moved = {"queue": outlook.queue, "state": state, "now": now, "limit": SLICE}
-            promoted += transaction.execute("promote", moved).rowcount
+            asked = {"queue": outlook.queue, "state": state, "now": now, "limit": SLICE}
+            promoted += move(transaction, "promote", "due", asked)
     return promoted, promoted < SLICE
+
+
+def move(transaction: Transaction, verb: str, which: str, parameters: dict[str, Any]) -> int:
+    """Do *verb* to those jobs that ``sql/<which>.sql`` finds. Returns how many."""
+    seqs, count = transaction.execute(which, parameters).fetchone()
+    if count:
+        transaction.execute(verb, {"seqs": seqs})
+    return int(count)
 
 
 def look(connection: Connection, queues: str) -> list[Outlook]:

@@ -13,6 +13,7 @@ from multiq.errors import BackendNotInstalled, BackendUnavailable, UrlInvalid
 
 from . import schema
 from .failures import patiently
+from .statements import script
 
 _STATEMENTS_KEPT = 128  # prepared statements per connection
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
@@ -103,3 +104,6 @@ def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: f
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
     patiently(lambda: schema.prepare(sqlite, path), timeout)
+    sqlite.execute("PRAGMA temp_store = MEMORY")
+    for text in script("moves"):
+        sqlite.execute(text)

@@ -19,7 +19,8 @@ def qualified(verb: str, schema: str) -> str:
     return statement(verb).replace("multiq_", f"{schema}.multiq_")
 
 
-def script(name: str) -> list[str]:
+@functools.cache
+def script(name: str) -> tuple[str, ...]:
     """The statements of a file that holds several: the schema and its upgrades."""
     found: list[str] = []
     text = ""
@@ -28,10 +29,10 @@ def script(name: str) -> list[str]:
         if sqlite3.complete_statement(text):  # knows that a trigger holds semicolons of its own
             found.append(text.strip())
             text = ""
-    return found
+    return tuple(found)
 
 
 def _lines(name: str) -> list[str]:
     data = pkgutil.get_data(__package__, f"sql/{name}.sql")
     assert data is not None  # noqa: S101 - the files are part of this package
-    return [line for line in data.decode().splitlines() if line and not line.startswith("--")]
+    return [line for line in data.decode().splitlines() if line and not line.lstrip().startswith("--")]

@@ -1,1 +1,1 @@
-UPDATE multiq_jobs SET due_at = :now + ttr WHERE seq IN (SELECT value FROM json_each(:seqs))
+INSERT INTO temp.multiq_to_touch SELECT value, :now FROM json_each(:seqs)

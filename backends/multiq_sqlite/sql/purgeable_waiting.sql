@@ -1,6 +1,6 @@
 -- A slice of the delayed or the buried. What was due when the purge began is ready, and was promoted before.
-DELETE FROM multiq_jobs
-WHERE seq IN (
+SELECT json_group_array(seq), count(*)
+FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_waiting
     WHERE queue = :queue AND state <> 0 AND state = :state AND seq <= :newest
     LIMIT :limit

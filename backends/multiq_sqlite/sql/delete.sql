@@ -1,1 +1,0 @@
-DELETE FROM multiq_jobs WHERE seq = :seq
