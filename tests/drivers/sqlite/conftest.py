@@ -1,0 +1,76 @@
+"""A file per test, and other processes that go away with it."""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import NewJob
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+PRELUDE = """
+import os, signal, sqlite3, sys, threading, time
+from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq_sqlite.backend import SqliteBackend
+
+def say(*words):
+    print(*words, flush=True)
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "jobs.db"
+
+
+@pytest.fixture
+def backend(path: Path) -> Iterator[SqliteBackend]:
+    with SqliteBackend(str(path)) as backend:
+        yield backend
+
+
+@pytest.fixture
+def jobs() -> Callable[..., list[NewJob]]:
+    """Makes jobs with ids of their own: ``jobs(3, delay=1)``."""
+    numbers = itertools.count(1)
+
+    def make(count: int = 1, body: bytes = b"x", **options: float) -> list[NewJob]:
+        return [NewJob(body=body, id=f"job-{next(numbers)}", **options) for _ in range(count)]  # type: ignore[arg-type]
+
+    return make
+
+
+@pytest.fixture
+def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Starts a Python process from source, with arguments in ``sys.argv``; reads and writes it line by line."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(source: str, *arguments: object) -> subprocess.Popen[str]:
+        command = [sys.executable, "-W", "error", "-c", PRELUDE + textwrap.dedent(source), *map(str, arguments)]
+        started.append(subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+@pytest.fixture
+def line() -> Callable[[subprocess.Popen[str]], str]:
+    """The next line that a process says."""
+
+    def read(process: subprocess.Popen[str]) -> str:
+        assert process.stdout is not None
+        return process.stdout.readline().strip()
+
+    return read

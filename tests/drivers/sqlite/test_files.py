@@ -1,0 +1,356 @@
+"""Which files can be used, how they are made, and what is said of those that cannot."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import sqlite3
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.errors import (
+    BackendCorrupt,
+    BackendFull,
+    BackendNotInstalled,
+    MultiqError,
+    OptionInvalid,
+    PayloadTooLarge,
+    UrlInvalid,
+)
+from multiq.registry import open_backend
+from multiq_sqlite import opening
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# --- URLs ---
+
+
+@pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
+def test_a_database_in_memory_is_refused_with_the_way_out(url: str) -> None:
+    with pytest.raises(UrlInvalid, match="memory://"):
+        open_backend(url)
+
+
+@pytest.mark.parametrize("url", ["sqlite://jobs.db", "sqlite://host/jobs.db", "sqlite://a:b@/jobs.db"])
+def test_a_url_with_two_slashes_or_more_than_a_path_is_refused(url: str) -> None:
+    with pytest.raises(UrlInvalid, match="three slashes") as caught:
+        open_backend(url)
+    assert "a:b" not in str(caught.value)
+
+
+def test_three_slashes_are_relative_and_four_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    near, far = open_backend("sqlite:///sub/jobs.db"), open_backend("sqlite:////var/lib/jobs.db")
+    monkeypatch.chdir("/")
+    assert isinstance(near, SqliteBackend)
+    assert isinstance(far, SqliteBackend)
+    assert (near.path, far.path) == (f"{tmp_path}/sub/jobs.db", "/var/lib/jobs.db")
+
+
+def test_constructing_touches_nothing(path: Path) -> None:
+    open_backend(f"sqlite:///{path}").consumer(["q"]).close()
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(("option", "pragma"), [("full", 2), ("normal", 1)])
+def test_synchronous_reaches_every_connection(path: Path, option: str, pragma: int) -> None:
+    with open_backend(f"sqlite:///{path}?synchronous={option}") as backend:
+        assert isinstance(backend, SqliteBackend)
+        with backend._database.borrowed() as connection, connection._ready() as sqlite:
+            assert sqlite.execute("PRAGMA synchronous").fetchone() == (pragma,)
+
+
+@pytest.mark.parametrize("query", ["synchronous=off", "timeout=-1", "timeout=nan", "journal=wal"])
+def test_a_wrong_option_is_refused(query: str) -> None:
+    with pytest.raises(UrlInvalid, match="cannot be used"):
+        open_backend(f"sqlite:///jobs.db?{query}")
+
+
+@pytest.mark.parametrize("name", ["with space.db", "50%.db", "what?.db", "straße.db", 'o\'clock "x".db', "file:x.db"])
+def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
+    with SqliteBackend(str(tmp_path / name)) as backend:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+    assert (tmp_path / name).exists()
+
+
+# --- files that cannot be used ---
+
+
+def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UrlInvalid, match=rf"no folder {tmp_path}/nowhere "):
+        SqliteBackend(str(tmp_path / "nowhere" / "jobs.db")).stats("q")
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(UrlInvalid, match="is a folder"):
+        SqliteBackend(str(tmp_path)).stats("q")
+
+
+def test_a_file_of_another_kind_is_left_alone(path: Path) -> None:
+    text = b"These are my notes, not a database.\n" * 100
+    path.write_bytes(text)
+    with pytest.raises(BackendCorrupt, match="not an SQLite database"):
+        SqliteBackend(str(path)).enqueue("q", [NewJob(b"x", "1")])
+    assert path.read_bytes() == text
+
+
+def test_a_damaged_file_is_called_damaged(path: Path) -> None:
+    with SqliteBackend(str(path)) as backend:
+        backend.enqueue("q", [NewJob(b"x" * 2000, str(number)) for number in range(200)])
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xa5" * (path.stat().st_size - 4096))
+    with pytest.raises(BackendCorrupt, match="damaged"):
+        SqliteBackend(str(path)).stats("q")
+
+
+@pytest.fixture
+def open_folder() -> Iterator[Path]:
+    """A folder that another user can reach, which pytest's own are not."""
+    folder = Path(tempfile.mkdtemp())
+    folder.chmod(0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
+def test_a_file_of_another_user_is_refused_with_advice(open_folder: Path) -> None:
+    path = open_folder / "jobs.db"
+    with SqliteBackend(str(path)) as backend:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+    for mode, words in ((0o600, "needs to read and write the file"), (0o644, "needs to write the file")):
+        path.chmod(mode)
+        complaint = _complaint_of_nobody(path)
+        assert complaint.startswith("BackendUnavailable")
+        assert words in complaint
+    complaint = _complaint_of_nobody(open_folder / "new.db")
+    assert complaint.startswith("BackendUnavailable")
+    assert "Permission denied" in complaint
+
+
+def _complaint_of_nobody(path: Path) -> str:
+    # imported while still root, who can read wherever this checkout is
+    source = f"""
+import os
+from multiq_sqlite.backend import SqliteBackend
+from multiq.backend import NewJob
+os.setgid(65534); os.setuid(65534)
+try:
+    SqliteBackend({str(path)!r}).enqueue("q", [NewJob(b"x", "1")])
+except Exception as exc:
+    print(type(exc).__name__, exc)
+"""
+    return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
+
+
+def test_a_full_disk_is_told_and_nothing_half_done_stays(path: Path) -> None:
+    # Given a process that may not make files larger than 400 kB
+    source = f"""
+import resource, signal
+from multiq_sqlite.backend import SqliteBackend
+from multiq.backend import Ack, NewJob
+from multiq.errors import BackendFull, BackendUnavailable
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+backend = SqliteBackend({str(path)!r})
+backend.enqueue("q", [NewJob(b"x" * 1000, str(number)) for number in range(50)])
+try:
+    backend.enqueue("q", [NewJob(b"y" * 1000, f"y{{number}}") for number in range(1000)])
+except (BackendFull, BackendUnavailable) as exc:
+    print(type(exc).__name__)
+print(backend.stats("q").ready)
+"""
+    done = subprocess.run([sys.executable, "-W", "error", "-c", source], capture_output=True, text=True, check=True)
+    error, ready = done.stdout.split()
+    # Then the batch that did not fit left nothing
+    assert error in {"BackendFull", "BackendUnavailable"}
+    assert ready == "50"
+    assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
+
+
+def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) -> None:
+    # Given a database that may not grow any more
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    connection = backend._database._idle[0]
+    with connection._ready() as sqlite:
+        sqlite.execute("PRAGMA max_page_count = 1")  # SQLite raises it to what is there
+    # When a batch does not fit
+    with pytest.raises(BackendFull, match="no room"):
+        backend.enqueue("q", [NewJob(b"y" * 2000, f"y{number}") for number in range(50)])
+    # Then none of it was stored, and what was there can be worked off
+    assert backend.stats("q").ready == 1
+    consumer = backend.consumer(["q"])
+    assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
+
+
+# --- new files, and files that go away ---
+
+
+def test_a_new_file_is_for_its_owner_alone(path: Path, backend: SqliteBackend) -> None:
+    before = os.umask(0)
+    try:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+    finally:
+        os.umask(before)
+    modes = {name.name: stat.S_IMODE(name.stat().st_mode) for name in path.parent.iterdir()}
+    assert modes == {"jobs.db": 0o600, "jobs.db-wal": 0o600, "jobs.db-shm": 0o600}
+
+
+def test_a_file_that_is_there_keeps_its_mode(path: Path, backend: SqliteBackend) -> None:
+    path.touch(0o664)
+    path.chmod(0o664)
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o664
+
+
+def test_the_file_may_be_the_applications_own_database(path: Path, backend: SqliteBackend) -> None:
+    with sqlite3.connect(path) as theirs:
+        theirs.execute("CREATE TABLE orders (number INTEGER)")
+        theirs.execute("INSERT INTO orders VALUES (7)")
+    theirs.close()
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    with sqlite3.connect(path) as theirs:
+        names = {name for (name,) in theirs.execute("SELECT name FROM sqlite_schema WHERE name NOT LIKE 'sqlite_%'")}
+        assert theirs.execute("SELECT * FROM orders").fetchall() == [(7,)]
+    theirs.close()
+    assert {name for name in names if not name.startswith("multiq_")} == {"orders"}
+
+
+def test_a_deleted_file_is_made_anew(path: Path, backend: SqliteBackend) -> None:
+    backend.enqueue("q", [NewJob(b"old", "1")])
+    consumer = backend.consumer(["q"])
+    assert len(consumer.reserve(1, 0)) == 1
+    for name in list(path.parent.iterdir()):
+        name.unlink()
+    # What is enqueued after that is where everybody looks
+    backend.enqueue("q", [NewJob(b"new", "2")])
+    with SqliteBackend(str(path)) as other:
+        assert [job.body for job in other.jobs("q", State.READY).jobs] == [b"new"]
+    assert [lease.body for lease in consumer.reserve(1, 0)] == [b"new"]
+
+
+def test_a_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: Path) -> None:
+    backend.enqueue("q", [NewJob(b"old", "1")])
+    with SqliteBackend(str(tmp_path / "other.db")) as other:
+        other.enqueue("q", [NewJob(b"new", "2")])
+    for log in ("jobs.db-wal", "jobs.db-shm"):  # SQLite would take an old log for the new file's
+        path.with_name(log).unlink()
+    (tmp_path / "other.db").replace(path)
+    assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"new"]
+
+
+def test_dropped_tables_are_an_error_once_and_are_made_anew_after_that(path: Path, backend: SqliteBackend) -> None:
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    vandal = sqlite3.connect(path)
+    for table in ("jobs", "bodies", "queues", "schema"):
+        vandal.execute(f"DROP TABLE multiq_{table}")
+    vandal.close()
+    with pytest.raises(BackendCorrupt, match="dropped"):
+        backend.enqueue("q", [NewJob(b"y", "2")])
+    backend.enqueue("q", [NewJob(b"y", "2")])
+    assert backend.stats("q").ready == 1
+
+
+def test_after_close_it_opens_again(backend: SqliteBackend) -> None:
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    consumer = backend.consumer(["q"])
+    (lease,) = consumer.reserve(1, 0)
+    backend.close()
+    assert backend.stats("q").reserved == 1
+    assert consumer.settle([Ack(lease)]) == [None]
+
+
+# --- the library ---
+
+
+def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
+    opening.require_library.cache_clear()
+    with pytest.raises(BackendNotInstalled, match=r"3\.35"):
+        SqliteBackend(str(path)).stats("q")
+    opening.require_library.cache_clear()
+    assert not path.exists()
+
+
+def test_every_error_comes_from_sqlites(path: Path) -> None:
+    path.write_bytes(b"no database" * 1000)
+    with pytest.raises(MultiqError) as caught:
+        SqliteBackend(str(path)).queues()
+    assert isinstance(caught.value.__cause__, sqlite3.DatabaseError)
+
+
+# --- bodies and cursors ---
+
+
+@pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 100_000])
+def test_bodies_of_all_sizes_come_back_and_leave_nothing(backend: SqliteBackend, size: int, path: Path) -> None:
+    body = os.urandom(size)
+    backend.enqueue("q", [NewJob(body, f"{number}") for number in range(5)])
+    backend.enqueue("q", [NewJob(b"of no use", "0")])
+    backend.reschedule("q", "4", 0)
+    assert [job.body for job in backend.jobs("q", State.READY).jobs] == [body] * 5
+    consumer = backend.consumer(["q"])
+    leases = consumer.reserve(2, 0)
+    assert [lease.body for lease in leases] == [body] * 2
+    consumer.settle([Ack(lease) for lease in leases])
+    backend.delete("q", "2")
+    assert backend.peek("q", "4").body == body
+    assert backend.purge("q", [State.READY]) == 2
+    reader = sqlite3.connect(path)
+    assert reader.execute(
+        "SELECT (SELECT count(*) FROM multiq_jobs), (SELECT count(*) FROM multiq_bodies)"
+    ).fetchall() == [(0, 0)]
+    reader.close()
+
+
+def test_moving_a_job_does_not_write_its_large_body_again(path: Path, backend: SqliteBackend) -> None:
+    backend.enqueue("q", [NewJob(b"x" * 3_000_000, "1")])
+    consumer = backend.consumer(["q"])
+    log = path.with_name("jobs.db-wal")
+    before = _written(path, log)
+    for _ in range(20):
+        (lease,) = consumer.reserve(1, 0)
+        consumer.settle([Touch(lease)])
+        consumer.settle([Release(lease)])
+    assert _written(path, log) - before < 1_000_000
+
+
+def _written(path: Path, log: Path) -> int:
+    return path.stat().st_size + log.stat().st_size
+
+
+def test_a_body_over_the_limit_of_this_sqlite_is_refused_before_anything_is_written(backend: SqliteBackend) -> None:
+    backend.stats("q")
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        sqlite.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000_000)
+    with pytest.raises(PayloadTooLarge) as caught:
+        backend.enqueue("q", [NewJob(b"x", "1"), NewJob(b"x" * 2_000_000, "2")])
+    assert (caught.value.size_bytes, caught.value.limit_bytes) == (2_000_000, 1_999_000)
+    assert backend.stats("q").ready == 0
+    backend.enqueue("q", [NewJob(b"x" * 1_999_000, "2")])
+
+
+@pytest.mark.parametrize("after", ["", "1", "a.b", "1.2.3", "9" * 30 + ".1"])
+def test_a_cursor_that_is_none_is_refused(backend: SqliteBackend, after: str) -> None:
+    with pytest.raises(OptionInvalid, match="cursor"):
+        backend.jobs("q", State.READY, after=after)
+
+
+def test_an_errors_text_is_kept_even_if_it_is_no_unicode(
+    backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
+) -> None:
+    backend.enqueue("q", jobs())
+    consumer = backend.consumer(["q"])
+    (lease,) = consumer.reserve(1, 0)
+    assert consumer.settle([Bury(lease, "no file 'caf\udce9'\0")]) == [None]
+    assert backend.peek("q", lease.id).reason == "no file 'caf\\udce9'\0"

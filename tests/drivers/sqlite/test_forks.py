@@ -1,0 +1,157 @@
+"""Forks: no child inherits an open database, whoever was using it at that moment."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import NewJob, State
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+    from multiq_sqlite.backend import SqliteBackend
+
+    Spawn = Callable[..., subprocess.Popen[str]]
+    Line = Callable[[subprocess.Popen[str]], str]
+
+pytestmark = pytest.mark.skipif(not hasattr(sys, "getswitchinterval") or sys.platform == "win32", reason="needs fork")
+
+FORKS = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)  # Python's own, on forks beside threads: they are what is tested
+
+def fork(work):
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        work()
+    except BaseException as exc:
+        say("child failed:", type(exc).__name__, exc)
+    finally:
+        os._exit(0)
+
+backend = SqliteBackend(sys.argv[1], timeout=5)
+"""
+
+
+def test_parent_and_child_go_on_with_the_same_objects(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    process = spawn(
+        FORKS
+        + """
+backend.enqueue("q", [NewJob(b"x", str(number)) for number in range(4)])
+consumer = backend.consumer(["q"])
+held, = consumer.reserve(1, 0)
+
+def child():
+    mine, = consumer.reserve(1, 0)
+    backend.enqueue("q", [NewJob(b"x", "child")])
+    say("child", mine.id, *consumer.settle([Ack(mine), Ack(held)]))
+
+os.waitpid(fork(child), 0)
+say("parent", consumer.reserve(1, 0)[0].id, backend.stats("q").ready)
+    """,
+        backend.path,
+    )
+    assert line(process) == "child 1 None None"
+    assert line(process) == "parent 2 2"
+
+
+def test_a_child_has_locks_of_its_own(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    """A child that inherits SQLite's notes believes that it holds its parent's locks, and takes none itself."""
+    process = spawn(
+        FORKS
+        + """
+backend.stats("q")
+consumer = backend.consumer(["q"])
+consumer.reserve(1, 0)
+
+def child():
+    backend.enqueue("q", [NewJob(b"x", "1")])
+    files = {os.stat(sys.argv[1] + end).st_ino for end in ("", "-shm")}
+    mine = [line.split() for line in open("/proc/locks") if f" {os.getpid()} " in line]
+    say("child", len({words[5].split(":")[2] for words in mine} & set(map(str, files))))
+
+os.waitpid(fork(child), 0)
+    """,
+        backend.path,
+    )
+    if sys.platform != "linux":
+        pytest.skip("only Linux lists its locks")
+    assert line(process) == "child 2"
+
+
+def test_a_fork_while_other_threads_are_at_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    process = spawn(
+        FORKS
+        + """
+stop = False
+def produce(name):
+    number = 0
+    while not stop:
+        backend.enqueue("q", [NewJob(b"x", f"{name}-{number}")])
+        number += 1
+
+def wait():
+    consumer = backend.consumer(["idle"])
+    while not stop:
+        consumer.reserve(1, 0.5)
+
+threads = [threading.Thread(target=produce, args=(name,)) for name in "ab"] + [threading.Thread(target=wait)]
+for thread in threads:
+    thread.start()
+
+def child(number):
+    backend.enqueue("children", [NewJob(b"x", f"child-{number}")])
+    consumer = backend.consumer(["children"])
+    consumer.settle([Ack(lease) for lease in consumer.reserve(1, 5)])
+    backend.enqueue("done", [NewJob(b"x", f"{number}")])
+
+for number in range(20):
+    os.waitpid(fork(lambda: child(number)), 0)
+stop = True
+for thread in threads:
+    thread.join()
+say("done", backend.stats("done").ready, backend.stats("children").ready)
+    """,
+        backend.path,
+    )
+    assert line(process) == "done 20 0"
+
+
+def test_a_fork_in_mid_transaction_of_another_thread(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    process = spawn(
+        FORKS
+        + """
+backend.stats("q")
+inside, go_on = threading.Event(), threading.Event()
+
+def slowly():
+    def clock():
+        inside.set()
+        go_on.wait()
+        return time.time_ns()
+    SqliteBackend(sys.argv[1], clock=clock).enqueue("q", [NewJob(b"x", str(number)) for number in range(50)])
+
+def child():
+    say("child sees", backend.stats("q").ready)
+
+thread = threading.Thread(target=slowly)
+thread.start()
+inside.wait()
+pid = fork(child)
+os.waitpid(pid, 0)
+go_on.set()
+thread.join()
+say("parent sees", backend.stats("q").ready)
+    """,
+        backend.path,
+    )
+    assert line(process) == "child sees 0"
+    assert line(process) == "parent sees 50"
+    assert len(backend.jobs("q", State.READY).jobs) == 50
+    backend.enqueue("q", [NewJob(b"x", "after")])

@@ -1,0 +1,166 @@
+"""The write lock: who holds it too long, who waits for it, and who never takes it."""
+
+from __future__ import annotations
+
+import signal
+import sqlite3
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq.errors import BackendError, BackendTimeout
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Jobs = Callable[..., list[NewJob]]
+    Spawn = Callable[..., subprocess.Popen[str]]
+    Line = Callable[[subprocess.Popen[str]], str]
+
+
+@pytest.fixture
+def hasty(path: Path) -> Iterator[SqliteBackend]:
+    """A backend that waits a third of a second for the lock."""
+    with SqliteBackend(str(path), timeout=0.3) as backend:
+        yield backend
+
+
+@pytest.fixture
+def holder(path: Path) -> Iterator[sqlite3.Connection]:
+    """Somebody else's connection, to hold the lock with."""
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+    yield connection
+    connection.close()
+
+
+def test_a_process_that_stops_inside_its_transaction(
+    hasty: SqliteBackend, jobs: Jobs, spawn: Spawn, line: Line
+) -> None:
+    # Given a process that was stopped with the lock in its hand
+    hasty.enqueue("q", jobs())
+    consumer = hasty.consumer(["q"])
+    (lease,) = consumer.reserve(1, 0)
+    stopped = spawn(
+        """
+        other = sqlite3.connect(sys.argv[1], isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        other.execute("DELETE FROM multiq_jobs")
+        say("locked")
+        os.kill(os.getpid(), signal.SIGSTOP)
+        """,
+        hasty.path,
+    )
+    assert line(stopped) == "locked"
+    # Then whoever writes is told at the deadline, and not before
+    started = time.monotonic()
+    for call in (
+        lambda: hasty.enqueue("q", jobs()),
+        lambda: consumer.settle([Ack(lease)]),
+        lambda: consumer.exchange([Release(lease)], 1, 0),
+    ):
+        with pytest.raises(BackendTimeout, match=r"locked by another process for 0\.3 s") as caught:
+            call()
+        assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
+    assert time.monotonic() - started >= 3 * 0.3
+    # And whoever reads is not disturbed
+    assert hasty.stats("q").reserved == 1
+    # And when that process is killed, nothing it did is there, and all goes on
+    stopped.send_signal(signal.SIGKILL)
+    stopped.wait()
+    assert consumer.settle([Ack(lease)]) == [None]
+
+
+def test_a_lock_that_is_let_go_in_time_is_waited_for(
+    backend: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
+) -> None:
+    backend.stats("q")
+    holder.execute("BEGIN IMMEDIATE")
+    release = threading.Timer(0.3, holder.execute, ("COMMIT",))
+    release.start()
+    backend.enqueue("q", jobs())
+    release.join()
+    assert backend.stats("q").ready == 1
+
+
+def test_an_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
+    # Given nothing to do: a delayed job, a buried one, a ready one in a paused queue, and one in another queue
+    hasty.enqueue("q", jobs(1, delay=1000))
+    hasty.enqueue("q", jobs(1))
+    consumer = hasty.consumer(["q", "paused"])
+    consumer.settle([Bury(lease) for lease in consumer.reserve(1, 0)])
+    hasty.enqueue("paused", jobs())
+    hasty.pause("paused", 1000)
+    hasty.enqueue("other", jobs())
+    # When somebody has the lock all the time
+    holder.execute("BEGIN IMMEDIATE")
+    # Then a consumer that waits longer than its patience with locks does not even notice
+    assert consumer.reserve(1, 1.0) == []
+    assert consumer.reserve(1, 0) == []
+
+
+def test_an_idle_consumer_lets_the_log_start_over(hasty: SqliteBackend, jobs: Jobs) -> None:
+    """A reader that keeps its snapshot open makes the write-ahead log grow for ever."""
+    hasty.stats("q")
+    consumer = hasty.consumer(["idle"])
+    waiter = threading.Thread(target=consumer.reserve, args=(1, 30))
+    waiter.start()
+    for _ in range(60):
+        hasty.enqueue("q", jobs(20, b"x" * 2000))
+        hasty.purge("q", [State.READY])
+    consumer.interrupt()
+    waiter.join()
+    with sqlite3.connect(hasty.path) as reader:
+        busy, _, _ = reader.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+    reader.close()
+    assert busy == 0
+
+
+def test_a_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs: Jobs) -> None:
+    # Given a fault that only a bury meets
+    backend.enqueue("q", jobs(2))
+    consumer = backend.consumer(["q"])
+    first, second = consumer.reserve(2, 0)
+    fault = sqlite3.connect(backend.path)
+    fault.execute(
+        "CREATE TRIGGER fault BEFORE UPDATE ON multiq_jobs WHEN new.state = 3 BEGIN SELECT RAISE(ABORT, 'fault'); END"
+    )
+    # When it comes in one batch with an ack
+    with pytest.raises(BackendError, match="fault"):
+        consumer.settle([Ack(first), Bury(second)])
+    fault.execute("DROP TRIGGER fault")
+    fault.close()
+    # Then neither was carried out, the lock is free, and both can be repeated
+    assert backend.stats("q").reserved == 2
+    assert consumer.settle([Ack(first), Bury(second)]) == [None, None]
+
+
+def test_an_interrupt_from_the_keyboard_leaves_no_transaction_open(backend: SqliteBackend, jobs: Jobs) -> None:
+    class Interrupting:
+        """A clock, which is asked inside the transaction, at which somebody presses Ctrl-C."""
+
+        def __call__(self) -> int:
+            raise KeyboardInterrupt
+
+    backend.enqueue("q", jobs())
+    with SqliteBackend(backend.path, clock=Interrupting()) as interrupted:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted.enqueue("q", jobs())
+        backend.enqueue("q", jobs())
+        assert backend.stats("q").ready == 2
+
+
+def test_threads_share_a_backend(backend: SqliteBackend, jobs: Jobs) -> None:
+    batches = [jobs(5) for _ in range(40)]
+    threads = [threading.Thread(target=backend.enqueue, args=("q", batch)) for batch in batches]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert backend.stats("q").ready == 200
+    assert len(backend._database._idle) <= 8

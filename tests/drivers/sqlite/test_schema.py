@@ -1,0 +1,168 @@
+"""The tables: made once by whoever comes first, upgraded, and refused if a newer multiq made them."""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, NewJob, State
+from multiq.clock import SECOND
+from multiq.errors import BackendCorrupt
+from multiq_sqlite import schema
+from multiq_sqlite.backend import SqliteBackend
+from multiq_sqlite.statements import script
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+VERSION_1 = """
+CREATE TABLE multiq_schema (version INTEGER NOT NULL);
+CREATE TABLE multiq_jobs (
+    seq INTEGER PRIMARY KEY,
+    queue TEXT NOT NULL,
+    id TEXT NOT NULL,
+    state INTEGER NOT NULL,
+    priority INTEGER NOT NULL,
+    due_at INTEGER NOT NULL,
+    ttr INTEGER NOT NULL,
+    enqueued_at INTEGER NOT NULL,
+    attempt INTEGER NOT NULL DEFAULT 0,
+    crashes INTEGER NOT NULL DEFAULT 0,
+    token INTEGER,
+    reason TEXT,
+    body BLOB
+);
+CREATE UNIQUE INDEX multiq_jobs_id ON multiq_jobs (queue, id);
+CREATE INDEX multiq_jobs_ready ON multiq_jobs (queue, priority) WHERE state = 0;
+CREATE INDEX multiq_jobs_waiting ON multiq_jobs (queue, state, due_at) WHERE state <> 0;
+CREATE TABLE multiq_queues (queue TEXT PRIMARY KEY, paused_until INTEGER NOT NULL) WITHOUT ROWID;
+INSERT INTO multiq_schema (version) VALUES (1);
+"""
+
+
+@pytest.fixture
+def old_file(path: Path) -> Path:
+    """A file of version 1 with a small and a large ready job, and a buried one."""
+    sqlite = sqlite3.connect(path)
+    sqlite.executescript(VERSION_1)
+    row = "INSERT INTO multiq_jobs (queue, id, state, priority, due_at, ttr, enqueued_at, attempt, body) VALUES "
+    for job_id, state, attempt, body in (("small", 0, 0, b"s"), ("large", 0, 2, b"l" * 9000), ("bad", 3, 5, b"")):
+        sqlite.execute(row + "('q', ?, ?, 1024, 0, ?, 0, ?, ?)", (job_id, state, 60 * SECOND, attempt, body))
+    sqlite.commit()
+    sqlite.close()
+    return path
+
+
+def test_an_upgraded_file_is_like_a_new_one(old_file: Path, tmp_path: Path) -> None:
+    SqliteBackend(str(old_file)).queues()
+    SqliteBackend(str(tmp_path / "new.db")).queues()
+    assert _tables(old_file) == _tables(tmp_path / "new.db")
+
+
+def test_jobs_survive_an_upgrade(old_file: Path) -> None:
+    with SqliteBackend(str(old_file)) as backend:
+        consumer = backend.consumer(["q"])
+        leases = consumer.reserve(10, 0)
+        assert [(lease.id, lease.body, lease.attempt, lease.kicks) for lease in leases] == [
+            ("small", b"s", 1, 0),
+            ("large", b"l" * 9000, 3, 0),
+        ]
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None, None]
+        assert backend.kick("q", 1) == 1
+        assert backend.peek("q", "bad").kicks == 1
+    sqlite = sqlite3.connect(old_file)
+    assert sqlite.execute("SELECT count(*) FROM multiq_bodies").fetchone() == (0,)
+    sqlite.close()
+
+
+def test_an_upgrade_that_fails_changes_nothing(old_file: Path) -> None:
+    # Given an old file whose upgrade stumbles at its second step
+    sqlite = sqlite3.connect(old_file)
+    sqlite.execute("CREATE TABLE multiq_bodies (somebody_elses)")
+    sqlite.close()
+    with pytest.raises(BackendCorrupt, match="already exists"):
+        SqliteBackend(str(old_file)).queues()
+    # Then it is still whole and old
+    sqlite = sqlite3.connect(old_file)
+    assert sqlite.execute("SELECT version FROM multiq_schema").fetchall() == [(1,)]
+    assert "kicks" not in [row[1] for row in sqlite.execute("PRAGMA table_info(multiq_jobs)")]
+    sqlite.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "words"), [(schema.VERSION + 1, "newer multiq"), (0, "does not say"), (None, "does not say")]
+)
+def test_a_version_that_we_do_not_know_is_refused_and_left_alone(path: Path, version: int | None, words: str) -> None:
+    sqlite = sqlite3.connect(path)
+    sqlite.execute("CREATE TABLE multiq_schema (version INTEGER)")
+    sqlite.execute("INSERT INTO multiq_schema VALUES (?)", (version,))
+    sqlite.commit()
+    with pytest.raises(BackendCorrupt, match=words):
+        SqliteBackend(str(path)).enqueue("q", [NewJob(b"x", "1")])
+    assert sqlite.execute("SELECT name FROM sqlite_schema").fetchall() == [("multiq_schema",)]
+    sqlite.close()
+
+
+def test_tables_of_ours_that_somebody_else_made_are_not_touched(path: Path) -> None:
+    sqlite = sqlite3.connect(path)
+    sqlite.execute("CREATE TABLE multiq_jobs (theirs)")
+    with pytest.raises(BackendCorrupt, match="already exists"):
+        SqliteBackend(str(path)).queues()
+    assert sqlite.execute("SELECT name FROM sqlite_schema").fetchall() == [("multiq_jobs",)]
+    sqlite.close()
+
+
+def test_eight_processes_may_open_a_new_file_at_once(
+    path: Path, spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str]
+) -> None:
+    source = """
+    backend = SqliteBackend(sys.argv[1])
+    say("ready"); sys.stdin.readline()
+    backend.enqueue("q", [NewJob(b"x", sys.argv[2])])
+    say("done")
+    """
+    processes = [spawn(source, path, number) for number in range(8)]
+    assert [line(process) for process in processes] == ["ready"] * 8
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [line(process) for process in processes] == ["done"] * 8
+    with SqliteBackend(str(path)) as backend:
+        assert len(backend.jobs("q", State.READY).jobs) == 8
+
+
+def test_a_script_is_split_into_statements() -> None:
+    assert [text.split()[:2] for text in script("schema")] == [
+        ["CREATE", "TABLE"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "UNIQUE"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "INDEX"],
+        ["CREATE", "TABLE"],
+        ["CREATE", "TRIGGER"],
+        ["CREATE", "TABLE"],
+        ["INSERT", "INTO"],
+    ]
+
+
+def _tables(path: Path) -> dict[str, object]:
+    """What a file's tables are, whatever the order of columns and the spelling of spaces."""
+    sqlite = sqlite3.connect(path)
+    found: dict[str, object] = {}
+    for kind, name, text in sqlite.execute(
+        "SELECT type, name, sql FROM sqlite_schema WHERE sql IS NOT NULL"
+    ).fetchall():
+        if kind == "table":
+            columns = sqlite.execute(f"PRAGMA table_info({name})").fetchall()
+            found[name] = sorted(tuple(column[1:]) for column in columns)
+        else:
+            found[name] = re.sub(r"\s+", " ", text)
+    found["version"] = sqlite.execute("SELECT version FROM multiq_schema").fetchall()
+    sqlite.close()
+    return found

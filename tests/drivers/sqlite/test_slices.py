@@ -1,0 +1,109 @@
+"""A great many jobs at once: in order, and without holding the lock for all of them at a time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, Bury, NewJob, State
+from multiq.clock import ManualClock
+from multiq_sqlite import jobs as sqlite_jobs
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MANY = 100_000
+
+
+@pytest.fixture
+def clock() -> ManualClock:
+    return ManualClock()
+
+
+@pytest.fixture
+def backend(path: Path, clock: ManualClock) -> Iterator[SqliteBackend]:
+    with SqliteBackend(str(path), synchronous="normal", clock=clock) as backend:
+        yield backend
+
+
+def test_a_hundred_thousand_jobs_due_at_once_come_in_order(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given so many jobs, of which each tenth is urgent, all due in the same instant
+    for start in range(0, MANY, 5000):
+        batch = [
+            NewJob(b"", f"{number:06}", delay=60.0, priority=0 if number % 10 == 9 else 1024)
+            for number in range(start, start + 5000)
+        ]
+        backend.enqueue("q", batch)
+    clock.advance(60)
+    consumer = backend.consumer(["q"])
+    breaths: list[float] = []
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", breaths.append)  # taken between two transactions
+    # When all are taken
+    ids: list[str] = []
+    leases = consumer.reserve(1000, 0)
+    while leases:
+        ids += [lease.id for lease in leases]
+        _, leases = consumer.exchange([Ack(lease) for lease in leases], 1000, 0)
+    # Then the urgent ones came first, each kind in the order of its enqueue
+    urgent = [f"{number:06}" for number in range(9, MANY, 10)]
+    others = [f"{number:06}" for number in range(MANY) if number % 10 != 9]
+    assert ids == urgent + others
+    # And no transaction promoted more than one slice
+    assert len(breaths) == MANY // 1000
+
+
+@pytest.mark.parametrize("verb", ["promote", "kick", "purge"])
+def test_big_moves_are_made_in_slices(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    # Given small slices, and several of them to move
+    monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    assert sqlite_jobs.SLICE == 10
+    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if verb == "promote" else 0.0) for number in range(35)])
+    if verb == "kick":
+        consumer = backend.consumer(["q"])
+        consumer.settle([Bury(lease) for lease in reversed(consumer.reserve(35, 0))])
+    clock.advance(5)
+    statements: list[str] = []
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        sqlite.set_trace_callback(statements.append)
+    # When they are moved
+    if verb == "promote":
+        assert len(backend.jobs("q", State.READY).jobs) == 35
+    elif verb == "kick":
+        assert backend.kick("q", 25) == 25
+        assert [job.id for job in backend.jobs("q", State.BURIED).jobs] == [
+            f"{number:02}" for number in range(9, -1, -1)
+        ]
+    else:
+        assert backend.purge("q", [State.READY]) == 35
+    # Then it took as many transactions
+    assert (
+        len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[verb]
+    )
+
+
+def test_a_purge_ends_while_producers_go_on(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number}") for number in range(20)])
+    numbers = itertools.count(20)
+
+    def produce(_: float) -> None:
+        assert next(numbers) < 1000
+        backend.enqueue("q", [NewJob(b"", f"{next(numbers)}") for _ in range(10)])
+
+    monkeypatch.setattr("multiq_sqlite.backend.time.sleep", produce)  # somebody enqueues a slice between two slices
+    assert backend.purge("q", [State.READY]) == 20
+
+
+def test_more_than_one_pack_is_reserved_in_one_call(backend: SqliteBackend) -> None:
+    backend.enqueue("q", [NewJob(str(number).encode(), f"{number:04}") for number in range(1201)])
+    leases = backend.consumer(["q"]).reserve(2000, 0)
+    assert [lease.body for lease in leases] == [str(number).encode() for number in range(1201)]

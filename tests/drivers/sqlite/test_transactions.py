@@ -1,0 +1,291 @@
+"""Enqueuing inside the caller's own transaction."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from multiq.backend import State
+from multiq.errors import BackendTimeout, OptionInvalid, PayloadTooLarge
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from multiq.backend import NewJob
+
+    Connect = Callable[..., sqlite3.Connection]
+    Jobs = Callable[..., list[NewJob]]
+
+
+@pytest.fixture
+def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
+    """Opens connections as applications do, to the backend's file unless told otherwise."""
+    opened: list[sqlite3.Connection] = []
+
+    def connect(to: object = path, **options: Any) -> sqlite3.Connection:
+        opened.append(sqlite3.connect(str(to), **options))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
+
+
+def ids(backend: SqliteBackend) -> list[str]:
+    return [job.id for job in backend.jobs("q", State.READY).jobs]
+
+
+def test_jobs_exist_once_the_caller_commits(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    backend.stats("q")
+    app = connect()
+    app.execute("CREATE TABLE orders (number)")
+    app.execute("INSERT INTO orders VALUES (7)")
+    made = backend.enqueue("q", jobs(3), connection=app)
+    assert app.in_transaction
+    assert ids(backend) == []
+    app.commit()
+    assert ids(backend) == made
+    assert connect().execute("SELECT * FROM orders").fetchall() == [(7,)]
+
+
+def test_jobs_never_were_if_the_caller_rolls_back(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect()
+    backend.enqueue("q", jobs(3), connection=app)
+    app.rollback()
+    assert ids(backend) == []
+    backend.enqueue("q", jobs(1))
+    assert len(ids(backend)) == 1
+
+
+def test_an_enqueue_opens_a_transaction_as_any_insert_does(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    app = connect()
+    backend.enqueue("q", jobs(), connection=app)
+    assert app.in_transaction
+    app.commit()
+    assert len(ids(backend)) == 1
+
+
+def test_a_connection_that_commits_by_itself_does_so(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect(isolation_level=None)
+    backend.enqueue("q", jobs(300), connection=app)
+    assert not app.in_transaction
+    assert backend.stats("q").ready == 300
+
+
+@pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 brought sqlite3's autocommit attribute")
+@pytest.mark.parametrize("autocommit", [True, False])
+def test_the_newer_rules_for_transactions(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, autocommit: bool
+) -> None:
+    app = connect(autocommit=autocommit)
+    backend.enqueue("q", jobs(), connection=app)
+    assert len(ids(backend)) == int(autocommit)
+    if not autocommit:
+        app.commit()
+    assert len(ids(backend)) == 1
+
+
+def test_a_savepoint_of_the_callers_can_undo_it(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect(isolation_level=None)
+    app.execute("BEGIN")
+    (kept,) = backend.enqueue("q", jobs(), connection=app)
+    app.execute("SAVEPOINT mine")
+    backend.enqueue("q", jobs(), connection=app)
+    app.execute("ROLLBACK TO mine")
+    app.execute("COMMIT")
+    assert ids(backend) == [kept]
+
+
+def test_large_bodies_and_repeated_ids(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect()
+    large = jobs(1, b"x" * 10_000)
+    backend.enqueue("q", large, connection=app)
+    backend.enqueue("q", large, connection=app)
+    app.commit()
+    assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"x" * 10_000]
+
+
+def test_a_batch_that_fails_leaves_nothing_in_the_callers_transaction(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    # Given a table that refuses a certain job, and a caller with work of its own
+    batch = jobs(200)
+    backend.stats("q")
+    app = connect()
+    app.execute("CREATE TABLE orders (number)")
+    app.execute(
+        f"CREATE TRIGGER refuse BEFORE INSERT ON multiq_jobs WHEN new.id = '{batch[150].id}' "
+        "BEGIN SELECT RAISE(ABORT, 'refused'); END"
+    )
+    app.execute("INSERT INTO orders VALUES (7)")
+    # When the batch fails and the caller commits all the same
+    with pytest.raises(Exception, match="refused"):
+        backend.enqueue("q", batch, connection=app)
+    assert app.in_transaction
+    app.commit()
+    # Then the caller's work is there, and no half batch
+    assert ids(backend) == []
+    assert app.execute("SELECT * FROM orders").fetchall() == [(7,)]
+
+
+def test_a_failed_batch_leaves_no_transaction_open_that_was_not_there(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    backend.stats("q")
+    app = connect()
+    app.execute("CREATE TRIGGER refuse BEFORE INSERT ON multiq_jobs BEGIN SELECT RAISE(ABORT, 'refused'); END")
+    with pytest.raises(Exception, match="refused"):
+        backend.enqueue("q", jobs(), connection=app)
+    assert not app.in_transaction
+
+
+def test_an_attached_file_will_do(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
+) -> None:
+    # Given an application whose main file has jobs of its own
+    with SqliteBackend(str(tmp_path / "app.db")) as other:
+        other.stats("q")
+        app = connect(tmp_path / "app.db")
+        app.execute('ATTACH ? AS "job\'s ""file"""', (str(path),))
+        # When it enqueues to the attached one
+        made = backend.enqueue("q", [*jobs(1), *jobs(1, b"x" * 9000)], connection=app)
+        app.commit()
+        # Then they are in that one
+        assert ids(backend) == made
+        assert other.stats("q").ready == 0
+
+
+def test_a_link_to_the_file_is_the_file(connect: Connect, jobs: Jobs, path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(path)
+    with SqliteBackend(str(tmp_path / "link.db")) as backend:
+        app = connect()
+        backend.enqueue("q", jobs(), connection=app)
+        app.commit()
+        assert len(ids(backend)) == 1
+
+
+def test_another_file_is_refused_with_both_names(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
+) -> None:
+    backend.stats("q")
+    for other, name in ((tmp_path / "other.db", "other.db"), (":memory:", "in-memory")):
+        with pytest.raises(OptionInvalid, match=name) as caught:
+            backend.enqueue("q", jobs(), connection=connect(other))
+        assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("thing", ["a string", 7, object(), SimpleNamespace(driver_connection=None)])
+def test_what_is_no_connection_is_refused(backend: SqliteBackend, jobs: Jobs, thing: object) -> None:
+    with pytest.raises(OptionInvalid, match=r"sqlite3\.Connection"):
+        backend.enqueue("q", jobs(), connection=thing)
+
+
+def test_a_closed_connection_is_refused(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect()
+    app.close()
+    with pytest.raises(OptionInvalid, match="closed"):
+        backend.enqueue("q", jobs(), connection=app)
+
+
+def test_sqlalchemys_connections_are_unwrapped(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect()
+    pooled = SimpleNamespace(driver_connection=app)  # as sqlalchemy.pool.PoolProxiedConnection
+    backend.enqueue("q", jobs(), connection=pooled)
+    backend.enqueue("q", jobs(), connection=SimpleNamespace(connection=pooled))  # as sqlalchemy.engine.Connection
+    app.commit()
+    assert len(ids(backend)) == 2
+
+
+def test_the_callers_settings_do_not_matter(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    app = connect()
+    app.row_factory = lambda _, row: {"row": row}
+    app.text_factory = bytes
+    backend.enqueue("q", jobs(2), connection=app)
+    app.commit()
+    assert len(ids(backend)) == 2
+
+
+def test_a_first_use_inside_a_transaction_that_has_the_lock(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    # Given a file that multiq has never seen, locked by the caller
+    app = connect(isolation_level=None)
+    app.row_factory = sqlite3.Row
+    app.execute("CREATE TABLE orders (number)")
+    app.execute("BEGIN IMMEDIATE")
+    app.execute("INSERT INTO orders VALUES (7)")
+    # When it rolls back, the tables go too; when it commits, they stay
+    backend.enqueue("q", jobs(), connection=app)
+    app.execute("ROLLBACK")
+    assert ids(backend) == []
+    app.execute("BEGIN IMMEDIATE")
+    (made,) = backend.enqueue("q", jobs(), connection=app)
+    app.execute("COMMIT")
+    assert ids(backend) == [made]
+
+
+def test_a_first_use_in_the_callers_transaction_can_be_the_commit(connect: Connect, jobs: Jobs, path: Path) -> None:
+    app = connect(isolation_level=None)
+    app.execute("BEGIN EXCLUSIVE")
+    with SqliteBackend(str(path)) as backend:
+        (made,) = backend.enqueue("q", jobs(1, b"x" * 5000), connection=app)
+        app.execute("COMMIT")
+        assert ids(backend) == [made]
+
+
+def test_a_first_use_of_an_attached_file_that_is_locked_is_told(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path
+) -> None:
+    app = connect(":memory:", isolation_level=None)
+    app.execute("ATTACH ? AS jobs", (str(path),))
+    app.execute("BEGIN EXCLUSIVE")
+    with pytest.raises(BackendTimeout, match="use the queue once before"):
+        backend.enqueue("q", jobs(), connection=app)
+    app.execute("ROLLBACK")
+    backend.enqueue("q", jobs(), connection=app)
+    assert len(ids(backend)) == 1
+
+
+def test_a_transaction_that_began_by_reading_is_told_how_to_begin(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    backend.enqueue("q", jobs())
+    app = connect(isolation_level=None)
+    app.execute("BEGIN")
+    app.execute("SELECT * FROM multiq_jobs").fetchall()
+    backend.enqueue("q", jobs())
+    with pytest.raises(BackendTimeout, match="BEGIN IMMEDIATE"):
+        backend.enqueue("q", jobs(), connection=app)
+    app.execute("ROLLBACK")
+    assert len(ids(backend)) == 2
+
+
+def test_a_waiting_consumer_wakes_when_the_caller_commits(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    import threading
+
+    app = connect(check_same_thread=False)
+    backend.enqueue("q", jobs(), connection=app)
+    timer = threading.Timer(0.1, app.commit)
+    timer.start()
+    assert len(backend.consumer(["q"]).reserve(1, 30)) == 1
+    timer.join()
+
+
+def test_sizes_are_checked_before_the_callers_transaction_is_touched(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    backend.stats("q")
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        sqlite.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000_000)
+    app = connect()
+    with pytest.raises(PayloadTooLarge):
+        backend.enqueue("q", [*jobs(), *jobs(1, b"x" * 2_000_000)], connection=app)
+    assert not app.in_transaction

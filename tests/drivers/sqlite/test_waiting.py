@@ -1,0 +1,134 @@
+"""Who waits is woken: by other processes, by threads beside it, and by time alone."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, NewJob
+from multiq.clock import ManualClock
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+    from pathlib import Path
+
+    Jobs = Callable[..., list[NewJob]]
+    Spawn = Callable[..., subprocess.Popen[str]]
+    Line = Callable[[subprocess.Popen[str]], str]
+
+
+def test_another_processs_job_wakes_a_consumer(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+    backend.stats("q")
+    producer = spawn(
+        """
+        backend = SqliteBackend(sys.argv[1])
+        for number, _ in enumerate(sys.stdin):
+            backend.enqueue("q", [NewJob(str(time.monotonic()).encode(), str(number))])
+        """,
+        backend.path,
+    )
+    assert producer.stdin is not None
+    consumer = backend.consumer(["q"])
+    waits = []
+    for _ in range(10):
+        threading.Timer(0.15, lambda: (producer.stdin.write("go\n"), producer.stdin.flush())).start()  # type: ignore[union-attr]
+        (lease,) = consumer.reserve(1, 30)
+        waits.append(time.monotonic() - float(lease.body))
+        consumer.settle([Ack(lease)])
+    # a loaded machine may be late now and then; the best of ten tells whether it looks often enough
+    assert min(waits) < 0.02
+
+
+def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
+    backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a consumer that would not look by itself for a minute
+    monkeypatch.setattr("multiq_sqlite.consumer._FIRST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
+    with SqliteBackend(backend.path) as same_file:
+        producer = threading.Timer(0.2, same_file.enqueue, ("q", jobs()))
+        producer.start()
+        assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
+        producer.join()
+
+
+@pytest.mark.parametrize("end", ["delay", "lease", "pause"])
+def test_time_alone_wakes_a_consumer(
+    backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr("multiq_sqlite.consumer._FIRST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
+    started = time.time()
+    backend.enqueue("q", jobs(1, delay=1.0 if end == "delay" else 0.0, ttr=1.0))
+    if end == "lease":
+        assert len(backend.consumer(["q"]).reserve(1, 0)) == 1
+    if end == "pause":
+        backend.pause("q", 1.0)
+    assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
+    assert time.time() - started >= 1.0
+
+
+def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> None:
+    clock = ManualClock()
+    with SqliteBackend(str(path), clock=clock) as backend:
+        backend.enqueue("q", jobs(1, delay=3600.0))
+        threading.Timer(0.1, clock.advance, (3600.0,)).start()
+        assert len(backend.consumer(["q"]).reserve(1, 30)) == 1
+
+
+def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: SqliteBackend) -> None:
+    consumer = backend.consumer(["q"])
+    threading.Timer(0.1, consumer.interrupt).start()
+    assert consumer.reserve(1, 100) == []
+    consumer.interrupt()
+    assert consumer.reserve(1, 100) == []
+
+
+def test_a_file_that_is_replaced_while_a_consumer_waits(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+    backend.stats("q")
+
+    def replace() -> None:
+        for name in list(path.parent.iterdir()):
+            name.unlink()
+        with SqliteBackend(str(path)) as other:
+            other._database.bell.ring = lambda: None  # type: ignore[method-assign]
+            other.enqueue("q", jobs())
+
+    threading.Timer(0.2, replace).start()
+    assert len(backend.consumer(["q"]).reserve(1, 30)) == 1
+
+
+def test_an_idle_consumer_costs_next_to_nothing(backend: SqliteBackend) -> None:
+    consumer = backend.consumer(["q"])
+    consumer.reserve(1, 0.2)
+    gc.collect()
+    before = time.process_time()
+    consumer.reserve(1, 2.0)
+    # benchmarks tell how little; this fails if it looks all the time, and holds on a slow and busy machine
+    assert time.process_time() - before < 0.2
+
+
+def test_many_consumers_each_get_their_share(backend: SqliteBackend, jobs: Jobs) -> None:
+    taken: list[str] = []
+
+    def take() -> None:
+        consumer = backend.consumer(["q"])
+        while leases := consumer.reserve(3, 1.0):
+            taken.extend(lease.id for lease in leases)
+            consumer.settle([Ack(lease) for lease in leases])
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    made = [job_id for _ in range(20) for job_id in backend.enqueue("q", jobs(10))]
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(made)
