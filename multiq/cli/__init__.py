@@ -21,11 +21,12 @@ SECTIONS = {
         "resume": "manage",
         "purge": "manage",
     },
-    "Prove": {"backends": "prove", "demo": "demo"},
+    "Prove": {"doctor": "doctor", "backends": "prove", "demo": "demo"},
 }
 
 
 @click.group(
+    "multiq",
     cls=LazyGroup,
     package=__name__,
     sections=SECTIONS,

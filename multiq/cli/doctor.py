@@ -1,0 +1,69 @@
+"""``multiq doctor``: is this server, or file, fit for jobs as it is set up?"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from .exits import FAILED, OK
+from .options import chosen_connection, common_options
+from .output import Column, note, print_json, show, table
+from .text import many, safe
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.table import Table
+
+    from multiq.backend import Finding
+
+_STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yellow"}
+
+
+@click.command(short_help="Ask whether a backend is fit for jobs.")
+@click.argument("connection", required=False, metavar="[URL|NAME]")
+@common_options
+def doctor(connection: str | None, as_json: bool) -> int:
+    """Is the backend fit for jobs as it is set up now? Looks, and changes nothing.
+
+    "bad": jobs will be lost or stuck. "warn": it works, with a weakness. "unknown": it could not be found out, so
+    nothing is promised. Exits with 1 if anything is bad.
+    """
+    from multiq.app import App
+    from multiq.url import redact
+
+    with App(connection or chosen_connection()) as app:
+        place = redact(app.url)
+        findings = app.backend.doctor()
+    is_bad = any(finding.level == "bad" for finding in findings)
+    if as_json:
+        print_json({"connection": place, "fit": not is_bad, "findings": findings})
+    else:
+        show(_table(findings))
+        note(f"{_verdict(findings)}: {safe(place)}")
+    return FAILED if is_bad else OK
+
+
+def _table(findings: Sequence[Finding]) -> Table:
+    from rich.text import Text
+
+    columns = [Column(""), Column("WHAT"), Column("FOUND", folds=True)]
+    rows = [
+        [Text(finding.level, style=_STYLES[finding.level]), safe(finding.what), _words(finding)] for finding in findings
+    ]
+    return table(columns, rows)
+
+
+def _words(finding: Finding) -> str:
+    return safe(f"{finding.why}; {finding.advice}" if finding.advice else finding.why)
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    levels = [finding.level for finding in findings]
+    counts = [
+        many(levels.count(level), word)
+        for level, word in (("bad", "thing that loses jobs"), ("warn", "weakness"), ("unknown", "unknown"))
+        if level in levels
+    ]
+    return ", ".join(counts) or "all is well"

@@ -1,0 +1,196 @@
+"""``multiq enqueue``."""
+
+from __future__ import annotations
+
+import datetime as dt
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from multiq import JobInfo
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
+        del sys.modules[name]
+
+
+def only_job(shell: Shell, queue: str) -> JobInfo:
+    (job,) = [job for state in ("ready", "delayed") for job in shell.app.queue(queue).jobs(state)]
+    return job
+
+
+def test_the_documented_form_enqueues_a_task(shell: Shell) -> None:
+    done = shell("enqueue", "shop.tasks:app", "mail.reset", "--args", '["ann@example.com"]')
+    assert done.code == 0
+    job = only_job(shell, "mail")
+    assert done.out == job.id + "\n"
+    assert done.err == "enqueued in queue mail, due now\n"
+    assert job.value == {"multiq": 1, "task": "mail.reset", "args": ["ann@example.com"]}
+
+
+def test_all_options_reach_the_job(shell: Shell) -> None:
+    document = shell(
+        "enqueue", "shop.tasks:app", "mail.reset", "--args", '["a"]', "--kwargs", '{"name": "Ann"}', "-q", "other",
+        "--delay", "5m", "--priority", "7", "--ttr", "30", "--json",
+    ).json  # fmt: skip
+    job = only_job(shell, "other")
+    assert document == {"queue": "other", "id": job.id, "task": "mail.reset", "due_in": 300.0}
+    assert (job.priority, job.ttr, job.value["kwargs"]) == (7, 30.0, {"name": "Ann"})
+    assert 290 < (job.due_in or 0) <= 300
+
+
+def test_a_moment_with_a_zone(shell: Shell) -> None:
+    moment = dt.datetime.now(dt.timezone(dt.timedelta(hours=-5))) + dt.timedelta(hours=1)
+    assert shell("enqueue", "-q", "a", "--body", "1", "--at", moment.isoformat()).code == 0
+    assert 3500 < (only_job(shell, "a").due_in or 0) <= 3600
+
+
+def test_a_moment_in_the_past_is_now(shell: Shell) -> None:
+    assert shell("enqueue", "-q", "a", "--body", "1", "--at", "2001-01-01T00:00Z").err.endswith("due now\n")
+    assert only_job(shell, "a").state == "ready"
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("90", 90), ("1.5", 1.5), ("250ms", 0.25), ("5m", 300), ("1h30m", 5400), ("2d", 172800), ("1H", 3600), ("0", 0)],
+)
+def test_durations_are_seconds_or_have_units(shell: Shell, text: str, seconds: float) -> None:
+    document = shell("enqueue", "-q", "a", "--body", "1", "--delay", text, "--json").json
+    assert document["due_in"] == seconds
+
+
+@pytest.mark.parametrize("body", ['{"any": "json"}', "1.0", "12345678901234567890123", "null", '"grüße"', "[]"])
+def test_a_json_body_is_stored_as_it_was_written(shell: Shell, body: str) -> None:
+    assert shell("enqueue", "-q", "raw", "--body", body).code == 0
+    assert only_job(shell, "raw").body == body.encode()
+
+
+def test_a_body_without_a_queue_goes_to_default(shell: Shell) -> None:
+    assert shell("enqueue", "--body", "1", "--json").json["queue"] == "default"
+
+
+def test_a_json_body_from_standard_input(shell: Shell) -> None:
+    assert shell("enqueue", "-q", "raw", "--body", "-", stdin='{"a": 1}\n').code == 0
+    assert only_job(shell, "raw").body == b'{"a": 1}'
+
+
+def test_bytes_from_standard_input_are_stored_to_the_byte(shell: Shell) -> None:
+    body = bytes(range(256)) + b"\r\n"
+    assert shell("enqueue", "-q", "raw", "--bytes", "-", stdin=body).code == 0
+    assert only_job(shell, "raw").body == body
+
+
+def test_bytes_of_the_command_line_and_none_at_all(shell: Shell) -> None:
+    assert shell("enqueue", "-q", "raw", "--bytes", "not json").code == 0
+    assert only_job(shell, "raw").body == b"not json"
+    assert shell("enqueue", "-q", "empty", "--bytes", "").code == 0
+    assert only_job(shell, "empty").body == b""
+
+
+def test_a_chosen_connection_wins_over_the_apps_own(shell: Shell, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    for arguments in (["-c", other, "enqueue"], ["enqueue", "-c", other]):
+        assert shell(*arguments, "shop.tasks:app", "mail.reset", "--args", '["a"]').code == 0
+    assert shell.everything() == []
+    assert shell("stats", "-c", other, "--json").json["queues"][0]["ready"] == 2
+
+
+def test_a_connection_after_the_command_wins_over_one_before(shell: Shell, tmp_path: Path) -> None:
+    other = f"sqlite:///{tmp_path}/other.db"
+    assert shell("-c", "memory://", "enqueue", "-c", other, "--body", "1").code == 0
+    assert shell("stats", "-c", other, "--json").json["queues"][0]["ready"] == 1
+
+
+def test_a_configured_connection_is_chosen_by_name(shell: Shell, tmp_path: Path) -> None:
+    (tmp_path / "multiq.toml").write_text(f'[connections]\nspare = "sqlite:///{tmp_path}/spare.db"')
+    assert shell("enqueue", "-c", "spare", "--body", "1").code == 0
+    assert shell.everything() == []
+    assert shell("stats", "-c", "spare", "--json").json["queues"][0]["ready"] == 1
+
+
+REFUSED = {
+    "unknown task": (3, ["shop.tasks:app", "mail.rest"], "no task 'mail.rest' in this app; registered: mail.reset"),
+    "too few arguments": (2, ["shop.tasks:app", "mail.reset"], "missing a required argument: 'address'"),
+    "unknown argument": (
+        2,
+        ["shop.tasks:app", "mail.reset", "--args", '["a"]', "--kwargs", '{"nmae": 1}'],
+        "unexpected keyword argument 'nmae'",
+    ),
+    "args that are no JSON": (2, ["shop.tasks:app", "mail.reset", "--args", "a@x.org"], "is not JSON"),
+    "args that are no list": (2, ["shop.tasks:app", "mail.reset", "--args", '"a"'], "write it like '[\"ann@"),
+    "kwargs that are no object": (2, ["shop.tasks:app", "mail.reset", "--kwargs", "[]"], "write it like '{\"name\""),
+    "NaN": (2, ["shop.tasks:app", "mail.reset", "--args", "[NaN]"], "JSON has no NaN"),
+    "infinity by overflow": (2, ["shop.tasks:app", "mail.reset", "--args", "[1e999]"], "args[0] is inf"),
+    "half a surrogate": (2, ["shop.tasks:app", "mail.reset", "--args", '["\\ud800"]'], "cannot be written as JSON"),
+    "no module": (2, ["shop.takss:app", "mail.reset"], "there is no module 'shop.takss'"),
+    "no package": (2, ["shp.tasks:app", "mail.reset"], "there is no module 'shp'"),
+    "no attribute": (2, ["shop.tasks:ap", "mail.reset"], "has no 'ap'; the apps in it: app, empty"),
+    "not an app": (2, ["shop.tasks:number", "mail.reset"], "is of type int, not a multiq.App"),
+    "no colon": (2, ["shop.tasks", "mail.reset"], "write module:attribute, like shop.tasks:app"),
+    "an app alone": (2, ["shop.tasks:app"], "say what to enqueue"),
+    "nothing": (2, [], "say what to enqueue"),
+    "a task and a body": (2, ["shop.tasks:app", "mail.reset", "--body", "1"], "are for jobs without one"),
+    "two bodies": (2, ["--body", "1", "--bytes", "1"], "one of --body and --bytes"),
+    "a body that is no JSON": (2, ["--body", "{a: 1}"], "'{a: 1}' is not JSON"),
+    "an empty body": (2, ["--body", ""], "is not JSON"),
+    "a body over the limit": (2, ["--body", '"' + "x" * 300_000 + '"'], "300,002 bytes is over the limit"),
+    "a name with a line end": (2, ["-q", "a\r\nput 0 0 60 1", "--body", "1"], "'a\\r\\nput 0 0 60 1' is no queue name"),
+    "an empty name": (2, ["-q", "", "--body", "1"], "'' is no queue name"),
+    "a negative delay": (2, ["--body", "1", "--delay", "-5"], "'-5' is out of range: 0 or more"),
+    "a delay that is none": (2, ["--body", "1", "--delay", "soon"], "write seconds (90, 1.5) or 250ms, 5m"),
+    "a delay of NaN": (2, ["--body", "1", "--delay", "nan"], "'nan' is out of range"),
+    "an endless delay": (2, ["--body", "1", "--delay", "inf"], "delay=inf"),
+    "a delay of a millennium": (2, ["--body", "1", "--delay", "365000d"], "out of range"),
+    "a moment without a zone": (2, ["--body", "1", "--at", "2027-01-31T09:00"], "has no time zone"),
+    "a moment that is none": (2, ["--body", "1", "--at", "tomorrow"], "write it like 2027-01-31T09:00Z"),
+    "two due times": (2, ["--body", "1", "--at", "2099-01-31T09:00Z", "--delay", "1"], "give one of them"),
+    "a negative priority": (2, ["--body", "1", "--priority", "-1"], "priority=-1 is out of range"),
+    "a priority out of range": (2, ["--body", "1", "--priority", "4294967296"], "priority=4294967296 is out of range"),
+    "a priority that is none": (2, ["--body", "1", "--priority", "high"], "'high' is not a valid int"),
+    "a ttr below a second": (2, ["--body", "1", "--ttr", "0.5"], "ttr=0.5 is out of range: seconds from 1 up"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_enqueued_is_refused_with_advice_and_changes_nothing(shell: Shell, case: str) -> None:
+    code, arguments, says = REFUSED[case]
+    before = shell.everything()
+    done = shell("enqueue", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+    assert len(done.err) < 24 * 80  # one screen
+    assert "Traceback" not in done.err
+    assert shell("enqueue", *arguments, "--json").error["message"]
+    assert shell.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("code", "says"),
+    [
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("def", "SyntaxError"),
+        ("import no_such_package", "No module named 'no_such_package'"),
+        ("raise SystemExit(3)", "it called sys.exit: 3"),
+    ],
+)
+def test_a_module_that_fails_is_told_with_its_error_and_line(shell: Shell, code: str, says: str) -> None:
+    (shell.folder / "broken.py").write_text(f"x = 1\n{code}\n")
+    done = shell.run("enqueue", "broken:app", "task")
+    assert done.code == 2
+    assert says in done.err
+    assert "Traceback" not in done.err
+    if "SystemExit" not in code and "import" not in code:
+        assert "broken.py, line 2" in done.err

@@ -1,0 +1,309 @@
+"""Errors on the command line: their exit codes, their form, and that no password is in them."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+from multiq import errors
+from multiq.cli import SECTIONS, cli, exits
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CANARY = "S3CR3T-canary"
+COMMANDS = [name for section in SECTIONS.values() for name in section]
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+
+
+# --- exit codes ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (errors.BackendUnavailable("x"), 1),
+        (errors.BackendTimeout("x"), 1),
+        (errors.BackendFull("x"), 1),
+        (errors.BackendCorrupt("x"), 1),
+        (errors.EnqueuePartial({}, 2, "x"), 1),
+        (errors.EnqueueUncertain("q", [], "x"), 1),
+        (errors.NameInvalid("x"), 2),
+        (errors.OptionInvalid("x"), 2),
+        (errors.UrlInvalid("x"), 2),
+        (errors.SettingsInvalid(["x"]), 2),
+        (errors.ArgumentsInvalid("x"), 2),
+        (errors.PayloadInvalid("x"), 2),
+        (errors.PayloadTooLarge(2, 1, "x"), 2),
+        (errors.TaskExists("x"), 2),
+        (errors.BackendNotInstalled("x"), 2),
+        (errors.JobNotFound("q", "x"), 3),
+        (errors.TaskNotFound("x"), 3),
+        (errors.JobReserved("q", "x"), 4),
+        (errors.Unsupported("lists_jobs", "x", "why"), 5),
+        (RuntimeError("x"), 1),
+        (ValueError("a bug, not something that was asked wrongly"), 1),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_every_kind_of_error_has_its_code(error: Exception, code: int) -> None:
+    assert exits.exit_code(error) == code
+
+
+def test_the_table_of_exit_codes_is_documented() -> None:
+    table = dict(re.findall(r"^\| (\d+) \| (.+?) \|$", (DOCS / "cli.md").read_text("utf-8"), re.MULTILINE))
+    codes = [value for name, value in vars(exits).items() if type(value) is int and name[0] != "_"]
+    assert set(table) == set(map(str, codes))
+
+
+# --- form ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says", "see"),
+    [
+        (["stat"], "there is no command 'stat'; did you mean 'stats'?", "see: multiq --help"),
+        (["frobnicate"], "there is no command 'frobnicate'", "see: multiq --help"),
+        (["stats", "--jsno"], "no such option", "see: multiq stats --help"),
+        (["--zebra"], "no such option", "see: multiq --help"),
+        (["jobs"], "missing argument 'QUEUE'", "see: multiq jobs --help"),
+        (["jobs", "mail", "done"], "'done' is not one of 'ready', 'delayed', 'reserved', 'buried'", "see: multiq jobs"),
+        (["jobs", "mail", "--after", "x"], "name the state", "see: multiq jobs --help"),
+        (["jobs", "mail", "-n", "0"], "0 is not in the range", "see: multiq jobs --help"),
+        (["kick"], "say what to kick: QUEUE [N], or --id ID", "see: multiq kick --help"),
+        (["kick", "mail", "3", "--id", "x"], "--id kicks one job", "see: multiq kick --help"),
+        (["kick", "mail", "0"], "0 is not in the range", "see: multiq kick --help"),
+        (["delete", "a b"], "'a b' is no job's id", "see: multiq delete --help"),
+        (["delete", "1\r\nquit"], "is no job's id", "see: multiq delete --help"),
+        (["delete", "x" * 1000], "is no job's id", "see: multiq delete --help"),
+        (["reschedule", "x"], "say when it is due", "see: multiq reschedule --help"),
+        (["pause", "mail"], "missing argument 'TIME'", "see: multiq pause --help"),
+        (["pause", "mail", "soon"], "'soon' is no duration", "see: multiq pause --help"),
+        (["purge", "mail", "reserved"], "jobs that run cannot be purged", "see: multiq purge --help"),
+        (["purge", "mail", "done"], "'done' is no state of a job", "see: multiq purge --help"),
+        (["peek", "x", "--raw", "--json"], "choose one", ""),
+        (["top", "-i", "0"], "no more often than every 0.1 s", "see: multiq top --help"),
+        (["backends", "--json", "--markdown"], "choose one", ""),
+    ],
+)
+def test_a_wrong_call_is_told_in_two_lines(shell: Shell, arguments: list[str], says: str, see: str) -> None:
+    before = shell.everything()
+    done = shell(*arguments)
+    assert (done.code, done.out) == (2, "")
+    if "--json" not in arguments:
+        assert done.err.startswith("error: ")
+        assert len(done.err.splitlines()) <= 2
+        assert see in done.err.splitlines()[-1]
+    assert says.lower() in done.err.lower()
+    assert shell.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("url", "code", "says"),
+    [
+        ("kafka://localhost", 2, "no backend 'kafka' is installed (there are: memory, sqlite"),
+        ("sqlit:///x.db", 2, "did you mean 'sqlite'?"),
+        ("sqlite:///x.db?timeuot=1", 2, "did you mean 'timeout'?"),
+        ("sqlite:///no/such/folder/x.db", None, "no/such/folder"),
+        ("sqlite:////", None, ""),
+        ("sqlite:///x.db\r\n", 2, "begins or ends with a space or a line end"),
+        ("nowhere", 2, "neither a URL"),
+        ("", 2, "neither a URL"),
+    ],
+)
+def test_a_connection_that_leads_nowhere_is_told(shell: Shell, url: str, code: int | None, says: str) -> None:
+    files = sorted(shell.folder.iterdir())
+    done = shell("stats", "-c", url)
+    assert done.code in ({1, 2} if code is None else {code})
+    assert done.err.startswith("error: ")
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert sorted(shell.folder.iterdir()) == files
+
+
+def test_with_json_an_error_is_one_line_of_json_on_standard_error(shell: Shell) -> None:
+    done = shell("peek", "gone", "--json")
+    assert done.out == ""
+    assert json.loads(done.err) == {
+        "error": {
+            "type": "JobNotFound",
+            "message": "no queue has job gone: it is done, was deleted, or was never there",
+        }
+    }
+    assert shell("stats", "--zebra", "--json").error["type"] == "UsageError"
+    assert shell("jobs", "a b", "--json").error["type"] == "NameInvalid"
+    assert shell("enqueue", "no.such:app", "x", "--json").error["type"] == "AppNotFound"
+    assert shell("purge", "mail", "--json", stdin="n\n").err.endswith(
+        '{"error": {"type": "Stopped", "message": "stopped"}}\n'
+    )
+
+
+def test_a_long_message_is_cut_to_one_screen(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text("".join(f"key{number} = 1\n" for number in range(100)))
+    done = shell("stats")
+    assert done.code == 2
+    assert len(done.err.splitlines()) < 24
+    assert "more lines" in done.err
+
+
+def test_an_error_never_moves_the_cursor(shell: Shell) -> None:
+    for arguments in (["jobs", "\x1b[2J"], ["\x1b[2J"], ["delete", "\x1b[2J"], ["stats", "-c", "\x1b[2J"]):
+        assert "\x1b[2J" not in shell(*arguments).err
+
+
+@pytest.mark.parametrize("how", [["--traceback"], []])
+def test_a_traceback_is_shown_on_request_only(shell: Shell, how: list[str]) -> None:
+    assert "Traceback" not in shell("peek", "gone").err
+    done = shell("peek", "gone", *how, **({} if how else {"MULTIQ_TRACEBACK": "1"}))
+    assert done.code == 3
+    assert "Traceback (most recent call last)" in done.err
+    assert "Traceback" not in shell("peek", "gone", MULTIQ_TRACEBACK="0").err
+
+
+def test_a_bug_is_told_as_one(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("oh")
+
+    monkeypatch.setattr("multiq.cli.apps.open_app", broken)
+    done = shell("stats")
+    assert done.code == 1
+    assert "this should not happen: RuntimeError: oh" in done.err
+    assert "--traceback" in done.err
+
+
+def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
+    shell.app.queue("mail").enqueue_many(range(1000))
+    process = shell.start("jobs", "mail", "-n", "1000")
+    assert process.stdout is not None
+    process.stdout.close()
+    _, err = process.communicate(timeout=30)
+    assert "Traceback" not in err
+    assert "BrokenPipe" not in err
+
+
+# --- configuration ---------------------------------------------------------------------------------------
+
+
+def test_mistakes_in_the_configuration_are_told_and_leave_help_alone(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text("[worker]\nthreads = 0\nthraeds = 1\n")
+    done = shell.run("stats")
+    assert done.code == 2
+    assert "worker.threads: must be a whole number from 1 to 1024, not 0" in done.err
+    assert "worker.thraeds: unknown key (did you mean worker.threads?)" in done.err
+    for arguments in ([], ["--help"], ["--version"], ["worker", "--help"], ["backends"]):
+        assert shell.run(*arguments).code in ({0} if arguments else {0, 2})
+
+
+def test_an_app_whose_configuration_is_wrong_says_so_as_well(shell: Shell) -> None:
+    done = shell.run("worker", "shop.tasks:app", MULTIQ_WORKER_THREADS="many")
+    assert done.code == 2
+    assert "environment: MULTIQ_WORKER_THREADS" in done.err
+    assert "Traceback" not in done.err
+
+
+# --- help ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_that_fits_80_columns(shell: Shell, command: str) -> None:
+    done = shell(command, "--help", COLUMNS="80")
+    assert done.code == 0
+    assert all(len(line) <= 80 for line in done.out.splitlines())
+    assert "--traceback" in done.out
+
+
+def test_the_overview_names_every_command_with_a_whole_sentence(shell: Shell) -> None:
+    out = shell("--help").out
+    for command in COMMANDS:
+        (line,) = [line for line in out.splitlines() if line.startswith(f"  {command} ")]
+        assert line.endswith(".")
+        assert not line.endswith("...")
+    assert all(f"{title}:" in out for title in SECTIONS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_and_option_is_documented(command: str) -> None:
+    page = (DOCS / "cli.md").read_text("utf-8")
+    assert f"multiq {command}" in page
+    found = cli.get_command(None, command)  # type: ignore[arg-type]  # the context is not looked at
+    assert found is not None
+    for parameter in found.params:
+        for name in parameter.opts:
+            if name.startswith("--"):
+                assert f"`{name}" in page or f" {name}" in page, name
+
+
+def test_help_and_version_load_no_driver_and_no_worker() -> None:
+    for arguments in (["--version"], ["--help"], ["worker", "--help"]):
+        code = f"""
+import sys
+from multiq.cli import cli
+try: cli.main({arguments!r})
+except SystemExit: pass
+heavy = ("multiq.worker", "multiq.memory", "multiq_sqlite", "sqlite3", "stevedore", "rich", "asyncio", "pytest")
+print([name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr == "[]\n"
+
+
+# --- passwords -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        f"redis://ann:{CANARY}@127.0.0.1:1/0",
+        f"sqlite://ann:{CANARY}@host/x.db",
+        f"sqlite:///no/such/folder/x.db?password={CANARY}",
+        f"memory://ann:{CANARY}@here/",
+        f"kafka://:{CANARY}@127.0.0.1",
+        f"redis://ann:a/{CANARY}@host",
+        f"redis://ann:a?{CANARY}@host",
+        f"ann:{CANARY}@host",
+    ],
+)
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stats"], ["top", "--once"], ["jobs", "mail"], ["peek", "x"], ["delete", "x"], ["purge", "mail"],
+        ["enqueue", "--body", "1"], ["pause", "mail", "1"], ["stats", "--json"], ["stats", "--traceback"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_no_output_has_a_password(shell: Shell, command: list[str], url: str) -> None:
+    for done in (shell(*command, "-c", url), shell("-c", url, *command), shell(*command, MULTIQ_URL=url)):
+        assert CANARY not in done.out
+        assert CANARY not in done.err.replace(f'  File "{CANARY}', "")
+
+
+def test_no_log_of_a_worker_has_a_password(shell: Shell) -> None:
+    url = f"memory://ann:{CANARY}@here/"
+    for log_format in ("text", "json"):
+        done = shell.run(
+            "worker",
+            "shop.tasks:app",
+            "-c",
+            url,
+            "--stop-when-empty",
+            "--log-level",
+            "debug",
+            "--log-format",
+            log_format,
+        )
+        assert CANARY not in done.out + done.err

@@ -1,0 +1,170 @@
+"""``multiq worker`` and ``multiq demo``, as processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+
+
+def enqueue(shell: Shell, *addresses: str) -> None:
+    task = shell.app.task(name="mail.reset", queue="mail")(lambda address: None)
+    task.enqueue_many([(address,) for address in addresses])
+
+
+def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Wait for something, and tell the process's output if it does not come."""
+    deadline = time.monotonic() + 30
+    while not true():
+        if time.monotonic() > deadline or process.poll() is not None:
+            process.kill()
+            raise AssertionError(process.communicate())
+        time.sleep(0.02)
+
+
+def test_the_worker_runs_the_jobs_of_its_queues_and_ends_when_they_are_empty(shell: Shell) -> None:
+    enqueue(shell, "ann", "bob")
+    done = shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty")
+    assert done.code == 0
+    assert done.out.splitlines() == ["sent to ann", "sent to bob"]
+    assert shell.app.queue("mail").stats().ready == 0
+    assert f"runs shop.tasks:app, 1 task, on {shell.url}" in done.err
+
+
+def test_a_failing_job_is_buried_with_its_reason(shell: Shell) -> None:
+    enqueue(shell, "bad")
+    assert shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty").code == 0
+    assert "ValueError: 550 no such mailbox" in shell("jobs", "mail", "buried").out
+
+
+@pytest.mark.parametrize("limit", [["--once"], ["--max-jobs", "1"]])
+def test_the_worker_ends_after_so_many_jobs(shell: Shell, limit: list[str]) -> None:
+    enqueue(shell, "ann", "bob")
+    done = shell.run("worker", "shop.tasks:app", "-q", "mail", *limit)
+    assert (done.code, done.out) == (0, "sent to ann\n")
+    assert shell.app.queue("mail").stats().ready == 1
+
+
+def test_queues_come_in_their_order_by_commas_or_options(shell: Shell) -> None:
+    for form in (["-q", "high,low"], ["-q", "high", "-q", "low"]):
+        task = shell.app.task(name="mail.reset", queue="low")(lambda address: None)
+        task.enqueue("later")
+        task.options(queue="high").enqueue("sooner")
+        done = shell.run("worker", "shop.tasks:app", *form, "--stop-when-empty")
+        assert done.out == "sent to sooner\nsent to later\n"
+        shell.app.tasks.clear()
+
+
+def test_settings_hold_where_the_command_line_is_silent(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text('[worker]\nqueues = ["mail"]\n[log]\nformat = "json"\n')
+    enqueue(shell, "ann")
+    done = shell.run("worker", "shop.tasks:app", "--stop-when-empty")
+    assert done.out == "sent to ann\n"
+    assert all("time" in json.loads(line) for line in done.err.splitlines())
+
+
+def test_processes_and_threads_share_the_work(shell: Shell) -> None:
+    addresses = [f"a{number}" for number in range(50)]
+    enqueue(shell, *addresses)
+    done = shell.run("worker", "shop.tasks:app", "-q", "mail", "-p", "2", "-t", "3", "--stop-when-empty")
+    assert done.code == 0
+    assert sorted(done.out.splitlines()) == sorted(f"sent to {address}" for address in addresses)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signals) -> None:
+    enqueue(shell, "ann")
+    process = shell.start("worker", "shop.tasks:app", "-q", "mail")
+    until(lambda: shell.app.queue("mail").stats().ready == 0, process)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 0
+    assert "Traceback" not in err
+
+
+def test_no_log_has_the_arguments_of_a_job(shell: Shell) -> None:
+    enqueue(shell, "ann@secret.example")
+    done = shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty", "--log-level", "debug")
+    assert "ann@secret.example" in done.out  # the task itself prints it
+    assert "ann@secret.example" not in done.err
+
+
+def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
+    done = shell.run("worker", "shop.tasks:app", "-c", "memory://", "--stop-when-empty")
+    assert "the memory backend lives in this process: no other one can enqueue" in done.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["shop.tasks:app", "-t", "0"], 2, "threads=0 is out of range"),
+        (["shop.tasks:app", "-p", "-1"], 2, "processes=-1 is out of range"),
+        (["shop.tasks:app", "--prefetch", "0"], 2, "prefetch=0 is out of range"),
+        (["shop.tasks:app", "--max-jobs", "0"], 2, "max_jobs=0 is out of range"),
+        (["shop.tasks:app", "--grace", "nan"], 2, "grace=nan"),
+        (["shop.tasks:app", "-t", "many"], 2, "'many' is not a valid int"),
+        (["shop.tasks:app", "-q", "a b"], 2, "'a b' is no queue name"),
+        (["shop.tasks:app", "-q", "a,,b"], 2, "'' is no queue name"),
+        (["shop.tasks:app", "--once", "--max-jobs", "2"], 2, "give one of the two"),
+        (["shop.tasks:app", "--log-level", "loud"], 2, "'loud' is not one of"),
+        (["shop.tasks:empty"], 2, "has no tasks, so every job would be buried"),
+        (["shop.tasks:app", "-p", "2", "-c", "memory://"], 5, "does not support shared"),
+        ([], 2, "missing argument 'APP'"),
+    ],
+)
+def test_what_no_worker_can_run_is_refused(shell: Shell, arguments: list[str], code: int, says: str) -> None:
+    enqueue(shell, "ann")
+    before = shell.everything()
+    done = shell.run("worker", *arguments)
+    assert (done.code, done.out) == (code, "")
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert shell.everything() == before
+
+
+def test_a_worker_of_an_unreachable_store_keeps_asking_until_it_is_told_to_stop(shell: Shell) -> None:
+    process = shell.start("worker", "shop.tasks:app", "-c", "sqlite:///no/such/folder/x.db")
+    assert process.stderr is not None
+    lines = [process.stderr.readline() for _ in range(3)]
+    process.terminate()
+    _, rest = process.communicate(timeout=30)
+    assert "no/such/folder" in "".join(lines) + rest
+    assert "Traceback" not in rest
+
+
+def test_the_demo_keeps_its_promises_and_leaves_nothing_behind(shell: Shell, tmp_path: Path) -> None:
+    (shell.folder / "multiq.toml").write_text("a mistake")  # the show does not depend on where it is given
+    temporary = tmp_path / "tmp"
+    temporary.mkdir()
+    done = shell.run("demo", "--json", TMPDIR=str(temporary))
+    assert done.code == 0, done
+    cases = done.json["cases"]
+    assert [case["case"] for case in cases if not case["kept"]] == []
+    assert len(cases) == 8
+    assert list(temporary.iterdir()) == []
+
+
+def test_the_demo_says_so_when_its_worker_cannot_start(shell: Shell) -> None:
+    (shell.folder / "sitecustomize.py").write_text(
+        "import sys, os\nif 'worker' in sys.argv: os.write(2, b'no luck'); os._exit(9)"
+    )
+    done = shell.run("demo", PYTHONPATH=str(shell.folder))
+    assert done.code == 1
+    assert "NO" in done.out
+    assert "no luck" in done.err
