@@ -25,11 +25,13 @@ of jobs, the driver chooses a fresh token for each call of ``reserve`` and finds
 from __future__ import annotations
 
 import enum
+import time
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import msgspec
 
+from .capabilities import Gap
 from .errors import BackendError, Unsupported
 
 if TYPE_CHECKING:
@@ -169,6 +171,22 @@ class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds until the queue resumes by itself; None: it is not paused."""
 
 
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that ``doctor`` looked at, and whether it is as jobs need it.
+
+    ``ok``; ``warn``: works, with a weakness that somebody should know of; ``bad``: jobs will be lost or stuck;
+    ``unknown``: could not be found out, so nothing is promised.
+    """
+
+    level: Literal["ok", "warn", "bad", "unknown"]
+    what: str
+    """What was looked at, as the server's manual calls it: ``maxmemory-policy``."""
+    why: str
+    """What was found, and what follows from it."""
+    advice: str = ""
+    """What to do about it."""
+
+
 class Backend(ABC):
     """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call."""
 
@@ -272,6 +290,21 @@ class Backend(ABC):
     @abstractmethod
     def purge(self, queue: str, states: Sequence[State]) -> int:
         """Delete all jobs in these states (never reserved ones). Returns how many."""
+
+    def doctor(self) -> list[Finding]:
+        """Whether the server, or file, is fit for jobs as it is set up now; changes nothing. Raises ``BackendError``.
+
+        A driver looks at its own settings; without that, there is what any backend can be asked.
+        """
+        start = time.monotonic()
+        self.queues()
+        took = time.monotonic() - start
+        findings = [Finding("ok", "reachable", f"it listed its queues in {took * 1000:.1f} ms")]
+        for power in ("persistent", "durable_attempts", "shared"):
+            claim = self.capabilities.claim(power)
+            if isinstance(claim, Gap):
+                findings.append(Finding("warn", power, f"{claim.kind}: {claim.reason}"))
+        return findings
 
     @abstractmethod
     def close(self) -> None:

@@ -32,6 +32,7 @@ from multiq.url import Option, choice, seconds
 from .callers import CallersTransaction
 from .connection import MAX_BODY, Database
 from .consumer import SqliteConsumer
+from .doctor import examine
 from .jobs import (
     BREATH,
     READY,
@@ -51,7 +52,7 @@ from .jobs import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from multiq.backend import JobRecord, NewJob
+    from multiq.backend import Finding, JobRecord, NewJob
     from multiq.clock import Clock
     from multiq.url import BackendUrl
 
@@ -216,6 +217,9 @@ class SqliteBackend(Backend):
         newest = self._select("newest", {})[0][0]
         codes = {STORED_STATES.index(state) for state in states} - {RESERVED}
         return sum(self._purge(queue, code, newest) for code in sorted(codes))
+
+    def doctor(self) -> list[Finding]:
+        return examine(self._database)
 
     def close(self) -> None:
         self._database.close()

@@ -48,7 +48,7 @@ class Database:
         self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
-        self._synchronous = synchronous
+        self.synchronous = synchronous
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._bell: tuple[int, Bell] | None = None
@@ -62,7 +62,7 @@ class Database:
 
     def open(self, timeout: float) -> sqlite3.Connection:
         """A new connection of SQLite's. Waits *timeout* seconds for whoever has the file locked."""
-        return opening.open_file(self.path, self._synchronous, timeout)
+        return opening.open_file(self.path, self.synchronous, timeout)
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""

@@ -9,7 +9,7 @@ import click
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options
 from .output import Column, note, print_json, show, table
-from .text import many, safe
+from .text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +22,9 @@ _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yello
 
 
 @click.command(short_help="Ask whether a backend is fit for jobs.")
-@click.argument("connection", required=False, metavar="[URL|NAME]")
+@click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
-def doctor(connection: str | None, as_json: bool) -> int:
+def doctor(target: str | None, as_json: bool) -> int:
     """Is the backend fit for jobs as it is set up now? Looks, and changes nothing.
 
     "bad": jobs will be lost or stuck. "warn": it works, with a weakness. "unknown": it could not be found out, so
@@ -33,7 +33,7 @@ def doctor(connection: str | None, as_json: bool) -> int:
     from multiq.app import App
     from multiq.url import redact
 
-    with App(connection or chosen_connection()) as app:
+    with App(target or chosen_connection()) as app:
         place = redact(app.url)
         findings = app.backend.doctor()
     is_bad = any(finding.level == "bad" for finding in findings)
@@ -49,7 +49,7 @@ def _table(findings: Sequence[Finding]) -> Table:
     from rich.text import Text
 
     columns = [Column(""), Column("WHAT"), Column("FOUND", folds=True)]
-    rows = [
+    rows: list[list[str | Text]] = [
         [Text(finding.level, style=_STYLES[finding.level]), safe(finding.what), _words(finding)] for finding in findings
     ]
     return table(columns, rows)
@@ -61,9 +61,5 @@ def _words(finding: Finding) -> str:
 
 def _verdict(findings: Sequence[Finding]) -> str:
     levels = [finding.level for finding in findings]
-    counts = [
-        many(levels.count(level), word)
-        for level, word in (("bad", "thing that loses jobs"), ("warn", "weakness"), ("unknown", "unknown"))
-        if level in levels
-    ]
+    counts = [f"{levels.count(level)} {level}" for level in ("bad", "warn", "unknown") if level in levels]
     return ", ".join(counts) or "all is well"

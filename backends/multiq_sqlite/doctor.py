@@ -1,0 +1,179 @@
+"""Whether a file is fit for jobs where it lies and as it is opened. Looks, and makes nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import quote
+
+from multiq.backend import Finding
+from multiq.errors import BackendCorrupt
+
+from . import opening, schema
+from .failures import explain
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .connection import Database
+
+MOUNTS = Path("/proc/self/mounts")
+
+_REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph", "lustre", "ocfs2", "glusterfs"})
+_REMOTE_FUSE = frozenset({"sshfs", "s3fs", "glusterfs", "rclone"})
+_VOLATILE = frozenset({"tmpfs", "ramfs"})
+_LOW_SPACE = 256 * 1024 * 1024  # bytes
+_LONG_LOG = 256 * 1024 * 1024  # bytes of a write-ahead log; SQLite begins it anew at 4 MB unless a reader is in the way
+_OTHERS = 0o077  # the permissions of everybody but the owner
+
+
+def examine(database: Database) -> list[Finding]:
+    """What there is to say of the file, its place and its settings. Raises ``BackendError``."""
+    opening.require_library()
+    path = Path(os.path.realpath(database.path))
+    return [
+        *_place(path),
+        *([*_file(path), *_inside(path)] if path.exists() else [_no_file(path)]),
+        _synchronous(database.synchronous),
+        Finding("ok", "SQLite", f"Python brings version {sqlite3.sqlite_version}"),
+    ]
+
+
+# --- where it lies ---------------------------------------------------------------------------------------
+
+
+def _place(path: Path) -> Iterator[Finding]:
+    folder = path.parent
+    if not folder.is_dir():
+        yield Finding("bad", "folder", f"there is no folder {folder}", "make it")
+        return
+    if os.access(folder, os.W_OK | os.X_OK):
+        yield Finding("ok", "folder", "this user can write in it, as SQLite must for its log")
+    else:
+        yield Finding(
+            "bad", "folder", "this user cannot write in it, where SQLite keeps its log", f"chmod u+wx {folder}"
+        )
+    yield _file_system(folder)
+    yield _space(folder)
+
+
+def _file_system(folder: Path) -> Finding:
+    kind = file_system_of(folder)
+    if kind is None:
+        return Finding("unknown", "file system", "its kind cannot be told here", "it must be a local disk")
+    if kind in _REMOTE or kind.removeprefix("fuse.") in _REMOTE_FUSE:
+        return Finding(
+            "bad",
+            "file system",
+            f"{kind} comes over a network, and does not keep the promises about locks and shared memory that SQLite's "
+            "write-ahead log needs: jobs can be lost or run twice",
+            "put the file on a local disk",
+        )
+    if kind in _VOLATILE:
+        return Finding("warn", "file system", f"{kind} is memory: a restart takes all jobs", "put it on a disk")
+    if kind == "overlay":
+        return Finding(
+            "warn", "file system", "overlay is a container's own layer: it goes with the container", "use a volume"
+        )
+    return Finding("ok", "file system", f"{kind}, a local one")
+
+
+def file_system_of(folder: Path) -> str | None:
+    """The kind of the file system that holds a folder, ``ext4`` say; None where the system does not tell."""
+    try:
+        mounts = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
+    except OSError:
+        return None
+    found: tuple[str, str | None] = ("", None)
+    for _, quoted, kind, *_ in mounts:
+        point = quoted.encode().decode("unicode_escape")  # a space is written \040
+        if folder.is_relative_to(point) and len(point) >= len(found[0]):  # a later mount hides an earlier one
+            found = (point, kind)
+    return found[1]
+
+
+def _space(folder: Path) -> Finding:
+    free = shutil.disk_usage(folder).free
+    if free < _LOW_SPACE:
+        return Finding(
+            "warn", "free space", f"{free / 1e6:,.0f} MB are left", "make room: a full disk refuses all verbs"
+        )
+    return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
+
+
+# --- the file --------------------------------------------------------------------------------------------
+
+
+def _no_file(path: Path) -> Finding:
+    return Finding("unknown", "file", f"{path} is not there yet: the first job makes it", "look again when it is")
+
+
+def _file(path: Path) -> Iterator[Finding]:
+    if not os.access(path, os.R_OK | os.W_OK):
+        yield Finding("bad", "file", "this user cannot read and write it", f"chown or chmod {path}")
+    mode = path.stat().st_mode
+    if mode & _OTHERS:
+        yield Finding(
+            "warn",
+            "permissions",
+            f"mode {mode & 0o777:o}: others than its owner can get at the jobs",
+            f"chmod 600 {path}",
+        )
+    else:
+        yield Finding("ok", "permissions", f"mode {mode & 0o777:o}: for its owner alone")
+    log = path.with_name(path.name + "-wal")
+    if log.exists() and log.stat().st_size > _LONG_LOG:
+        yield Finding(
+            "warn",
+            "write-ahead log",
+            f"it has grown to {log.stat().st_size / 1e6:,.0f} MB",
+            "look for a program that keeps a transaction open: nothing can be cleared away before it ends",
+        )
+
+
+def _inside(path: Path) -> Iterator[Finding]:
+    """What can only be read from the file itself.
+
+    Opened for writing where that is allowed: who may only read leaves the log's files lying beside it.
+    """
+    mode = "rw" if os.access(path, os.W_OK) else "ro"
+    try:
+        with contextlib.closing(sqlite3.connect(f"file:{quote(str(path))}?mode={mode}", uri=True, timeout=1)) as sqlite:
+            (mode,) = sqlite.execute("PRAGMA journal_mode").fetchone()
+            version = schema.version(sqlite, str(path))
+    except BackendCorrupt as exc:
+        yield Finding("bad", "tables", str(exc))
+    except sqlite3.Error as exc:
+        yield Finding("bad", "file", str(explain(exc, str(path), 1)))
+    else:
+        yield _journal(mode)
+        yield _tables(version)
+
+
+def _journal(mode: str) -> Finding:
+    if mode == "wal":
+        return Finding("ok", "journal_mode", "wal: readers and the writer do not wait for each other")
+    return Finding("warn", "journal_mode", f"{mode}: multiq changes it to wal when it opens the file")
+
+
+def _tables(version: int | None) -> Finding:
+    if version is None:
+        return Finding("unknown", "tables", "multiq has not made its tables in this file yet", "look again when it has")
+    if version < schema.VERSION:
+        return Finding("ok", "tables", f"version {version}: the next call brings them up to {schema.VERSION}")
+    return Finding("ok", "tables", f"version {version}, this multiq's own")
+
+
+def _synchronous(setting: str) -> Finding:
+    if setting == "full":
+        return Finding("ok", "synchronous", "full: what was acknowledged survives a crash of the machine")
+    return Finding(
+        "warn",
+        "synchronous",
+        f"{setting}: a power failure takes the last moments' jobs and verdicts; killed processes take nothing",
+        "leave ?synchronous= out of the URL unless that is meant",
+    )

@@ -1,0 +1,119 @@
+"""What ``multiq doctor`` finds about a file: where it lies, who can read it, how it is opened."""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq_sqlite import doctor, schema
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from multiq.backend import Finding, NewJob
+
+
+def found(backend: SqliteBackend) -> dict[str, Finding]:
+    return {finding.what: finding for finding in backend.doctor()}
+
+
+def test_a_file_as_multiq_makes_it_is_fit_and_stays_untouched(
+    path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
+) -> None:
+    backend.enqueue("mail", jobs())
+    backend.close()
+    before = path.read_bytes()
+    findings = found(backend)
+    assert {name: finding.level for name, finding in findings.items() if name not in {"file system", "free space"}} == {
+        "folder": "ok",
+        "permissions": "ok",
+        "journal_mode": "ok",
+        "tables": "ok",
+        "synchronous": "ok",
+        "SQLite": "ok",
+    }
+    assert path.read_bytes() == before
+    assert [file.name for file in path.parent.iterdir()] == [path.name]
+
+
+def test_a_missing_file_is_not_made(path: Path, backend: SqliteBackend) -> None:
+    assert found(backend)["file"].level == "unknown"
+    assert not path.exists()
+
+
+def test_a_missing_folder_is_bad(tmp_path: Path) -> None:
+    with SqliteBackend(str(tmp_path / "nowhere" / "jobs.db")) as backend:
+        assert found(backend)["folder"].level == "bad"
+
+
+def test_synchronous_normal_is_a_weakness_that_is_named(path: Path) -> None:
+    with SqliteBackend(str(path), synchronous="normal") as backend:
+        finding = found(backend)["synchronous"]
+    assert finding.level == "warn"
+    assert "power failure" in finding.why
+
+
+def test_a_file_that_others_can_read_is_a_weakness(
+    path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
+) -> None:
+    backend.enqueue("mail", jobs())
+    path.chmod(0o644)
+    assert found(backend)["permissions"].level == "warn"
+
+
+def test_what_is_no_database_is_bad(path: Path, backend: SqliteBackend) -> None:
+    path.write_bytes(b"not a database at all" * 300)
+    assert found(backend)["file"].level == "bad"
+
+
+def test_tables_of_a_newer_multiq_are_bad(
+    path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
+) -> None:
+    backend.enqueue("mail", jobs())
+    with sqlite3.connect(path) as other:
+        other.execute("UPDATE multiq_schema SET version = ?", (schema.VERSION + 1,))
+    other.close()
+    finding = found(backend)["tables"]
+    assert finding.level == "bad"
+    assert "newer" in finding.why
+
+
+def test_a_foreign_database_has_no_tables_yet(path: Path, backend: SqliteBackend) -> None:
+    with sqlite3.connect(path) as other:
+        other.execute("CREATE TABLE customers (id)")
+    other.close()
+    findings = found(backend)
+    assert findings["tables"].level == "unknown"
+    assert findings["journal_mode"].level == "warn"
+
+
+@pytest.mark.parametrize(
+    ("kind", "level"),
+    [("ext4", "ok"), ("nfs4", "bad"), ("cifs", "bad"), ("9p", "bad"), ("tmpfs", "warn"), ("overlay", "warn")],
+)
+def test_the_kind_of_file_system_decides(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: str
+) -> None:
+    folder = tmp_path / "with space"
+    folder.mkdir()
+    point = str(folder).replace(" ", r"\040")
+    mounts = tmp_path / "mounts"
+    mounts.write_text(
+        f"/dev/a / ext3 rw 0 0\nx {point} iso9660 rw 0 0\nx {point} {kind} rw 0 0\n/dev/b /opt xfs rw 0 0\n"
+    )
+    monkeypatch.setattr(doctor, "MOUNTS", mounts)
+    with SqliteBackend(str(folder / "jobs.db")) as backend:
+        finding = found(backend)["file system"]
+    assert finding.level == level
+    assert kind in finding.why
+
+
+def test_where_the_system_does_not_tell_nothing_is_promised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: SqliteBackend
+) -> None:
+    monkeypatch.setattr(doctor, "MOUNTS", tmp_path / "none")
+    assert found(backend)["file system"].level == "unknown"

@@ -1,0 +1,56 @@
+"""``multiq doctor``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+
+
+def test_a_fit_backend_is_told_line_by_line_and_exits_with_0(shell: Shell) -> None:
+    shell.app.queue("mail").enqueue(b"x")
+    done = shell("doctor")
+    assert done.code == 0
+    assert "synchronous" in done.out
+    assert shell.url in done.err
+
+
+def test_a_url_a_name_and_the_option_all_name_the_backend(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text('[connections]\nother = "memory://"\n')
+    for arguments in (["memory://"], ["-c", "memory://"], ["other"]):
+        done = shell("doctor", "--json", *arguments)
+        assert done.code == 0
+        assert {finding["what"]: finding["level"] for finding in done.json["findings"]} == {
+            "reachable": "ok",
+            "persistent": "warn",
+            "durable_attempts": "warn",
+            "shared": "warn",
+        }
+
+
+def test_something_bad_exits_with_1_and_says_what_to_do(shell: Shell) -> None:
+    done = shell("doctor", "sqlite:////no/such/folder/jobs.db")
+    assert done.code == 1
+    assert "there is no folder /no/such/folder; make it" in done.out
+    assert done.err.startswith("1 bad, 1 unknown")
+    document = shell("doctor", "--json", "sqlite:////no/such/folder/jobs.db").json
+    assert document["fit"] is False
+
+
+def test_a_backend_that_cannot_be_opened_is_an_error(shell: Shell) -> None:
+    done = shell("doctor", "nonesuch://host")
+    assert done.code == 2
+    assert "nonesuch" in done.err
