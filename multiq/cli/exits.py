@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
+import textwrap
 import traceback
 from typing import TYPE_CHECKING
 
@@ -70,7 +72,7 @@ def report(error: Exception, arguments: Sequence[str]) -> int:
     elif isinstance(error, click.Abort):
         click.echo("stopped", err=True)
     else:
-        click.secho(f"error: {_fit(_sentence(error))}", fg="red", err=True)
+        click.secho(_fit(f"error: {_sentence(error)}"), fg="red", err=True)
         hint = _hint(error)
         if hint:
             click.echo(hint, err=True)
@@ -102,11 +104,21 @@ def _sentence(error: Exception) -> str:
 
 
 def _fit(message: str) -> str:
-    """*message*, cut to what fits on one screen."""
+    """*message*, cut to what fits on one screen, and broken between words on a terminal."""
     lines = [line if len(line) <= _COLUMNS else line[: _COLUMNS - 3] + "..." for line in message.splitlines()]
+    if sys.stderr.isatty():
+        width = shutil.get_terminal_size().columns
+        lines = [part for line in lines for part in _wrap(line, width)]
     if len(lines) > _LINES:
         lines = [*lines[: _LINES - 1], f"  ... and {len(lines) - _LINES + 1} more lines"]
     return "\n".join(lines)
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip(" -"))]
+    return textwrap.wrap(
+        line, width, subsequent_indent=" " * len(indent), break_long_words=False, break_on_hyphens=False
+    ) or [""]
 
 
 def _hint(error: Exception) -> str:

@@ -28,7 +28,7 @@ class LazyGroup(click.Group):
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
         """Run, and exit with the command's code; an error is told in one message, never as a traceback."""
-        arguments = list(sys.argv[1:] if args is None else args)
+        arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra["standalone_mode"] = False
         try:
             code = super().main(arguments, prog_name or "multiq", **extra)

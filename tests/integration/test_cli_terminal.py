@@ -127,6 +127,14 @@ def test_a_terminal_has_colours_unless_they_are_declined(shell: Shell) -> None:
     assert "\x1b[31m" in Terminal(shell, "stat").end()[1]  # and so is an error
 
 
+def test_a_message_is_broken_between_words(shell: Shell) -> None:
+    _, out = Terminal(shell, "jobs", "a b").end()
+    lines = plain(out).splitlines()
+    assert len(lines) == 2
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines) == shell.run("jobs", "a b").err.strip()
+
+
 def test_a_pipe_has_none(shell: Shell) -> None:
     for command in (["stats"], ["jobs", "mail"], ["peek", "gone"], ["backends"], ["stat"], ["top"]):
         done = shell.run(*command)
@@ -176,6 +184,7 @@ def test_ctrl_c_at_the_question_changes_nothing(shell: Shell) -> None:
     before = shell.everything()
     terminal = Terminal(shell, "purge", "mail")
     terminal.read_until("[y/N]")
+    time.sleep(0.3)  # a person's pause: a signal between Python's last look and its read() would wait for a key
     terminal.send("\x03")
     code, out = terminal.end()
     assert code == 130
