@@ -6,7 +6,9 @@ import random
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+from .backend import DELAY_MAX
 from .errors import OptionInvalid
+from .options import shown
 
 Backoff: TypeAlias = Callable[[int], float]
 
@@ -26,15 +28,15 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
         _check(value, name)
     if base < 1:
         raise OptionInvalid(f"base={base!r} would make the waits shorter and shorter: give 1 or more")
-    if not 0 <= jitter <= 1:
-        raise OptionInvalid(f"jitter={jitter!r} must be a share from 0 to 1")
+    if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
+        raise OptionInvalid(f"jitter={shown(jitter)} must be a share from 0 to 1")
 
     def wait(attempt: int) -> float:
         try:
-            whole = min(cap, first * base ** (attempt - 1))
+            growth = float(base) ** (attempt - 1)
         except OverflowError:
-            whole = cap
-        return whole * (1 - jitter * random.random())  # noqa: S311 - spreads load, guards nothing
+            growth = _HUGE
+        return min(cap, first * growth) * (1 - jitter * random.random())  # noqa: S311 - spreads load, guards nothing
 
     return wait
 
@@ -54,13 +56,17 @@ def to_backoff(value: Backoff | Sequence[float] | float) -> Backoff:
         return value
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return steps(*value)
-    return fixed(value)  # type: ignore[arg-type]  # fixed() checks it
+    _check(value, "backoff")
+    return fixed(value)  # type: ignore[arg-type]  # checked
 
 
-def _check(value: float, name: str) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not value >= 0:
+_HUGE = 1e300  # times any number of seconds, still a number
+
+
+def _check(value: object, name: str) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= DELAY_MAX:
         raise OptionInvalid(
-            f"{name}={value!r} is no backoff: give seconds >= 0, a list of them, or a function of the attempt"
+            f"{name}={shown(value)} is no backoff: give seconds >= 0, a list of them, or a function of the attempt"
         )
 
 

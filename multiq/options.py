@@ -1,4 +1,4 @@
-"""Checks of what callers pass beside a body: delays, points in time, priorities, ttrs, states."""
+"""Checks of what callers pass beside a body: delays, points in time, priorities, ttrs, states, ids."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from .backend import DELAY_MAX, PRIORITY_MAX, STORED_STATES, TTR_MIN, State
 from .errors import OptionInvalid
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
+
+REASON_MAX = 2000  # characters
+_ID_MAX = 200  # characters; a UUID has 36
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
@@ -23,24 +26,27 @@ def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = Non
         return 0.0
     seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else _number(delay, "delay")
     if not 0 <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"delay={delay!r} is out of range: seconds from 0 (now) to {DELAY_MAX:.0f} (a century)")
+        raise OptionInvalid(
+            f"delay={shown(delay)} is out of range: seconds from 0 (now) to {DELAY_MAX:.0f} (a century)"
+        )
     return seconds
 
 
 def check_priority(priority: int) -> int:
     """A whole number from 0 (first) to 2**32 - 1 (last)."""
-    if type(priority) is not int or not 0 <= priority <= PRIORITY_MAX:
+    number = priority if type(priority) is int else _whole(priority)
+    if number is None or not 0 <= number <= PRIORITY_MAX:
         raise OptionInvalid(
-            f"priority={priority!r} is out of range: a whole number from 0 (first) to {PRIORITY_MAX} (last)"
+            f"priority={shown(priority)} is out of range: a whole number from 0 (first) to {PRIORITY_MAX} (last)"
         )
-    return priority
+    return number
 
 
 def check_ttr(ttr: float) -> float:
     """Seconds that a reservation lasts without a touch, 1 or more."""
     seconds = _number(ttr, "ttr")
     if not TTR_MIN <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"ttr={ttr!r} is out of range: seconds from {TTR_MIN:g} up")
+        raise OptionInvalid(f"ttr={shown(ttr)} is out of range: seconds from {TTR_MIN:g} up")
     return seconds
 
 
@@ -48,25 +54,33 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
     """Seconds to wait, 0 or more."""
     seconds = _number(timeout, name)
     if not 0 <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"{name}={timeout!r} is out of range: seconds from 0 up")
+        raise OptionInvalid(f"{name}={shown(timeout)} is out of range: seconds from 0 up")
     return seconds
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
     """A whole number of *least* or more."""
-    if type(count) is not int or count < least:
-        raise OptionInvalid(f"{name}={count!r} is out of range: a whole number from {least} up")
-    return count
+    number = _whole(count)
+    if number is None or number < least:
+        raise OptionInvalid(f"{name}={shown(count)} is out of range: a whole number from {least} up")
+    return number
+
+
+def check_id(job_id: str) -> str:
+    """A job's id as somebody may have kept it: opaque, but text that a store can be asked for."""
+    if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
+        raise OptionInvalid(f"{shown(job_id)} is no job's id: an id is the text that enqueue returned, as handle.id")
+    return job_id
 
 
 def check_state(state: str) -> State:
     """One of the four stored states, by name."""
     if state in STORED_STATES:
         return State(state)
-    raise OptionInvalid(f"{state!r} is no state of a job: {', '.join(STORED_STATES)}")
+    raise OptionInvalid(f"{shown(state)} is no state of a job: {', '.join(STORED_STATES)}")
 
 
-def check_states(states: Sequence[str] | str) -> list[State]:
+def check_states(states: Iterable[str] | str) -> list[State]:
     """States, from one name or several."""
     return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
@@ -80,12 +94,19 @@ def check_reason(reason: str | None) -> str | None:
     return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
 
 
-REASON_MAX = 2000  # characters
+def shown(value: object) -> str:
+    """*value* as an error message shows it: short, printable, and without failing on what cannot be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
+        text = f"a {type(value).__qualname__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _until(at: dt.datetime) -> float:
     if not isinstance(at, dt.datetime):
-        raise OptionInvalid(f"at={at!r} is no point in time: give a datetime with a zone")
+        raise OptionInvalid(f"at={shown(at)} is no point in time: give a datetime with a zone")
     if at.tzinfo is None or at.utcoffset() is None:
         raise OptionInvalid(
             f"at={at!r} has no time zone, so it names no moment: use datetime.now(timezone.utc) + ..., or .astimezone()"
@@ -97,6 +118,16 @@ def _until(at: dt.datetime) -> float:
 
 
 def _number(value: Any, name: str) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise OptionInvalid(f"{name}={value!r} is no number of seconds")
-    return float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:  # an int beyond all floats
+            seconds = math.inf
+        if math.isfinite(seconds):
+            return seconds
+    raise OptionInvalid(f"{name}={shown(value)} is no number of seconds")
+
+
+def _whole(value: Any) -> int | None:
+    """A plain int, also from an IntEnum; None for what is no whole number."""
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None
