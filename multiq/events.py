@@ -150,7 +150,7 @@ class Events:
         for subscriber in self._find(kind) if heard is None else heard:
             try:
                 subscriber(event)
-            except Exception:  # noqa: BLE001 - logged, and the job goes on
+            except (Exception, SystemExit):  # noqa: BLE001 - logged, and the job goes on
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _find(self, kind: type[Event]) -> tuple[Subscriber, ...]:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import msgspec
 
-from .backend import Bury, Lease, Release
+from .backend import DELAY_MAX, Bury, Lease, Release
 from .backoff import DEFAULT, Backoff
-from .options import check_reason
+from .options import check_delay, check_reason
+
+if TYPE_CHECKING:
+    import datetime as dt
 
 MAX_ATTEMPTS_DEFAULT = 5
 MAX_CRASHES_DEFAULT = 3
 
 
 class ReleaseJob(Exception):
-    """Raised in a task: release this job and try again after ``delay`` seconds. It counts as an attempt."""
+    """Raised in a task: release this job and try again after *delay*, or after its backoff. It counts as an attempt.
 
-    def __init__(self, delay: float | None = None, reason: str | None = None) -> None:
-        self.delay = delay
+    *delay* is seconds or a timedelta. Raises ``OptionInvalid``, which fails the attempt like any error.
+    """
+
+    def __init__(self, delay: float | dt.timedelta | None = None, reason: str | None = None) -> None:
+        self.delay = None if delay is None else check_delay(delay)
         self.reason = reason
         super().__init__(reason or "released by the task")
 
@@ -56,7 +64,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
         limit = self._attempts()
         if limit and lease.attempt >= limit + lease.kicks:
             return Bury(lease, check_reason(reason))
-        wait = max(0.0, float(self.backoff(lease.attempt) if delay is None else delay))
+        # a backoff function of the user's may return anything that is a number
+        wait = min(DELAY_MAX, max(0.0, float(self.backoff(lease.attempt) if delay is None else delay)))
         if self.retry_for is not None and lease.age + wait > self.retry_for:
             return Bury(lease, check_reason(reason))
         return Release(lease, wait, reason=check_reason(reason))
