@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import threading
 from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
@@ -9,10 +10,10 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backoff import DEFAULT, to_backoff
 from .config import load_settings
-from .errors import TaskExists, TaskNotFound
+from .errors import ArgumentsInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
 from .names import check_name
-from .options import check_count, check_priority, check_timeout, check_ttr
+from .options import check_count, check_priority, check_timeout, check_ttr, shown
 from .queue import Queue
 from .registry import open_backend
 from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
@@ -63,7 +64,6 @@ class App:
         self.events = Events()
         self._backend: Backend | None = None
         self._queues: dict[str, Queue] = {}
-        self._closers: list[Callable[[], None]] = []
 
     @property
     def backend(self) -> Backend:
@@ -78,7 +78,7 @@ class App:
         """The queue of this name. Raises ``NameInvalid``."""
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = Queue(self, name)
+            queue = self._queues.setdefault(name, Queue(self, name))
         return queue
 
     @overload
@@ -98,7 +98,7 @@ class App:
         the enqueue. *backoff* is seconds, a list of them, or a function of the failed attempt. *on_success* is called
         with the job and the result, *on_failure* with the job and the error when the job is buried.
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``.
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
         """
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
@@ -123,27 +123,21 @@ class App:
 
         return subscribe
 
-    def on_close(self, closer: Callable[[], None]) -> None:
-        """Call *closer* when the app is closed."""
-        self._closers.append(closer)
-
     def close(self) -> None:
         """Drop all connections. The app can be used again: it reconnects."""
-        closers, self._closers = self._closers, []
-        for closer in closers:
-            closer()
-        self._queues.clear()
+        for queue in list(self._queues.values()):
+            queue.close()
         if self._backend is not None:
             self._backend.close()
 
     def _register(self, task: Task[..., Any]) -> Task[..., Any]:
         known = self.tasks.setdefault(task.name, task)
-        if known.function is not task.function:
-            raise TaskExists(
-                f"two functions want to be task {task.name!r}: {_place(known.function)} and {_place(task.function)}; "
-                "give one of them another name="
-            )
-        return known
+        if known is task or known.is_like(task):
+            return known
+        raise TaskExists(
+            f"{_place(known.function)} is task {task.name!r} already, and {_place(task.function)} wants to be it with "
+            "another function or other options: give one of them another name="
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -174,6 +168,9 @@ def _make_task(
     on_failure: Callable[[JobContext, BaseException], object] | None = None,
 ) -> Task[..., Any]:
     """A task from what its author wrote, every option checked."""
+    _check_function(function)
+    _check_hook(on_success, "on_success")
+    _check_hook(on_failure, "on_failure")
     policy = RetryPolicy(
         max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts", least=0),
         max_crashes=check_count(max_crashes, "max_crashes", least=0),
@@ -183,13 +180,33 @@ def _make_task(
     return Task(
         app,
         function,
-        name=function.__name__ if name is None else name,
+        name=getattr(function, "__name__", "") if name is None else name,
         options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
         policy=policy,
         timeout=None if timeout is None else check_timeout(timeout),
         on_success=on_success,
         on_failure=on_failure,
     )
+
+
+def _check_function(function: Callable[..., Any]) -> None:
+    if not callable(function):
+        raise ArgumentsInvalid(f"{shown(function)} is no function: only functions can be tasks")
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise ArgumentsInvalid(
+            f"{_place(function)} is a generator, which does nothing when it is called: return a list"
+        )
+    try:
+        inspect.signature(function)
+    except (ValueError, TypeError) as exc:
+        raise ArgumentsInvalid(
+            f"nobody can tell which arguments {_place(function)} takes ({exc}): make it a function of your own"
+        ) from exc
+
+
+def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
+    if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
+        raise OptionInvalid(f"{name}={shown(hook)} is no plain function: it is called, and not awaited")
 
 
 class _Opening:
@@ -207,4 +224,5 @@ _opening = _Opening()
 
 
 def _place(function: Callable[..., Any]) -> str:
-    return f"{function.__module__}.{function.__qualname__}"
+    name = getattr(function, "__qualname__", None)
+    return f"{function.__module__}.{name}" if name else shown(function)

@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
-    from .backend import Backend, Consumer, Verdict
+    from .backend import Backend, Verdict
     from .codec import Envelope
+    from .queue import Desk
 
 
 class JobHandle:
@@ -102,14 +103,14 @@ class Job:
     """A reserved job, to be settled once: ``ack``, ``release`` or ``bury``, or as a ``with`` block ends.
 
     Leaving the block acks it; an exception releases it with a backoff and goes on upwards. Nobody touches
-    the lease in between but you.
+    the lease in between but you. Any thread may settle it, whichever reserved it.
     """
 
-    __slots__ = ("_consumer", "_settled", "_value", "lease")
+    __slots__ = ("_desk", "_settled", "_value", "lease")
 
-    def __init__(self, lease: Lease, consumer: Consumer) -> None:
+    def __init__(self, lease: Lease, desk: Desk) -> None:
         self.lease = lease
-        self._consumer = consumer
+        self._desk = desk
         self._settled = False
         self._value: Any = _UNREAD
 
@@ -177,7 +178,7 @@ class Job:
         """The full ttr again, from now. Raises ``LeaseLost``."""
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([Touch(self.lease)])
+        (lost,) = self._desk.settle([Touch(self.lease)])
         if lost is not None:
             raise lost
 
@@ -203,7 +204,7 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # one that raises did not get through and may be tried again
+        (lost,) = self._desk.settle([verdict])  # one that raises did not get through and may be tried again
         self._settled = True
         if lost is not None:
             raise lost

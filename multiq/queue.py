@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, NewJob, State
 from .codec import encode_json
-from .errors import BackendTimeout, BackendUnavailable, QueueEmpty
+from .errors import ArgumentsInvalid, BackendTimeout, BackendUnavailable, QueueEmpty
 from .ids import new_ids
 from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name
-from .options import check_count, check_delay, check_priority, check_state, check_states, check_timeout, check_ttr
+from .options import (
+    check_count,
+    check_delay,
+    check_id,
+    check_priority,
+    check_state,
+    check_states,
+    check_timeout,
+    check_ttr,
+    shown,
+)
 
 if TYPE_CHECKING:
     import datetime as dt
     from collections.abc import Callable, Iterable, Sequence
 
     from .app import App
-    from .backend import Backend, Consumer, QueueStats
+    from .backend import Backend, Consumer, Lease, QueueStats, Verdict
+    from .errors import LeaseLost
 
 T = TypeVar("T")
 
 #: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
 PATIENCE = 1.0
 _FIRST_PAUSE = 0.02
+
+_STEP_ASIDE = 0.0005  # seconds between two looks whether those that settle are through
+_CALL_AGAIN = 0.002  # seconds after which whoever waits for jobs is interrupted: most calls are over before
 
 
 class Queue:
@@ -35,6 +51,7 @@ class Queue:
         self.name = check_name(name)
         self._app = app
         self._local = threading.local()
+        self._desks: weakref.WeakSet[Desk] = weakref.WeakSet()
 
     # --- producing ---
 
@@ -68,7 +85,12 @@ class Queue:
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
     ) -> list[JobHandle]:
-        """Add many jobs in one round trip, with the same options. All or nothing where the backend can."""
+        """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
+
+        Raises as ``enqueue``, and ``ArgumentsInvalid`` for one body where a list of them belongs.
+        """
+        if isinstance(bodies, str | bytes | dict):
+            raise ArgumentsInvalid(f"{shown(bodies)} is one body: enqueue_many takes a list of them")
         encode, max_body = encode_json, self._app.settings.max_body
         raw = [body if isinstance(body, bytes) else encode(body, max_body=max_body) for body in bodies]
         return put(
@@ -95,9 +117,9 @@ class Queue:
 
     def reserve_many(self, limit: int, timeout: float = 0) -> list[Job]:
         """Up to *limit* due jobs, waiting up to *timeout* seconds for the first; an empty list if none came."""
-        consumer = self._consumer()
-        leases = consumer.reserve(check_count(limit, "limit"), check_timeout(timeout))
-        return [Job(lease, consumer) for lease in leases]
+        desk = self._desk()
+        leases = desk.reserve(check_count(limit, "limit"), check_timeout(timeout))
+        return [Job(lease, desk) for lease in leases]
 
     # --- looking and managing ---
 
@@ -107,7 +129,7 @@ class Queue:
 
     def peek(self, job_id: str) -> JobInfo:
         """One job, untouched. Raises ``JobNotFound``."""
-        return JobInfo.of(self._app.backend.peek(self.name, job_id))
+        return JobInfo.of(self._app.backend.peek(self.name, check_id(job_id)))
 
     def jobs(self, state: str, *, limit: int = 100, after: str | None = None) -> JobPage:
         """The jobs in a state, a page at a time: pass a page's ``after`` to get the next one."""
@@ -116,7 +138,7 @@ class Queue:
 
     def delete(self, job_id: str) -> None:
         """The job never starts. Raises ``JobReserved`` if it runs, ``JobNotFound`` if it is not there."""
-        self._app.backend.delete(self.name, job_id)
+        self._app.backend.delete(self.name, check_id(job_id))
 
     def reschedule(
         self, job_id: str, delay: float | dt.timedelta | None = None, *, at: dt.datetime | None = None
@@ -126,7 +148,7 @@ class Queue:
         Returns its handle, with the id to use from now on. Raises ``JobReserved``, ``JobNotFound``.
         """
         backend = self._app.backend
-        return JobHandle(backend, self.name, backend.reschedule(self.name, job_id, check_delay(delay, at)))
+        return JobHandle(backend, self.name, backend.reschedule(self.name, check_id(job_id), check_delay(delay, at)))
 
     def kick(self, limit: int = 1) -> int:
         """Up to *limit* buried jobs, the longest buried first, become ready. Returns how many."""
@@ -134,7 +156,7 @@ class Queue:
 
     def kick_job(self, job_id: str) -> None:
         """One buried or delayed job becomes ready now. Raises ``JobNotFound``, ``JobReserved``."""
-        self._app.backend.kick_job(self.name, job_id)
+        self._app.backend.kick_job(self.name, check_id(job_id))
 
     def pause(self, seconds: float) -> None:
         """No new reservations for so long; delays and leases run on."""
@@ -148,16 +170,69 @@ class Queue:
         """Delete all jobs in these states, never reserved ones. Returns how many."""
         return self._app.backend.purge(self.name, check_states(states))
 
+    def close(self) -> None:
+        """Drop the connections of all threads that reserved. They open again if they are needed again."""
+        for desk in list(self._desks):
+            desk.close()
+
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
 
-    def _consumer(self) -> Consumer:
-        """This thread's consumer."""
-        consumer: Consumer | None = getattr(self._local, "consumer", None)
-        if consumer is None:
-            consumer = self._local.consumer = self._app.backend.consumer([self.name])
-            self._app.on_close(consumer.close)
-        return consumer
+    def _desk(self) -> Desk:
+        """This thread's; a forked child has its own."""
+        desk: Desk | None = getattr(self._local, "desk", None)
+        if desk is None or desk.pid != os.getpid():
+            desk = self._local.desk = Desk(self._app.backend.consumer([self.name]))
+            self._desks.add(desk)
+        return desk
+
+
+class Desk:
+    """The consumer of one thread, whose jobs any thread may settle: it is never used by two at a time.
+
+    It closes when nobody has it any more: its thread has ended, and its jobs are forgotten.
+    """
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.pid = os.getpid()
+        self._consumer = consumer
+        self._lock = threading.Lock()
+        self._callers: set[int] = set()  # threads that want to settle while somebody waits for jobs
+        # not at exit: a daemon thread may be in the middle of a call, and the system closes everything anyway
+        weakref.finalize(self, consumer.close).atexit = False
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        """As ``Consumer.reserve``; it lets others settle while it waits."""
+        give_up_at = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                leases = self._consumer.reserve(limit, max(0.0, give_up_at - time.monotonic()))
+            if leases or time.monotonic() >= give_up_at:
+                return leases
+            while self._callers:
+                time.sleep(_STEP_ASIDE)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        """As ``Consumer.settle``, from any thread."""
+        if not self._lock.acquire(blocking=False):
+            self._call()
+        try:
+            return self._consumer.settle(verdicts)
+        finally:
+            self._lock.release()
+
+    def close(self) -> None:
+        """Drop the connection. It opens again if it is needed again."""
+        self._consumer.close()
+
+    def _call(self) -> None:
+        """Have the lock, from a thread that may be waiting with it for jobs that never come."""
+        self._callers.add(threading.get_ident())
+        try:
+            while not self._lock.acquire(timeout=_CALL_AGAIN):
+                self._consumer.interrupt()
+        finally:
+            self._callers.discard(threading.get_ident())
 
 
 def put(

@@ -11,7 +11,7 @@ from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .codec import ENVELOPE_VERSION, Envelope, check_json, encode_envelope
 from .errors import ArgumentsInvalid
 from .names import check_name
-from .options import check_count, check_delay, check_priority, check_timeout, check_ttr
+from .options import check_count, check_delay, check_priority, check_timeout, check_ttr, shown
 from .queue import put
 from .retry import RetryPolicy
 
@@ -66,16 +66,16 @@ class Task(Generic[P, R]):
         self.timeout = timeout
         self.on_success = on_success
         self.on_failure = on_failure
-        self.is_coroutine = inspect.iscoroutinefunction(function)
+        self.is_coroutine = _is_coroutine(function)
         self.__doc__ = function.__doc__
         self.__wrapped__ = function
         self._signature = inspect.signature(function)
         self._fewest, self._most = _plain_range(self._signature)
 
-    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+    def __call__(self, /, *args: P.args, **kwargs: P.kwargs) -> R:
         return self.function(*args, **kwargs)
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """Have a worker call the function with these arguments.
 
         Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
@@ -87,7 +87,7 @@ class Task(Generic[P, R]):
         """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones."""
         return self._send([_call(call) for call in calls], self.default)
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """``enqueue`` without blocking the event loop."""
         import asyncio
 
@@ -153,8 +153,15 @@ class Task(Generic[P, R]):
             backoff=own.backoff,
         )
 
+    def is_like(self, other: Task[..., Any]) -> bool:
+        """Whether *other* is the same function with the same options."""
+        return self._traits() == other._traits()
+
     def __repr__(self) -> str:
         return f"Task({self.name!r}, queue={self.default.queue!r})"
+
+    def _traits(self) -> tuple[object, ...]:
+        return self.function, self.default, self.policy, self.timeout, self.on_success, self.on_failure
 
     def _send(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], options: CallOptions) -> list[JobHandle]:
         max_body = self.app.settings.max_body
@@ -197,7 +204,7 @@ class TaskCall(Generic[P]):
         self._task = task
         self._options = options
 
-    def enqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """As ``Task.enqueue``."""
         return self._task._send([(args, kwargs)], self._options)[0]  # noqa: SLF001 - two halves of one thing
 
@@ -205,7 +212,7 @@ class TaskCall(Generic[P]):
         """As ``Task.enqueue_many``."""
         return self._task._send([_call(call) for call in calls], self._options)  # noqa: SLF001
 
-    async def aenqueue(self, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
+    async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """As ``Task.aenqueue``."""
         import asyncio
 
@@ -217,7 +224,12 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
         return call, {}
     if isinstance(call, dict):
         return (), call
-    raise ArgumentsInvalid(f"{call!r} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+    raise ArgumentsInvalid(f"{shown(call)} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+
+
+def _is_coroutine(function: Callable[..., Any]) -> bool:
+    """Also for an object whose ``__call__`` is one: called and not awaited it would do nothing."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
@@ -237,5 +249,5 @@ def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         return {}
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ArgumentsInvalid(f"header {name!r}: {value!r} is not text: headers are strings by name")
+            raise ArgumentsInvalid(f"header {shown(name)}: {shown(value)} is not text: headers are strings by name")
     return dict(headers)
