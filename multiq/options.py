@@ -12,6 +12,7 @@ from .errors import OptionInvalid
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
 _ID_MAX = 200  # characters; a UUID has 36
 
@@ -59,10 +60,10 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
 
 
 def check_count(count: int, name: str, *, least: int = 1) -> int:
-    """A whole number of *least* or more."""
+    """A whole number of *least* or more, within what every store can be asked for."""
     number = _whole(count)
-    if number is None or number < least:
-        raise OptionInvalid(f"{name}={shown(count)} is out of range: a whole number from {least} up")
+    if number is None or not least <= number <= COUNT_MAX:
+        raise OptionInvalid(f"{name}={shown(count)} is out of range: a whole number from {least} to {COUNT_MAX}")
     return number
 
 
