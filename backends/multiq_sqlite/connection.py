@@ -36,6 +36,7 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
+_COMMITS_BETWEEN_LOOKS = 16  # at the length of the log
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for another thread's call to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
@@ -121,6 +122,7 @@ class Connection:
         self._database = database
         self._sqlite: sqlite3.Connection | None = None
         self._opened = 0  # times
+        self._commits = 0
         self._file = (0, 0)
         self._lock = threading.Lock()
         _forks.watch(self)
@@ -168,6 +170,7 @@ class Connection:
             except BaseException:
                 self._roll_back(sqlite)
                 raise
+            self._keep_log_short(sqlite)
 
     def close(self) -> None:
         """Close until it is used again."""
@@ -197,6 +200,15 @@ class Connection:
             self._file = _identity(self._database.path)
             self._opened += 1
         return self._sqlite
+
+    def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:
+        """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
+        processes are at work there is none.
+        """
+        self._commits += 1
+        if self._commits % _COMMITS_BETWEEN_LOOKS == 0 and _size(self._database.path + "-wal") > opening.LONG_LOG:
+            with contextlib.suppress(sqlite3.Error):  # the commit stands; somebody else's next one will do
+                sqlite.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
@@ -274,6 +286,14 @@ class _Forks:
 
 
 _forks = _Forks()
+
+
+def _size(path: str) -> int:
+    """In bytes; 0 if there is no such file."""
+    try:
+        return os.stat(path).st_size  # noqa: PTH116 - see below
+    except OSError:
+        return 0
 
 
 def _identity(path: str) -> tuple[int, int]:

@@ -16,6 +16,7 @@ from .failures import patiently
 from .statements import script
 
 _STATEMENTS_KEPT = 128  # prepared statements per connection
+LONG_LOG = 16_000_000  # bytes of write-ahead log, four times where SQLite begins to move it into the file
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
 
 making = threading.Lock()
@@ -104,6 +105,7 @@ def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: f
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
     patiently(lambda: schema.prepare(sqlite, path), timeout)
+    sqlite.execute(f"PRAGMA journal_size_limit = {LONG_LOG}")  # what it is cut to when it starts over
     sqlite.execute("PRAGMA temp_store = MEMORY")
     for text in script("moves"):
         sqlite.execute(text)

@@ -1,0 +1,41 @@
+"""The SQLite backend against the contract, on a file of its own per test, with a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiq.conformance import ManualHarness, suite
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class SqliteHarness(ManualHarness):
+    """Backends on one file, which goes with the test."""
+
+    walks = 50
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = tempfile.TemporaryDirectory(prefix="multiq-")
+        self.path = str(Path(self._folder.name, "jobs.db"))
+
+    def open(self) -> SqliteBackend:
+        # what is synced to the disk is not in question here, and costs most of the time
+        return SqliteBackend(self.path, synchronous="normal", clock=self.clock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[sqlite3.Connection]:
+        with contextlib.closing(sqlite3.connect(self.path, check_same_thread=False)) as connection:
+            yield connection
+
+    def close(self) -> None:
+        self._folder.cleanup()
+
+
+globals().update(suite(SqliteHarness))
