@@ -64,7 +64,8 @@ def exit_code(error: Exception) -> int:
 def report(error: Exception, arguments: Sequence[str]) -> int:
     """Tell an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
     flags = list(arguments)[: list(arguments).index("--")] if "--" in arguments else arguments
-    if "--traceback" in flags or os.environ.get("MULTIQ_TRACEBACK", "") not in {"", "0"}:
+    with_traceback = "--traceback" in flags or os.environ.get("MULTIQ_TRACEBACK", "") not in {"", "0"}
+    if with_traceback:
         traceback.print_exception(error)
     if "--json" in flags:
         document = {"error": {"type": _kind(error), "message": _sentence(error)}}
@@ -74,7 +75,7 @@ def report(error: Exception, arguments: Sequence[str]) -> int:
     else:
         click.secho(_fit(f"error: {_sentence(error)}"), fg="red", err=True)
         hint = _hint(error)
-        if hint:
+        if hint and not with_traceback:
             click.echo(hint, err=True)
     return exit_code(error)
 
@@ -126,6 +127,5 @@ def _hint(error: Exception) -> str:
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
     if not isinstance(error, click.ClickException | errors.MultiqError):
-        program = os.path.basename(sys.argv[0]) or "multiq"  # noqa: PTH119 - a name, not a path
-        return f"add --traceback to see where ({program} {' '.join(sys.argv[1:2])} ... --traceback)"
+        return "add --traceback to see where"
     return ""
