@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backoff import DEFAULT, to_backoff
 from .config import load_settings
-from .errors import ArgumentsInvalid, OptionInvalid, TaskExists, TaskNotFound
+from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
 from .names import check_name
 from .options import check_count, check_priority, check_timeout, check_ttr, shown
@@ -180,7 +180,7 @@ def _make_task(
     return Task(
         app,
         function,
-        name=getattr(function, "__name__", "") if name is None else name,
+        name=_own_name(function) if name is None else name,
         options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
         policy=policy,
         timeout=None if timeout is None else check_timeout(timeout),
@@ -202,6 +202,13 @@ def _check_function(function: Callable[..., Any]) -> None:
         raise ArgumentsInvalid(
             f"nobody can tell which arguments {_place(function)} takes ({exc}): make it a function of your own"
         ) from exc
+
+
+def _own_name(function: Callable[..., Any]) -> str:
+    name: str | None = getattr(function, "__name__", None)
+    if name is None or name == "<lambda>":
+        raise NameInvalid(f"{_place(function)} has no name of its own, and a task needs one: @app.task(name=...)")
+    return name
 
 
 def _check_hook(hook: Callable[..., object] | None, name: str) -> None:

@@ -1,0 +1,268 @@
+"""Apps: what can be registered as a task, what is refused, and what an app shows of itself."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import multiq
+from multiq import ArgumentsInvalid, NameInvalid, OptionInvalid, SettingsInvalid, UrlInvalid, events
+from multiq.errors import BackendNotInstalled, TaskExists, TaskNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def app() -> Iterator[multiq.App]:
+    with multiq.App("memory://") as app:
+        yield app
+
+
+def work(number: int = 0) -> int:
+    return number
+
+
+# --- registering ---
+
+
+def test_both_spellings_register_under_the_function_s_name(app: multiq.App) -> None:
+    @app.task
+    def one() -> None: ...
+
+    @app.task()
+    def two() -> None: ...
+
+    @app.task(name="three.more")
+    def three() -> None: ...
+
+    assert sorted(app.tasks) == ["one", "three.more", "two"]
+    assert app.find_task("three.more") is three
+
+
+def test_options_are_kept(app: multiq.App) -> None:
+    task = app.task(
+        queue="q", priority=3, ttr=9, timeout=7, max_attempts=2, max_crashes=0, retry_for=60, backoff=[1, 2]
+    )(work)
+    assert (task.default.queue, task.default.priority, task.default.ttr, task.timeout) == ("q", 3, 9.0, 7.0)
+    policy = task.policy
+    assert (policy.max_attempts, policy.max_crashes, policy.retry_for, policy.backoff(2)) == (2, 0, 60.0, 2)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "error"),
+    [
+        ({"name": "a b"}, NameInvalid),
+        ({"name": ""}, NameInvalid),
+        ({"queue": "a b"}, NameInvalid),
+        ({"priority": -1}, OptionInvalid),
+        ({"ttr": 0}, OptionInvalid),
+        ({"timeout": -1}, OptionInvalid),
+        ({"max_attempts": -1}, OptionInvalid),
+        ({"max_crashes": None}, OptionInvalid),
+        ({"retry_for": "1h"}, OptionInvalid),
+        ({"backoff": "exponential"}, OptionInvalid),
+        ({"backoff": []}, OptionInvalid),
+        ({"backoff": None}, OptionInvalid),
+        ({"on_success": "log"}, OptionInvalid),
+        ({"on_failure": 3}, OptionInvalid),
+        ({"unknown": 1}, TypeError),
+    ],
+)
+def test_a_wrong_option_is_refused_and_nothing_is_registered(
+    app: multiq.App, wrong: Any, error: type[Exception]
+) -> None:
+    with pytest.raises(error):
+        app.task(**wrong)(work)
+    assert app.tasks == {}
+
+
+def test_the_same_function_again_is_the_same_task(app: multiq.App) -> None:
+    assert app.task(work) is app.task(work)
+
+
+def test_two_functions_of_one_name_are_refused_with_both_their_places(app: multiq.App) -> None:
+    first = app.task(name="work")(work)
+    with pytest.raises(
+        TaskExists, match=r"test_app\.work is task 'work' already, and .*test_app\.pytest_raises.* wants"
+    ):
+        app.task(name="work")(pytest_raises)
+    assert app.tasks == {"work": first}
+
+
+def pytest_raises() -> None: ...
+
+
+def test_one_function_with_two_sets_of_options_needs_two_names(app: multiq.App) -> None:
+    app.task(queue="a")(work)
+    with pytest.raises(TaskExists, match="other options: give one of them another name="):
+        app.task(queue="b")(work)
+    app.task(queue="b", name="work.b")(work)
+    assert sorted(app.tasks) == ["work", "work.b"]
+
+
+class Callable:
+    def __call__(self, number: int) -> int:
+        return number
+
+
+class AsyncCallable:
+    async def __call__(self, number: int) -> int:
+        return number
+
+
+def test_anything_that_can_be_called_can_be_a_task_if_it_has_a_name(app: multiq.App) -> None:
+    partial = functools.partial(work, 3)
+    for function in (partial, Callable(), AsyncCallable()):
+        with pytest.raises(
+            NameInvalid, match=r"has no name of its own, and a task needs one: @app\.task\(name=\.\.\.\)"
+        ):
+            app.task(function)
+    assert app.task(name="partial")(partial)() == 3
+    assert app.task(name="object")(Callable())(4) == 4
+    assert app.task(name="async")(AsyncCallable()).is_coroutine
+
+
+def test_a_lambda_has_no_name_of_its_own(app: multiq.App) -> None:
+    with pytest.raises(NameInvalid, match=r"<lambda>.* has no name of its own"):
+        app.task(lambda: None)
+    app.task(name="short")(lambda: None)
+
+
+def generator() -> Iterator[int]:
+    yield 1
+
+
+async def async_generator() -> AsyncIterator[int]:
+    yield 1
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        (generator, "is a generator, which does nothing when it is called: return a list"),
+        (async_generator, "is a generator"),
+        (3, "3 is no function: only functions can be tasks"),
+        ("mail.reset", "is no function"),
+        (type, "nobody can tell which arguments"),
+    ],
+)
+def test_what_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, complaint: str) -> None:
+    with pytest.raises(ArgumentsInvalid, match=complaint):
+        app.task(function)
+    assert app.tasks == {}
+
+
+async def hook(_job: object, _what: object) -> None: ...
+
+
+@pytest.mark.parametrize("name", ["on_success", "on_failure"])
+def test_a_hook_that_would_have_to_be_awaited_is_refused(app: multiq.App, name: str) -> None:
+    options: Any = {name: hook}
+    with pytest.raises(OptionInvalid, match=f"{name}=.* is no plain function: it is called, and not awaited"):
+        app.task(**options)(work)
+
+
+def test_an_unknown_task_is_refused_with_those_there_are(app: multiq.App) -> None:
+    with pytest.raises(TaskNotFound, match="there is no task 'wrok' in this app; registered: none"):
+        app.find_task("wrok")
+    app.task(work)
+    with pytest.raises(TaskNotFound, match="registered: work"):
+        app.find_task("wrok")
+    with pytest.raises(NameInvalid):
+        app.find_task("a b")
+
+
+# --- connections ---
+
+
+def test_the_connection_is_a_url_a_name_or_what_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = multiq.Settings(url="memory://default", connections={"mails": "memory://mails"})
+    assert multiq.App(settings=settings).url == "memory://default"
+    assert multiq.App("mails", settings=settings).url == "memory://mails"
+    assert multiq.App("memory://other", settings=settings).url == "memory://other"
+    with pytest.raises(SettingsInvalid, match=r"'mail' is neither a URL .* nor a configured connection"):
+        multiq.App("mail", settings=settings)
+    monkeypatch.setenv("MULTIQ_URL", "memory://from-the-environment")
+    assert multiq.App().url == "memory://from-the-environment"
+
+
+def test_nothing_is_opened_before_it_is_needed(tmp_path: Path) -> None:
+    with multiq.App(f"sqlite:///{tmp_path}/jobs.db") as app:
+        app.task(work)
+        app.queue("q")
+        assert list(tmp_path.iterdir()) == []
+        app.queue("q").enqueue(1)
+        assert (tmp_path / "jobs.db").exists()
+
+
+@pytest.mark.parametrize(
+    ("url", "error"),
+    [
+        ("memory://?nonsense=1", UrlInvalid),
+        ("nonsense://localhost", BackendNotInstalled),
+        ("sqlite://", UrlInvalid),
+    ],
+)
+def test_a_url_that_cannot_be_used_is_refused_at_the_first_use(url: str, error: type[Exception]) -> None:
+    app = multiq.App(url)
+    for _ in range(2):
+        with pytest.raises(error):
+            app.queue().stats()
+
+
+def test_an_app_shows_no_password() -> None:
+    assert repr(multiq.App("redis://ann:S3CR3T@localhost/0")) == "App('redis://ann:***@localhost/0', 0 tasks)"
+
+
+def test_queues_are_made_once(app: multiq.App) -> None:
+    assert app.queue("a") is app.queue("a")
+    assert app.queue("a") is not app.queue("b")
+    assert app.queue() is app.queue("default")
+    assert repr(app.queue("a")) == "Queue('a')"
+
+
+def test_threads_that_use_an_app_first_at_once_share_one_backend() -> None:
+    app = multiq.App("memory://")
+    start, seen = threading.Barrier(8), []
+
+    def look() -> None:
+        start.wait(30)
+        seen.append((app.backend, app.queue("q")))
+
+    threads = [threading.Thread(target=look) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert len({id(backend) for backend, _ in seen}) == len({id(queue) for _, queue in seen}) == 1
+
+
+def test_parent_and_forked_child_share_an_app(tmp_path: Path) -> None:
+    with multiq.App(f"sqlite:///{tmp_path}/jobs.db") as app:
+        task = app.task(work)
+        task.enqueue(1)
+        pid = os.fork()
+        if pid == 0:
+            task.enqueue(2)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        task.enqueue(3)
+        assert app.queue().stats().ready == 3
+
+
+# --- events ---
+
+
+def test_subscribing_leaves_the_function_as_it_is(app: multiq.App) -> None:
+    @app.on(events.JobLost)
+    def watch(event: events.JobLost) -> str:
+        return event.job_id
+
+    assert watch(events.JobLost(queue="q", job_id="1")) == "1"
+    assert app.events.wants(events.JobLost)
