@@ -31,6 +31,7 @@ class SignalInbox:
         self._before: dict[signal.Signals, object] = {}
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        self._is_served = False  # by a thread of its own, which then closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:
@@ -48,6 +49,8 @@ class SignalInbox:
         if self.installed:
             signal.set_wakeup_fd(self._fd_before)
         self._writer.close()  # the reader sees the end
+        if not self._is_served:
+            self._reader.close()
 
     def wait(self, timeout: float | None) -> list[signal.Signals]:
         """The signals that have arrived, waiting up to *timeout* seconds (None: for ever) for the first.
@@ -69,6 +72,7 @@ class SignalInbox:
 
     def serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
         """Call each signal's action in a thread of its own until the block is left."""
+        self._is_served = True
         threading.Thread(target=self._serve, args=(actions,), name="multiq-signals", daemon=True).start()
 
     def _serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
