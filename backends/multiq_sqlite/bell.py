@@ -6,10 +6,16 @@ import contextlib
 import os
 import threading
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+
+class Ear(Protocol):
+    """Whoever waits: a locked lock, or what behaves like one."""
+
+    def release(self) -> None: ...
 
 
 class Bell:
@@ -18,7 +24,7 @@ class Bell:
     def __init__(self) -> None:
         self.rings = 0
         self._guard = threading.Lock()
-        self._ears: list[threading.Lock] = []
+        self._ears: list[Ear] = []
 
     def ring(self) -> None:
         with self._guard:
@@ -28,14 +34,12 @@ class Bell:
             ear.release()
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[threading.Lock]:
-        """A locked lock, which the next ring unlocks: as a condition, but for one pair of calls however many naps."""
-        ear = threading.Lock()
-        ear.acquire()
+    def listening(self, ear: Ear) -> Iterator[None]:
+        """The next ring releases *ear*, once."""
         with self._guard:
             self._ears.append(ear)
         try:
-            yield ear
+            yield
         finally:
             with self._guard, contextlib.suppress(ValueError):
                 self._ears.remove(ear)

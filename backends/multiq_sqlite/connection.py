@@ -119,9 +119,10 @@ class Connection:
     """
 
     def __init__(self, database: Database) -> None:
+        self.opened = 0
+        """How often: what SQLite counts for a connection starts over with each."""
         self._database = database
         self._sqlite: sqlite3.Connection | None = None
-        self._opened = 0  # times
         self._commits = 0
         self._file = (0, 0)
         self._lock = threading.Lock()
@@ -138,10 +139,10 @@ class Connection:
         with self._lock:
             if self._sqlite is not None:  # the short way: an idle consumer asks a hundred times a second
                 with contextlib.suppress(sqlite3.Error):
-                    return self._opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
+                    return self.opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
         with self._ready() as sqlite:
             (version,) = patiently(lambda: sqlite.execute(_DATA_VERSION).fetchone(), self._database.timeout)
-            return self._opened, version
+            return self.opened, version
 
     def prepare(self, timeout: float) -> bool:
         """Open, and make sure of the tables. False if somebody has the file locked for *timeout* seconds."""
@@ -198,7 +199,7 @@ class Connection:
         if self._sqlite is None:
             self._sqlite = self._database.open(timeout)
             self._file = _identity(self._database.path)
-            self._opened += 1
+            self.opened += 1
         return self._sqlite
 
     def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:

@@ -1,7 +1,7 @@
 """The consumer: reserves and settles in one transaction, and waits without any.
 
-A waiting consumer looks every few milliseconds whether anybody committed (``PRAGMA data_version``, some
-microseconds that take no lock), and at the queues only then. Producers of its own process ring its bell.
+How it waits is in ``waiting``. It looks at its queues only when somebody has committed or time has passed, and
+asks for the write lock only if they have something.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ from multiq.clock import SECOND
 from multiq.errors import LeaseLost
 
 from .jobs import BREATH, as_json, clean, due, look, look_inside, promote
+from .waiting import Lookout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from multiq.backend import Verdict
     from multiq.clock import Clock
@@ -27,9 +28,6 @@ if TYPE_CHECKING:
     from .connection import Database, Transaction
     from .jobs import Outlook
 
-_FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
-_LONGEST_NAP = 0.012  # other processes' jobs are at most this late, and an idle consumer costs next to nothing
-_NAP_GROWTH = 0.05  # of the time waited so far
 _LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever the signs say, and with them which file it is
 _LOOKS_SHARE = (
     4  # a nap is at least so many looks long: beside a busy queue of somebody else's, few looks find anything
@@ -37,7 +35,6 @@ _LOOKS_SHARE = (
 _PACK = 500  # jobs read in one go
 
 _Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
-_Signs: TypeAlias = tuple[int, tuple[int, int]]
 
 _decode_jobs = msgspec.json.Decoder(list[_Job]).decode
 _decode_held = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -52,8 +49,8 @@ class SqliteConsumer(Consumer):
         self._database = database
         self._connection = database.connection()
         self._clock = clock
+        self._lookout = Lookout(database, self._connection)
         self._interrupted = False
-        self._idle_since = 0.0
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._wait_for_jobs(limit, time.monotonic() + timeout)
@@ -79,6 +76,7 @@ class SqliteConsumer(Consumer):
 
     def close(self) -> None:
         self._connection.close()
+        self._lookout.close()
 
     # --- reserving ---
 
@@ -120,9 +118,9 @@ class SqliteConsumer(Consumer):
 
     def _wait_for_jobs(self, limit: int, give_up_at: float) -> list[Lease]:
         leases: list[Lease] = []
-        self._idle_since = time.monotonic()
+        self._lookout.stir()
         while True:
-            signs = self._signs()  # before looking: what is committed after this wakes us
+            signs = self._lookout.signs()  # before looking: what is committed after this wakes us
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked)
             now = self._clock()
@@ -132,26 +130,14 @@ class SqliteConsumer(Consumer):
                 self._interrupted = False
                 return leases
             shortest_nap = _LOOKS_SHARE * (time.monotonic() - looked_at)
-            self._sleep(signs, _next_change_at(outlooks, now), shortest_nap, give_up_at)
+            until = min(give_up_at, looked_at + _LONGEST_SLEEP)
+            self._lookout.sleep(signs, shortest_nap, self._time_until(until, _next_change_at(outlooks, now)))
 
-    def _sleep(self, signs: _Signs, change_at: int | None, shortest_nap: float, give_up_at: float) -> None:
-        """Until somebody committed or rang, or time itself has changed something, or it is time to give up."""
-        rings, version = signs
-        bell = self._database.bell
-        until = min(give_up_at, time.monotonic() + _LONGEST_SLEEP)
-        with bell.listening() as ear:
-            while bell.rings == rings and not self._interrupted:
-                now = time.monotonic()
-                nap = min(_LONGEST_NAP, _FIRST_NAP + (now - self._idle_since) * _NAP_GROWTH)
-                nap = min(max(nap, shortest_nap), until - now)
-                if change_at is not None:
-                    nap = min(nap, (change_at - self._clock()) / SECOND)
-                if nap <= 0 or ear.acquire(timeout=nap) or self._connection.data_version() != version:
-                    return
-
-    def _signs(self) -> _Signs:
-        """Differs from an earlier answer if anything may have changed since."""
-        return self._database.bell.rings, self._connection.data_version()
+    def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
+        """Tells the seconds left until that moment, or until time itself makes a change on the jobs' clock."""
+        if change_at is None:
+            return lambda: until - time.monotonic()
+        return lambda: min(until - time.monotonic(), (change_at - self._clock()) / SECOND)
 
 
 def _next_change_at(outlooks: Sequence[Outlook], now: int) -> int | None:

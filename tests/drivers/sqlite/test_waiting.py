@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import sys
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,18 +14,20 @@ import pytest
 from multiq.backend import Ack, NewJob
 from multiq.clock import ManualClock
 from multiq_sqlite.backend import SqliteBackend
+from multiq_sqlite.watch import LogWatch
 
 if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
-    from pathlib import Path
 
     Jobs = Callable[..., list[NewJob]]
     Spawn = Callable[..., subprocess.Popen[str]]
     Line = Callable[[subprocess.Popen[str]], str]
 
 
-def test_another_processs_job_wakes_a_consumer(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+@pytest.fixture
+def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
+    """Has another process enqueue a job whose body is the time at which it did."""
     backend.stats("q")
     producer = spawn(
         """
@@ -33,24 +37,75 @@ def test_another_processs_job_wakes_a_consumer(backend: SqliteBackend, spawn: Sp
         """,
         backend.path,
     )
-    assert producer.stdin is not None
+
+    def enqueue() -> None:
+        assert producer.stdin is not None
+        producer.stdin.write("go\n")
+        producer.stdin.flush()
+
+    return enqueue
+
+
+@pytest.mark.parametrize("hints", ["of the kernel", "not available"])
+@pytest.mark.parametrize("idle", [0.1, 0.5])
+def test_another_processs_job_wakes_a_consumer(
+    backend: SqliteBackend,
+    other_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+    hints: str,
+    idle: float,
+) -> None:
+    if hints == "not available":
+        monkeypatch.setattr(LogWatch, "of", lambda _: None)
     consumer = backend.consumer(["q"])
     waits = []
-    for _ in range(10):
-        threading.Timer(0.15, lambda: (producer.stdin.write("go\n"), producer.stdin.flush())).start()  # type: ignore[union-attr]
+    for _ in range(3):
+        threading.Timer(idle, other_process).start()
         (lease,) = consumer.reserve(1, 30)
         waits.append(time.monotonic() - float(lease.body))
         consumer.settle([Ack(lease)])
-    # a loaded machine may be late now and then; the best of ten tells whether it looks often enough
+    # a loaded machine may be late now and then; the best of three tells whether it looks often enough
     assert min(waits) < 0.02
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
+def test_hints_that_turn_out_to_be_missing_are_not_relied_on(
+    backend: SqliteBackend, other_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    # Given a kernel that watches a file which nobody writes to
+    (tmp_path / "else-wal").touch()
+    misled = LogWatch.of(str(tmp_path / "else"))
+    monkeypatch.setattr(LogWatch, "of", lambda _: misled)
+    consumer = backend.consumer(["q"])
+    for idle in (0.5, 0.5):
+        threading.Timer(idle, other_process).start()
+        (lease,) = consumer.reserve(1, 30)
+        consumer.settle([Ack(lease)])
+    assert not consumer._lookout._relies_on_hints
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them")
+def test_consumers_give_back_their_file_descriptors(backend: SqliteBackend) -> None:
+    backend.consumer(["q"]).reserve(1, 0.5)
+    gc.collect()
+    before = _open_files()
+    for close in (True, False):
+        consumer = backend.consumer(["q"])
+        consumer.reserve(1, 0.5)
+        assert _open_files() > before
+        if close:
+            consumer.close()
+        del consumer
+        gc.collect()
+        assert _open_files() == before
 
 
 def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
     backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a consumer that would not look by itself for a minute
-    monkeypatch.setattr("multiq_sqlite.consumer._FIRST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
     with SqliteBackend(backend.path) as same_file:
         producer = threading.Timer(0.2, same_file.enqueue, ("q", jobs()))
@@ -63,8 +118,8 @@ def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
 def test_time_alone_wakes_a_consumer(
     backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, end: str
 ) -> None:
-    monkeypatch.setattr("multiq_sqlite.consumer._FIRST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
     started = time.time()
     backend.enqueue("q", jobs(1, delay=1.0 if end == "delay" else 0.0, ttr=1.0))
@@ -84,9 +139,10 @@ def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> Non
         assert len(backend.consumer(["q"]).reserve(1, 30)) == 1
 
 
-def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: SqliteBackend) -> None:
+@pytest.mark.parametrize("idle", [0.1, 0.5])
+def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: SqliteBackend, idle: float) -> None:
     consumer = backend.consumer(["q"])
-    threading.Timer(0.1, consumer.interrupt).start()
+    threading.Timer(idle, consumer.interrupt).start()
     assert consumer.reserve(1, 100) == []
     consumer.interrupt()
     assert consumer.reserve(1, 100) == []
@@ -132,3 +188,7 @@ def test_many_consumers_each_get_their_share(backend: SqliteBackend, jobs: Jobs)
     for thread in threads:
         thread.join()
     assert sorted(taken) == sorted(made)
+
+
+def _open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
