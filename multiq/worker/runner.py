@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 import time
+from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -42,7 +43,8 @@ class Call(msgspec.Struct, frozen=True):
 
     @property
     def timeout(self) -> float | None:
-        return self.task.timeout if self.envelope.timeout is None else self.envelope.timeout
+        timeout = self.task.timeout if self.envelope.timeout is None else self.envelope.timeout
+        return timeout or None  # 0: no limit, as everywhere
 
 
 class Runner:
@@ -148,19 +150,28 @@ class Runner:
     def _call(self, call: Call) -> Any:
         timeout = call.timeout
         if timeout is None:
-            return call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            return self._result(call)
         key = id(call)
         self._deadlines[key] = (time.monotonic() + timeout, timeout, call.job)
         try:
-            return call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            return self._result(call)
         finally:
             self._deadlines.pop(key, None)
 
+    def _result(self, call: Call) -> Any:
+        result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
+        # a decorator may hide that its function is a coroutine: not awaited, it would never have run
+        return self._loop().run(result) if type(result) is CoroutineType else result
+
     def _drive(self, call: Call) -> Any:
+        return self._loop().run(self._await(call))
+
+    def _loop(self) -> asyncio.Runner:
+        """This thread's event loop."""
         runner: asyncio.Runner | None = getattr(self._loops, "runner", None)
         if runner is None:
             runner = self._loops.runner = asyncio.Runner()
-        return runner.run(self._await(call))
+        return runner
 
     async def _await(self, call: Call) -> Any:
         timeout = call.timeout
@@ -187,7 +198,7 @@ class Runner:
     def _failed(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
         try:
             return self._judge(call, exc, seconds)
-        except Exception:  # noqa: BLE001 - a backoff function of the user's failed: the job must not go down with it
+        except (Exception, SystemExit):  # noqa: BLE001 - a backoff function of the user's: the job outlives it
             _log.exception("the retry policy of task %s failed; its job is released with the default", call.task.name)
             return Release(call.job.lease, DEFAULT(call.job.attempt), reason=describe(exc))
 
@@ -228,5 +239,5 @@ def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
     job = call.job if isinstance(call, Call) else call
     try:
         hook(job, what)
-    except Exception:  # noqa: BLE001
+    except (Exception, SystemExit):  # noqa: BLE001
         _log.exception("a hook of task %s failed; the job's fate is not affected", job.task)

@@ -148,6 +148,65 @@ def test_what_a_job_sets_wins_over_what_its_task_says(app: multiq.App) -> None:
     assert (job.max_attempts, job.max_crashes, job.retry_for, job.backoff(1)) == (0, 2, 5.0, 9)
 
 
+# --- run by a worker ---
+
+
+def work_off(app: multiq.App) -> None:
+    assert multiq.Worker(app, stop_when_empty=True).run() == 0
+
+
+def test_a_coroutine_behind_a_decorator_is_awaited_all_the_same(app: multiq.App) -> None:
+    ran: list[int] = []
+
+    def traced(function: Any) -> Any:
+        def call(*args: Any) -> Any:
+            return function(*args)
+
+        return call
+
+    @app.task(name="hidden", timeout=30)
+    @traced
+    async def hidden(number: int) -> None:
+        await asyncio.sleep(0)
+        ran.append(number)
+
+    assert not hidden.is_coroutine
+    hidden.enqueue(7)
+    work_off(app)
+    assert ran == [7]
+
+
+def test_a_timeout_of_nothing_is_no_limit(app: multiq.App) -> None:
+    ran: list[str] = []
+
+    @app.task(timeout=0.001, max_attempts=1)
+    async def nap(name: str) -> None:
+        await asyncio.sleep(0.05)
+        ran.append(name)
+
+    nap.enqueue("too long")
+    nap.options(timeout=0).enqueue("as long as it takes")
+    work_off(app)
+    assert ran == ["as long as it takes"]
+    (buried,) = app.queue().jobs("buried")
+    assert buried.reason == "TimeoutError: the task ran longer than its timeout of 0.001 s"
+
+
+def test_a_hook_that_exits_changes_nothing(app: multiq.App, caplog: pytest.LogCaptureFixture) -> None:
+    def leave(_job: object, _what: object) -> None:
+        raise SystemExit(3)
+
+    @app.task(on_success=leave, on_failure=leave, max_attempts=1)
+    def divide(number: int) -> float:
+        return 1 / number
+
+    divide.enqueue_many([(1,), (0,)])
+    work_off(app)
+    assert app.queue().stats().buried == 1
+    assert app.queue().stats().ready == 0
+    assert caplog.messages.count("a hook of task divide failed; the job's fate is not affected") == 2
+
+
 # --- arguments ---
 
 
