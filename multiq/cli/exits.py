@@ -44,6 +44,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.BackendNotInstalled, USAGE),
     (ValueError, USAGE),  # NameInvalid, OptionInvalid, UrlInvalid, SettingsInvalid, PayloadInvalid...
     (TypeError, USAGE),  # ArgumentsInvalid
+    (ImportError, USAGE),  # an extra that is not installed
 )
 
 _LINES = 16  # of a message: with the prompt around it, it stays on one screen

@@ -1,4 +1,4 @@
-"""``multiq backends`` and ``conformance``: what a backend says it can do, and whether it does."""
+"""``multiq backends``: what is installed, and what each backend says that it can do."""
 
 from __future__ import annotations
 

@@ -99,3 +99,105 @@ def test_the_page_about_backends_has_all_of_our_own() -> None:
     project = tomllib.loads((PAGE.parents[1] / "pyproject.toml").read_text("utf-8"))["project"]
     names = project["entry-points"]["multiq.backends"]
     assert [name for name in names if f"### {name}\n" not in PAGE.read_text("utf-8")] == []
+
+
+# --- conformance -----------------------------------------------------------------------------------------
+
+BROKEN = """
+import msgspec
+from multiq.memory import MemoryBackend
+
+class Broken(MemoryBackend):
+    declared = msgspec.structs.replace(MemoryBackend.declared, backend="broken")
+
+    def queues(self):
+        return []
+"""
+
+
+@pytest.fixture
+def with_broken_driver(shell: Shell) -> str:
+    """A folder for PYTHONPATH with a driver that forgets its queues, at ``broken://``."""
+    folder = shell.folder / "site"
+    info = folder / "broken-1.dist-info"
+    info.mkdir(parents=True)
+    (folder / "broken_driver.py").write_text(BROKEN)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[multiq.backends]\nbroken = broken_driver:Broken\n")
+    return str(folder)
+
+
+def test_conformance_prints_the_promises_that_are_kept(shell: Shell) -> None:
+    done = shell.run("conformance", "memory://", "-k", "9.4,8.4")
+    assert done.code == 0
+    verdicts = dict(re.findall(r"^ *([\d.]+)  .*?  +(kept|refused|broken)", done.out, re.MULTILINE))
+    assert {"9.4", "8.4"} <= set(verdicts)
+    assert set(verdicts.values()) == {"kept"}
+    assert "0 broken" in done.out.splitlines()[-1]
+    assert "a part of the suite" in done.err
+
+
+def test_conformance_leaves_nothing_behind(shell: Shell) -> None:
+    shell.app.queue("mail").enqueue("mine")
+    before = shell.everything()
+    files = set(shell.folder.rglob("*"))
+    assert shell.run("conformance", shell.url, "-k", "9.4").code == 0
+    assert shell.everything() == before
+    assert set(shell.folder.rglob("*")) == files
+
+
+def test_conformance_names_what_is_refused_and_why(shell: Shell) -> None:
+    done = shell.run("conformance", "memory://", "-k", "11.7")
+    assert "never: the jobs end with the process" in done.out
+
+
+def test_a_broken_promise_ends_with_6_and_is_shown(shell: Shell, with_broken_driver: str) -> None:
+    done = shell.run("conformance", "broken://", "-k", "9.4", PYTHONPATH=with_broken_driver)
+    assert done.code == 6
+    assert re.search(r"^ *9\.4 .* broken ", done.out, re.MULTILINE)
+    assert "broken (9.4" in done.out
+    assert "Traceback" not in done.err
+
+
+def test_conformance_as_json_and_as_markdown(shell: Shell, with_broken_driver: str) -> None:
+    done = shell.run("conformance", "broken://", "-k", "9.4", "--json", PYTHONPATH=with_broken_driver)
+    assert done.code == 6
+    assert (done.json["backend"], done.json["ok"], done.json["is_whole"]) == ("broken", False, False)
+    assert {paragraph["number"]: paragraph["verdict"] for paragraph in done.json["paragraphs"]}["9.4"] == "broken"
+    markdown = shell.run("conformance", "memory://", "-k", "9.4", "--markdown")
+    assert markdown.code == 0
+    assert markdown.out.startswith("| paragraph | promise | verdict | tests |\n")
+
+
+def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None:
+    (shell.folder / "multiq.toml").write_text('[connections]\nspare = "memory://"')
+    assert shell.run("conformance", "spare", "-k", "10.3").code == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["memory://", "-k", "zebra"], 2, "fits no test"),
+        (["memory://", "--walks", "-1"], 2, "walks=-1 is out of range"),
+        (["nowhere"], 2, "neither a URL"),
+        (["kafka://x"], 2, "no backend 'kafka' is installed"),
+        (["sqlite:///no/such/folder/x.db"], 2, "no/such/folder"),
+        (["memory://", "--json", "--markdown"], 2, "choose one"),
+        ([], 2, "missing argument 'URL|NAME'"),
+    ],
+)
+def test_what_cannot_be_proved_is_told_once(shell: Shell, arguments: list[str], code: int, says: str) -> None:
+    done = shell.run("conformance", *arguments)
+    assert (done.code, done.out) == (code, "")
+    message = done.err if "--json" not in arguments else done.error["message"]
+    assert says in message
+    assert len(message.splitlines()) <= 3
+
+
+def test_a_missing_extra_is_told_with_the_command_that_installs_it(shell: Shell) -> None:
+    (shell.folder / "site").mkdir()
+    (shell.folder / "site" / "hypothesis.py").write_text("raise ModuleNotFoundError('gone', name='hypothesis')")
+    done = shell.run("conformance", "memory://", PYTHONPATH=str(shell.folder / "site"))
+    assert (done.code, done.out) == (2, "")
+    assert "pip install 'multiq[conformance]'" in done.err
+    assert "Traceback" not in done.err
