@@ -42,7 +42,7 @@ def load_app(path: str) -> App:
     app = _attribute(_module(name), attribute, path)
     connection = chosen_connection()
     if connection is not None:
-        app.url = app.settings.resolve(connection)
+        _move(app, app.settings.resolve(connection), path)
     return app
 
 
@@ -59,6 +59,16 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
     if len(found) > 1:
         raise OptionInvalid(f"queues {', '.join(found)} each have a job {job_id}: say which one with -q QUEUE")
     return found[0]
+
+
+def _move(app: App, url: str, path: str) -> None:
+    """Have an app work on another connection, which it can as long as it has not begun on its own."""
+    if app._backend is not None:  # noqa: SLF001 - nobody else needs to know
+        raise OptionInvalid(
+            f"{path} has used its connection while it was imported, so -c comes too late: "
+            "take what enqueues or asks out of the module's top level"
+        )
+    app.url = url
 
 
 def _has(app: App, queue: str, job_id: str) -> bool:

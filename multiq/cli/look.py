@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -110,7 +111,7 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     else:
         show(_jobs_table(found, state))
         for name, cursor in cursors.items():
-            note(f"there are more: multiq jobs {queue} {name} --after {safe(cursor)}")
+            note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}")
 
 
 def _collect(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from multiq.backend import DELAY_MAX
 from multiq.names import check_name
 
 if TYPE_CHECKING:
@@ -43,14 +44,12 @@ class Duration(_Type):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         text = str(value).strip().lower()
-        if _DURATION.fullmatch(text):
-            return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
         try:
-            seconds = float(text)
+            seconds = _seconds(text)
         except ValueError:
             self.fail(f"{_shown(value)} is no duration: write seconds (90, 1.5) or 250ms, 5m, 1h30m, 2d", param, ctx)
-        if not seconds >= 0:  # also refuses NaN
-            self.fail(f"{_shown(value)} is out of range: 0 or more seconds", param, ctx)
+        if not 0 <= seconds <= DELAY_MAX:  # also refuses NaN
+            self.fail(f"{_shown(value)} is out of range: 0 or more seconds, up to a century", param, ctx)
         return seconds
 
 
@@ -114,6 +113,12 @@ class Json(_Type):
                 f"{_shown(value)} is JSON, but not what is needed here: write it like {self._example}", param, ctx
             )
         return parsed
+
+
+def _seconds(text: str) -> float:
+    if _DURATION.fullmatch(text):
+        return sum(float(number) * _UNITS[unit] for number, unit in _PART.findall(text))
+    return float(text)
 
 
 def _refuse(word: str) -> Any:

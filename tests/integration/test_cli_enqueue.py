@@ -108,6 +108,13 @@ def test_a_chosen_connection_wins_over_the_apps_own(shell: Shell, tmp_path: Path
     assert shell("stats", "-c", other, "--json").json["queues"][0]["ready"] == 2
 
 
+def test_an_app_that_works_while_it_is_imported_is_not_moved_in_silence(shell: Shell) -> None:
+    (shell.folder / "eager.py").write_text("import multiq\napp = multiq.App()\napp.queue().stats()\n")
+    done = shell.run("enqueue", "eager:app", "task", "-c", "memory://")
+    assert done.code == 2
+    assert "so -c comes too late" in done.err
+
+
 def test_a_connection_after_the_command_wins_over_one_before(shell: Shell, tmp_path: Path) -> None:
     other = f"sqlite:///{tmp_path}/other.db"
     assert shell("-c", "memory://", "enqueue", "-c", other, "--body", "1").code == 0
@@ -152,7 +159,7 @@ REFUSED = {
     "a negative delay": (2, ["--body", "1", "--delay", "-5"], "'-5' is out of range: 0 or more"),
     "a delay that is none": (2, ["--body", "1", "--delay", "soon"], "write seconds (90, 1.5) or 250ms, 5m"),
     "a delay of NaN": (2, ["--body", "1", "--delay", "nan"], "'nan' is out of range"),
-    "an endless delay": (2, ["--body", "1", "--delay", "inf"], "delay=inf"),
+    "an endless delay": (2, ["--body", "1", "--delay", "inf"], "'inf' is out of range"),
     "a delay of a millennium": (2, ["--body", "1", "--delay", "365000d"], "out of range"),
     "a moment without a zone": (2, ["--body", "1", "--at", "2027-01-31T09:00"], "has no time zone"),
     "a moment that is none": (2, ["--body", "1", "--at", "tomorrow"], "write it like 2027-01-31T09:00Z"),

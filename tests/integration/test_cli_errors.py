@@ -97,6 +97,8 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["purge", "mail", "reserved"], "jobs that run cannot be purged", "see: multiq purge --help"),
         (["purge", "mail", "done"], "'done' is no state of a job", "see: multiq purge --help"),
         (["peek", "x", "--raw", "--json"], "choose one", ""),
+        (["top", "-i", "inf"], "'inf' is out of range", "see: multiq top --help"),
+        (["pause", "mail", "99999999999d"], "is out of range", "see: multiq pause --help"),
         (["top", "-i", "0"], "no more often than every 0.1 s", "see: multiq top --help"),
         (["backends", "--json", "--markdown"], "choose one", ""),
     ],
