@@ -63,7 +63,7 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 def _move(app: App, url: str, path: str) -> None:
     """Have an app work on another connection, which it can as long as it has not begun on its own."""
-    if app._backend is not None:  # noqa: SLF001 - nobody else needs to know
+    if app._backend is not None and app.url != url:  # noqa: SLF001 - nobody else needs to know
         raise OptionInvalid(
             f"{path} has used its connection while it was imported, so -c comes too late: "
             "take what enqueues or asks out of the module's top level"
