@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
 
 It knows no protocol. A fault is armed by what it waits for (the nth time that clients send some bytes; at once, if
-none are named) and happens once; a mode holds until the next one is set.
+none are named) and happens once, or as often as it says; a mode holds until the next one is set.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -16,7 +16,7 @@ import socket
 import struct
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -32,12 +32,14 @@ _RST = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens once, when clients send *after* for the *nth* time since it was armed."""
+    """Happens *times* times, each when clients send *after* for the *nth* time since it was armed or happened last."""
 
     at: int = 0
     """So many bytes still go through: of what clients send, or of what the server replies."""
     after: bytes = b""
     nth: int = 1
+    times: int = 1
+    """How often it happens."""
     rst: bool = False
     """The client sees a reset, not an end."""
 
@@ -131,9 +133,12 @@ class Proxy:
     def arm(self, fault: Fault) -> None:
         """Replaces the fault that was armed before."""
         with self._lock:
-            self._fault, self._tail = fault, b""
-            self._matches_left = fault.nth if fault.after else 0
-            self._bytes_left = fault.at
+            self._arm(fault)
+
+    def disarm(self) -> None:
+        """The fault that was armed will not happen any more."""
+        with self._lock:
+            self._fault = None
 
     def refuse(self) -> None:
         """Connections are refused from now on, and those that are open end."""
@@ -255,8 +260,9 @@ class Proxy:
             if len(data) - beyond <= self._bytes_left:
                 self._bytes_left -= len(data) - beyond
                 return data, None
-            self._fault = None
-            return data[: beyond + self._bytes_left], fault
+            passed = data[: beyond + self._bytes_left]
+            self._happened(fault)
+            return passed, fault
 
     def _of_reply(self, data: bytes) -> tuple[bytes, Fault | None]:
         with self._lock:
@@ -266,8 +272,20 @@ class Proxy:
             if len(data) <= self._bytes_left:
                 self._bytes_left -= len(data)
                 return data, None
+            passed = data[: self._bytes_left]
+            self._happened(fault)
+            return passed, fault
+
+    def _arm(self, fault: Fault) -> None:
+        self._fault, self._tail = fault, b""
+        self._matches_left = fault.nth if fault.after else 0
+        self._bytes_left = fault.at
+
+    def _happened(self, fault: Fault) -> None:
+        if fault.times > 1:
+            self._arm(replace(fault, times=fault.times - 1))
+        else:
             self._fault = None
-            return data[: self._bytes_left], fault
 
     def _match(self, data: bytes, fault: Fault) -> int | None:
         """Where in *data* the match ends that the fault waits for: 0 if it was earlier, None if it is yet to come."""

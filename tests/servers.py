@@ -121,6 +121,10 @@ class Server(ABC):
         self.folder = Path(self._folder.name)  # short: a UNIX socket's path takes 107 bytes
         self._process: subprocess.Popen[bytes] | None = None
 
+    def command(self) -> Sequence[str]:
+        """What is run."""
+        return [self._program, *self.arguments()]
+
     @abstractmethod
     def arguments(self) -> Sequence[str]:
         """What follows the program's name."""
@@ -147,7 +151,7 @@ class Server(ABC):
         """Start, and wait until it serves. A server that does not start fails the test with its log."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [self._program, *self.arguments()],
+                self.command(),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -169,7 +173,9 @@ class Server(ABC):
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """``kill -9``."""
+        """``kill -9``, its own children included."""
+        if self.is_running:
+            os.killpg(self.pid, signal.SIGKILL)
         self._end(signal.SIGKILL)
 
     def pause(self) -> None:
