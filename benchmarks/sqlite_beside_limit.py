@@ -55,7 +55,7 @@ def bulk_enqueue(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """``task.enqueue_many`` by 100, against 100 rows in a transaction."""
 
     def ours(path: Path) -> float:
-        _open(path)
+        app.connect(f"sqlite:///{path}")
         calls = [[(number,) for number in range(at, at + BATCH)] for at in range(0, options.jobs, BATCH)]
         start = time.perf_counter()
         for batch in calls:
@@ -72,7 +72,7 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> dict[str, float
     count = options.jobs // 10
 
     def ours(path: Path) -> float:
-        _open(path)
+        app.connect(f"sqlite:///{path}")
         noop.enqueue(0)
         start = time.perf_counter()
         for number in range(count):
@@ -88,7 +88,7 @@ def drain(folder: Path, options: argparse.Namespace) -> dict[str, float]:
     """One inline worker process, from its first look to the last job's ack, against take-and-delete by 100."""
 
     def ours(path: Path) -> float:
-        _open(path)
+        app.connect(f"sqlite:///{path}")
         noop.enqueue_many([(number,) for number in range(options.jobs)])
         code = (
             "import time, multiq, bench_app as b;"
@@ -115,7 +115,7 @@ def drain(folder: Path, options: argparse.Namespace) -> dict[str, float]:
 def idle_worker(folder: Path, _options: argparse.Namespace) -> dict[str, float]:
     """Pickup latency from another process, memory and CPU of a worker that waits."""
     path, stamps = folder / "idle.db", folder / "stamps"
-    _open(path)
+    app.connect(f"sqlite:///{path}")
     environment = {**_environment(path), "BENCH_STAMPS": str(stamps)}
     code = "import multiq, bench_app; multiq.Worker(bench_app.app, processes=1, threads=1).run()"
     worker = subprocess.Popen([sys.executable, "-c", code], env=environment)  # noqa: S603 - our own interpreter
@@ -178,13 +178,6 @@ def _in_turns(
         "share of the limit": medians["multiq"] / medians["limit"],
         "spread": max(rates["multiq"]) / min(rates["multiq"]),
     }
-
-
-def _open(path: Path) -> None:
-    """Point the app at a fresh file."""
-    app.close()
-    app._backend = None  # noqa: SLF001 - one app for many files, here only
-    app.url = f"sqlite:///{path}"
 
 
 def _send(enqueue: Callable[[int], object], stamps: Path, count: int) -> None:

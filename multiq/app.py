@@ -123,6 +123,17 @@ class App:
 
         return subscribe
 
+    def connect(self, connection: str) -> None:
+        """Work on another connection from now on: a URL, or a name in the settings. Handles made before keep theirs.
+
+        Raises ``SettingsInvalid`` for a name that is not configured.
+        """
+        url = self.settings.resolve(connection)
+        if url != self.url:
+            self.close()
+            self._queues.clear()
+            self._backend, self.url = None, url
+
     def close(self) -> None:
         """Drop all connections. The app can be used again: it reconnects."""
         for queue in list(self._queues.values()):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from . import events as ev
+from .text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,9 +45,10 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         clock = time.strftime("%H:%M:%S", time.localtime(record.created))
-        line = f"{clock}.{int(record.msecs):03} {record.levelname.lower():<7} {record.getMessage()}"
+        # what a job raised may hold anything, terminal codes too
+        line = f"{clock}.{int(record.msecs):03} {record.levelname.lower():<7} {safe(record.getMessage())}"
         if record.exc_info:
-            line += "\n" + self.formatException(record.exc_info)
+            line += "\n" + safe(self.formatException(record.exc_info), keep="\n")
         return line
 
 

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multiq.text import safe
+
 from .exits import BROKEN, OK
 from .options import json_option, traceback_option
 from .output import Column, note, print_json, show, table
-from .text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

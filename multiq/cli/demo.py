@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
+from multiq.text import safe
+
 from .exits import FAILED, OK
 from .options import json_option, traceback_option
 from .output import Column, print_json, show, table
-from .text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING
 
 import click
 
+from multiq.text import safe
+
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options
 from .output import Column, note, print_json, show, table
-from .text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq import errors
-
-from .text import safe
+from multiq.text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multiq.backend import STORED_STATES, State
+from multiq.text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 from .options import JobId, QueueName, common_options, queue_option
 from .output import Column, note, print_json, show, table
-from .text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multiq.backend import State
+from multiq.text import count, duration, many, safe
 
 from .options import Duration, JobId, QueueName, common_options, due_options, queue_option
 from .output import print_json
-from .text import count, duration, many, safe
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from multiq.text import duration
+
 from .options import Json, QueueName, common_options, due_options
 from .output import note, print_json
-from .text import duration
 
 if TYPE_CHECKING:
     import datetime as dt

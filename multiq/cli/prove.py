@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from multiq.capabilities import DEFINITIONS, MEASURES, POWERS, Gap
+from multiq.text import safe, size
 
 from .options import json_option, traceback_option
 from .output import Column, print_json, show, table
-from .text import safe, size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from multiq.errors import BackendUnavailable
+from multiq.text import UNKNOWN, count, duration, many, safe
 
 from .options import Duration, common_options
 from .output import Column, console, print_json, show, table
-from .text import UNKNOWN, count, duration, many, safe
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

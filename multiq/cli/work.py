@@ -99,9 +99,8 @@ def _names(words: Sequence[str]) -> list[str] | None:
 
 def _announce(app: App, path: str) -> None:
     from multiq import __version__
+    from multiq.text import many, safe
     from multiq.url import redact
-
-    from .text import many, safe
 
     _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
     if not app.backend.capabilities.shared:

@@ -22,9 +22,7 @@ if TYPE_CHECKING:
 @pytest.fixture
 def url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh SQLite file, and the test app's producer side on it."""
-    app.close()
-    app._backend = None
-    app.url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(f"sqlite:///{tmp_path}/jobs.db")
     return app.url
 
 

@@ -29,8 +29,7 @@ def test_every_job_is_done_and_every_repetition_explained_by_a_kill(tmp_path: Pa
     # Given jobs of 0 to 40 ms, and three workers of different kinds
     luck = random.Random(SEED)
     url = f"sqlite:///{tmp_path}/jobs.db"
-    app.close()
-    app._backend, app.url = None, url
+    app.connect(url)
     nap.enqueue_many([(number, luck.choice([0, 0.005, 0.02, 0.04])) for number in range(JOBS)])
     workers = [WorkerProcess(tmp_path, url, mode) for mode in MODES]
     killed: set[int] = set()

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from multiq.backend import JobRecord, QueueStats, State
-from multiq.cli.text import count, duration, many, safe, shorten, size, summary
 from multiq.cli.top import Look, frame
 from multiq.job import JobInfo
+from multiq.text import count, duration, many, safe, shorten, size, summary
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,78 @@
+"""The log: a line an event, readable or JSON, no arguments, nothing that a terminal would obey."""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import TYPE_CHECKING
+
+import pytest
+
+import multiq
+from multiq.log import JsonFormatter, TextFormatter, setup_logging
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_it_was() -> Iterator[None]:
+    root, ours = logging.getLogger(), logging.getLogger("multiq")
+    handlers, levels = root.handlers[:], (root.level, ours.level)
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(levels[0])
+    ours.setLevel(levels[1])
+
+
+def run(level: str, form: str) -> None:
+    setup_logging(level, form)
+    app = multiq.App("memory://")
+
+    @app.task(max_attempts=1)
+    def greet(name: str) -> None:
+        if name == "nobody":
+            raise ValueError("\x1b[31mred\x1b[0m")
+
+    greet.enqueue("ann-the-secret")
+    greet.enqueue("nobody")
+    multiq.Worker(app, stop_when_empty=True).run()
+
+
+def test_a_line_for_each_job_without_its_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    run("info", "text")
+    said = capsys.readouterr().err
+    assert "done      greet [default]" in said
+    assert "ann-the-secret" not in said
+
+
+def test_debug_tells_of_the_start_and_error_of_nothing_but_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+    run("debug", "text")
+    assert "start     greet" in capsys.readouterr().err
+    run("error", "text")
+    lines = [line for line in capsys.readouterr().err.splitlines() if " greet " in line]
+    assert len(lines) == 1
+    assert "buried    greet" in lines[0]
+
+
+def test_terminal_codes_in_an_error_are_shown_and_not_obeyed(capsys: pytest.CaptureFixture[str]) -> None:
+    run("info", "text")
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    assert "\\x1b[31mred" in said
+    assert "Traceback" in said
+
+
+def test_json_lines_carry_the_event_s_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    run("info", "json")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    done = next(line for line in lines if line.get("event") == "done")
+    assert (done["task"], done["queue"], done["attempt"], done["level"]) == ("greet", "default", 1, "info")
+    failed = next(line for line in lines if line.get("event") == "failed")
+    assert "ValueError" in failed["traceback"]
+
+
+def test_both_formats_take_records_of_other_libraries() -> None:
+    record = logging.LogRecord("elsewhere", logging.WARNING, __file__, 1, "two %s", ("lines\nhere",), None)
+    assert "\n" not in TextFormatter().format(record)
+    assert json.loads(JsonFormatter().format(record))["message"] == "two lines\nhere"
