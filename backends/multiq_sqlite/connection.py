@@ -18,6 +18,7 @@ import contextlib
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -37,7 +38,7 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
 _COMMITS_BETWEEN_LOOKS = 16  # at the length of the log
-_FORK_PATIENCE = 1.0  # seconds that a fork waits for another thread's call to end
+_FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
 
@@ -226,9 +227,9 @@ class Connection:
 
     # --- forks ---
 
-    def close_for_fork(self) -> bool:
+    def close_for_fork(self, deadline: float) -> bool:
         """Close and stay locked, so that no child inherits an open file. False if another thread is busy with it."""
-        if not self._lock.acquire(timeout=_FORK_PATIENCE):
+        if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._drop()
         return True
@@ -267,7 +268,8 @@ class _Forks:
 
     def _before(self) -> None:
         self.guard.acquire()
-        self._closed = [connection for connection in self._connections if connection.close_for_fork()]
+        deadline = time.monotonic() + _FORK_PATIENCE
+        self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
         opening.making.acquire()  # last: who holds it waits for no other lock
 
     def _in_parent(self) -> None:

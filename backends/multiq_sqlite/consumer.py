@@ -14,7 +14,7 @@ import msgspec
 
 from multiq.backend import Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
 from multiq.clock import SECOND
-from multiq.errors import LeaseLost
+from multiq.errors import BackendError, LeaseLost
 
 from .jobs import BREATH, as_json, clean, due, look, look_inside, promote
 from .waiting import Lookout
@@ -29,9 +29,7 @@ if TYPE_CHECKING:
     from .jobs import Outlook
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever the signs say, and with them which file it is
-_LOOKS_SHARE = (
-    4  # a nap is at least so many looks long: beside a busy queue of somebody else's, few looks find anything
-)
+_LOOKS_SHARE = 4  # a nap is at least so many looks long: beside somebody else's busy queue few of them find anything
 _PACK = 500  # jobs read in one go
 
 _Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
@@ -67,8 +65,18 @@ class SqliteConsumer(Consumer):
         if not verdicts:
             return [], self.reserve(limit, timeout)
         give_up_at = time.monotonic() + timeout
-        answers, leases = self._turn(verdicts, limit)
-        return answers, leases or self._wait_for_jobs(limit, give_up_at)
+        answers, leases, is_all = self._turn(verdicts, limit)
+        self._tell_others(verdicts)
+        if leases or (is_all and timeout <= 0):
+            self._interrupted = False
+            return answers, leases
+        try:
+            return answers, self._wait_for_jobs(limit, give_up_at)
+        except BackendError:
+            return (
+                answers,
+                [],
+            )  # the verdicts are settled, and must not be again; the next reserve will say what is wrong
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -80,19 +88,20 @@ class SqliteConsumer(Consumer):
 
     # --- reserving ---
 
-    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle and reserve in one transaction; in several if so much is due that one would hold the lock for long."""
-        answers: list[LeaseLost | None] = []
+    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease], bool]:
+        """Settle and reserve in one transaction. False at the end: more is due than one transaction should promote."""
+        with self._connection.writing() as transaction:
+            now = self._clock()
+            answers = _settle(transaction, verdicts, now) if verdicts else []
+            leases, is_all = self._take(transaction, limit, now)
+        return answers, leases, is_all
+
+    def _take_turns(self, limit: int) -> list[Lease]:
+        """Reserve: in several transactions if so much is due that one would hold the lock for long."""
         while True:
-            with self._connection.writing() as transaction:
-                now = self._clock()
-                if verdicts:
-                    answers = _settle(transaction, verdicts, now)
-                leases, is_all = self._take(transaction, limit, now)
-            self._tell_others(verdicts)
+            _, leases, is_all = self._turn((), limit)
             if leases or is_all:
-                return answers, leases
-            verdicts = ()
+                return leases
             time.sleep(BREATH)
 
     def _take(self, transaction: Transaction, limit: int, now: int) -> tuple[list[Lease], bool]:
@@ -125,7 +134,7 @@ class SqliteConsumer(Consumer):
             outlooks = look(self._connection, self._asked)
             now = self._clock()
             if any(outlook.has_work(now) for outlook in outlooks):
-                _, leases = self._turn((), limit)
+                leases = self._take_turns(limit)
             if leases or self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return leases

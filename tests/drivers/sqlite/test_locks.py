@@ -76,6 +76,23 @@ def test_a_process_that_stops_inside_its_transaction(
     assert consumer.settle([Ack(lease)]) == [None]
 
 
+def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(
+    hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
+) -> None:
+    # Given an exchange that has settled and waits, and somebody who takes the lock when the next job comes
+    hasty.enqueue("q", [*jobs(), *jobs(1, delay=0.2)])
+    consumer = hasty.consumer(["q"])
+    (lease,) = consumer.reserve(1, 0)
+    locker = threading.Timer(0.1, holder.execute, ("BEGIN IMMEDIATE",))
+    locker.start()
+    # Then it answers for what it settled, and the next call says what is wrong
+    assert consumer.exchange([Ack(lease)], 1, 30) == ([None], [])
+    with pytest.raises(BackendTimeout):
+        consumer.reserve(1, 0)
+    holder.execute("COMMIT")
+    assert len(consumer.reserve(1, 0)) == 1
+
+
 def test_a_lock_that_is_let_go_in_time_is_waited_for(
     backend: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
 ) -> None:
