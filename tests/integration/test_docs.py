@@ -49,6 +49,11 @@ def test_links_between_pages_lead_somewhere(page: str) -> None:
     assert [target for target in targets if not (folder / target).exists()] == []
 
 
+def test_the_index_of_decisions_has_them_all() -> None:
+    index = (ROOT / "docs/decisions/README.md").read_text("utf-8")
+    assert [path.name for path in sorted(ROOT.glob("docs/decisions/0*.md")) if f"({path.name})" not in index] == []
+
+
 def test_the_pages_are_found() -> None:
     assert {"README.md", "docs/contract.md", "docs/envelope.md"} <= set(BLOCKS)
     assert sum(len(blocks) for blocks in BLOCKS.values()) > 20
