@@ -1,0 +1,83 @@
+"""The conformance suite: the contract as tests, which any driver runs, wherever it was written.
+
+A driver's test file is three lines and a harness::
+
+    from multiq.conformance import Harness, suite
+
+    class AcmeHarness(Harness):
+        def open(self):
+            return AcmeBackend("acme://localhost/test")
+
+    globals().update(suite(AcmeHarness))
+
+It needs pytest and hypothesis: ``pip install 'multiq[conformance]'``.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from multiq.errors import MultiqError
+
+if TYPE_CHECKING:
+    from .base import Topic
+    from .catalogue import suite
+    from .harness import Harness, ManualHarness, UrlHarness
+    from .marks import promise, requires, without
+    from .planted import PLANTED
+    from .report import Report, Row
+    from .runner import run
+
+__all__ = [
+    "PLANTED", "ConformanceNotInstalled", "Harness", "ManualHarness", "Report", "Row", "Topic", "UrlHarness", "promise",
+    "requires", "run", "suite", "without",
+]  # fmt: skip
+
+_HOMES = {
+    "PLANTED": "planted",
+    "Harness": "harness",
+    "ManualHarness": "harness",
+    "Report": "report",
+    "Row": "report",
+    "Topic": "base",
+    "UrlHarness": "harness",
+    "promise": "marks",
+    "requires": "marks",
+    "run": "runner",
+    "suite": "catalogue",
+    "without": "marks",
+}
+_EXTRA = ("pytest", "_pytest", "hypothesis")
+
+
+class ConformanceNotInstalled(MultiqError, ImportError):
+    """The suite needs pytest and hypothesis, which multiq itself does not."""
+
+
+def need_extra() -> None:
+    """Raise ``ConformanceNotInstalled`` if the packages of the extra ``conformance`` are missing."""
+    for package in ("pytest", "hypothesis"):
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as exc:
+            raise _not_installed(exc) from exc
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{home}")
+    except ModuleNotFoundError as exc:
+        if exc.name is None or exc.name.partition(".")[0] not in _EXTRA:
+            raise
+        raise _not_installed(exc) from exc
+    return getattr(module, name)
+
+
+def _not_installed(exc: ModuleNotFoundError) -> ConformanceNotInstalled:
+    return ConformanceNotInstalled(
+        f"the conformance suite needs {exc.name}, which is not installed: pip install 'multiq[conformance]'"
+    )

@@ -1,0 +1,53 @@
+"""The connection that a program of its own would open to a URL's database, to prove ``enqueue(connection=)`` with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol, cast
+from urllib.parse import unquote
+
+from multiq.url import split
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from urllib.parse import SplitResult
+
+
+class CallersConnection(Protocol):
+    """As much of a DB-API connection as the suite uses."""
+
+    def commit(self) -> None: ...
+    def rollback(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def connect(url: str) -> CallersConnection:
+    """A plain client library's connection to *url*'s database."""
+    parts = split(url)
+    scheme = parts.scheme.partition("+")[0]
+    if scheme not in _CONNECT:
+        raise NotImplementedError(
+            f"transactional_enqueue is claimed, but how to connect to {scheme}:// without multiq is not known here: "
+            "run the suite under pytest, with a Harness that overrides transaction()"
+        )
+    return _CONNECT[scheme](parts)
+
+
+def _sqlite(parts: SplitResult) -> CallersConnection:
+    import sqlite3
+
+    return sqlite3.connect(unquote(parts.path).removeprefix("/"), timeout=30)
+
+
+def _mysql(parts: SplitResult) -> CallersConnection:
+    import pymysql  # type: ignore[import-untyped, unused-ignore]
+
+    options: dict[str, Any] = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
+    if parts.username is not None:
+        options["user"] = unquote(parts.username)
+    if parts.password is not None:
+        options["password"] = unquote(parts.password)
+    database = unquote(parts.path).removeprefix("/")
+    return cast("CallersConnection", pymysql.connect(database=database or None, **options))
+
+
+_CONNECT: dict[str, Callable[[SplitResult], CallersConnection]] = {"sqlite": _sqlite, "mysql": _mysql}

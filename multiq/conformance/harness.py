@@ -1,0 +1,216 @@
+"""The harness: all that the suite has to know of a driver. One subclass per driver; only ``open`` must be written."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import time
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+
+from multiq.backend import NewJob, State
+from multiq.clock import SECOND, ManualClock
+from multiq.errors import JobNotFound
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from contextlib import AbstractContextManager
+
+    from multiq.backend import Backend
+    from multiq.capabilities import Capabilities, Gap
+
+    from .callers import CallersConnection
+
+
+class Harness(ABC):
+    """One driver, as the suite meets it. Each test has a harness of its own.
+
+    ``open`` must be written, all else may be. Nothing here names a store: what differs from one to the next is read
+    from the backend's capabilities, and times are scaled to what they say.
+    """
+
+    # --- knobs: plain numbers, set in a subclass or on an instance ---
+
+    slack: float = 0.1
+    """Seconds after which the store has surely noticed that a moment has passed. Never used to excuse an early job."""
+
+    rounds: int = 25
+    """How often a race is run before it counts as won."""
+
+    threads: int = 4
+    """How many consumers or producers race."""
+
+    walks: int = 3
+    """How many random walks are compared with the model."""
+
+    patience: float = 10.0
+    """Seconds after which a waiting consumer that should have woken counts as asleep."""
+
+    gaps: Mapping[str, Gap] = {}
+    """Powers that the driver claims and this installation lacks (a server without a log, say), each with its gap."""
+
+    real_time: ClassVar[bool] = True
+    """Whether ``advance`` really takes its time."""
+
+    def __init__(self) -> None:
+        self.prefix = f"conformance.{secrets.token_hex(4)}"
+        self.handed_out: list[str] = []
+        """The queues that this harness has named; only these are touched."""
+
+    # --- must be written ---
+
+    @abstractmethod
+    def open(self) -> Backend:
+        """Another backend object on the same store: what one enqueues, all others see. The suite closes it."""
+
+    # --- may be written ---
+
+    def now(self) -> float:
+        """Seconds on the clock that ``advance`` moves, from any start."""
+        return time.monotonic()
+
+    def advance(self, seconds: float) -> None:
+        """Let *seconds* pass for the store. Where its clock cannot be moved this sleeps."""
+        time.sleep(max(0.0, seconds))
+
+    def transaction(self) -> AbstractContextManager[CallersConnection]:
+        """A DB-API connection to the backend's database, in a transaction of its own, that knows nothing of multiq.
+
+        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Needed where
+        ``transactional_enqueue`` is claimed.
+        """
+        raise NotImplementedError(
+            "transactional_enqueue is claimed, but there is no connection to prove it with: override "
+            f"{type(self).__name__}.transaction()"
+        )
+
+    def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
+        """Stop and start what holds the jobs. Called while all backends are closed.
+
+        By default nothing is restarted, so that only the clients' memory is gone; a driver's own harness that runs
+        the server itself does more.
+        """
+
+    def requests_served(self) -> int | None:
+        """A number that grows by one with each request that the server answers; None: there is no telling."""
+        return None
+
+    def fresh_queue(self, ending: str = "") -> str:
+        """The name of a queue that nobody has used."""
+        name = f"{self.prefix}.{len(self.handed_out)}{ending}"
+        self.handed_out.append(name)
+        return name
+
+    def close(self) -> None:
+        """Leave no trace. By default the queues that were handed out are emptied, and no others are touched."""
+        with self.open() as backend:
+            for name in self.handed_out:
+                backend.resume(name)
+                backend.purge(name, [State.READY, State.DELAYED, State.BURIED])
+
+    # --- what the suite asks; derived from the above ---
+
+    def capabilities(self, backend: Backend) -> Capabilities:
+        """What *backend* claims, without this harness's ``gaps``."""
+        return msgspec.structs.replace(backend.capabilities, **self.gaps)
+
+    def nearly(self, moment: float) -> None:
+        """Let time pass until shortly before *moment*, or not at all if it is too close."""
+        self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
+
+    def past(self, moment: float) -> None:
+        """Let time pass until *moment* is surely over."""
+        while (left := moment + self.slack - self.now()) > 0:
+            self.advance(left)
+
+
+class ManualHarness(Harness):
+    """For a driver that takes a clock: its ``open`` passes ``self.clock``, and no test ever waits for time to pass."""
+
+    slack = 1e-6
+    walks = 100
+    real_time: ClassVar[bool] = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.clock = ManualClock()
+        self._started = self.clock()
+
+    def now(self) -> float:
+        return (self.clock() - self._started) / SECOND
+
+    def advance(self, seconds: float) -> None:
+        if seconds > 0:
+            self.clock.advance(seconds)
+
+
+class UrlHarness(Harness):
+    """Any backend that a URL names, in real time, in queues of its own that it empties afterwards."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__()
+        self.url = url
+        self._only: Backend | None = None  # the one object whose jobs no other object can see
+        self._first: Backend | None = None
+
+    @classmethod
+    def of(cls, url: str) -> type[Harness]:
+        """A class for ``suite`` whose instances are all for *url*."""
+
+        class HarnessOfUrl(cls):  # type: ignore[valid-type, misc]
+            def __init__(self) -> None:
+                super().__init__(url)
+
+        return HarnessOfUrl
+
+    def open(self) -> Backend:
+        if self._only is not None:
+            return self._only
+        backend = open_backend(self.url)
+        if self._first is None:
+            self._first = backend
+        elif not backend.capabilities.shared and not self._share(self._first, backend):
+            self._only = self._first
+            return self._only
+        return backend
+
+    def transaction(self) -> AbstractContextManager[CallersConnection]:
+        from .callers import connect
+
+        return self._transaction(connect(self.url))
+
+    @contextlib.contextmanager
+    def _transaction(self, connection: CallersConnection) -> Iterator[CallersConnection]:
+        try:
+            yield connection
+        finally:
+            connection.rollback()
+            connection.close()
+
+    def _share(self, one: Backend, other: Backend) -> bool:
+        """Whether two objects for one URL lead to the same jobs: ``memory://`` is a new store each time."""
+        queue = self.fresh_queue()
+        (job_id,) = one.enqueue(queue, [NewJob(b"", new_id())])
+        try:
+            other.peek(queue, job_id)
+        except JobNotFound:
+            return False
+        finally:
+            one.delete(queue, job_id)
+        return True
+
+
+def first_contact(harness: Harness) -> Capabilities:
+    """What the backend can do, after one call that shows whether it is there at all.
+
+    Raises whatever ``MultiqError`` stands in the way, once, instead of in each test.
+    """
+    with harness.open() as backend:
+        backend.stats(harness.fresh_queue())
+        capabilities = harness.capabilities(backend)
+    harness.close()
+    return capabilities

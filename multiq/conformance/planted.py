@@ -1,0 +1,590 @@
+"""Backends with one planted bug each: what the suite is good for is shown by what it finds.
+
+Each is the memory backend but for a few lines, and each mistake was made by somebody's queue. They are real backends:
+``PLANTED["late ack"].open()`` can be enqueued to, reserved from, and measured.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, ClassVar, NamedTuple
+
+from multiq.backend import Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
+from multiq.clock import SECOND
+from multiq.ids import new_id
+from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer
+
+from .harness import ManualHarness
+
+if TYPE_CHECKING:
+    import itertools
+    from collections.abc import Callable, Sequence
+    from typing import Any
+
+    from multiq.backend import NewJob, Verdict
+    from multiq.clock import Clock
+    from multiq.errors import LeaseLost
+
+
+class PlantedBug(NamedTuple):
+    """A backend with a bug: what it does wrong, and the test that is about it."""
+
+    name: str
+    does: str
+    """What it does wrong, in a sentence."""
+    test: str
+    """``Topic.test_name``, as in a report's rows."""
+    backend: type[MemoryBackend]
+
+    def open(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> MemoryBackend:
+        """The backend. Those of one *name* share their jobs, as ``memory://name`` does."""
+        return self.backend(name=name and f"{self.name}/{name}", clock=clock)
+
+    def harness(self) -> type[ManualHarness]:
+        """A harness for it, whose clock is moved by hand."""
+        bug = self
+
+        class PlantedHarness(ManualHarness):
+            patience = 0.5  # who is not woken is found asleep after so long
+
+            def open(self) -> MemoryBackend:
+                return bug.open(name=self.prefix, clock=self.clock)
+
+        return PlantedHarness
+
+
+#: name -> bug
+PLANTED: dict[str, PlantedBug] = {}
+
+
+def _plant(name: str, does: str, test: str) -> Callable[[type[MemoryBackend]], type[MemoryBackend]]:
+    def register(backend: type[MemoryBackend]) -> type[MemoryBackend]:
+        PLANTED[name] = PlantedBug(name, does, test, backend)
+        return backend
+
+    return register
+
+
+class _Planted(MemoryBackend):
+    """A memory backend whose consumers, and queues, may be others."""
+
+    consumer_class: ClassVar[type[MemoryConsumer]] = MemoryConsumer
+    queue_class: ClassVar[type[JobQueue]] = JobQueue
+
+    def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
+        super().__init__(name=name, clock=clock)
+        self._store.queue_class = self.queue_class
+
+    def consumer(self, queues: Sequence[str]) -> MemoryConsumer:
+        return self.consumer_class(self._store, queues)
+
+
+# --- fences ----------------------------------------------------------------------------------------------
+
+
+class _HeldByAnybody(JobQueue):
+    def held(self, lease: Lease) -> Job | None:
+        job = self.jobs.get(lease.id)
+        return job if job is not None and job.state is State.RESERVED else None
+
+
+class _UnfencedAck(MemoryConsumer):
+    def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
+        queue = self._store.queue(verdict.lease.queue, now)
+        if isinstance(verdict, Ack) and verdict.lease.id in queue.jobs:
+            queue.remove(queue.jobs[verdict.lease.id])
+            return None
+        return super()._settle_one(verdict, now)
+
+
+@_plant(
+    "unfenced ack",
+    "an ack deletes the job by its id, whoever holds it now",
+    "Lease.test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs",
+)
+class _NoFenceOnAck(_Planted):
+    consumer_class = _UnfencedAck
+
+
+class _UnfencedRelease(MemoryConsumer):
+    def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
+        queue = self._store.queue(verdict.lease.queue, now)
+        job = queue.jobs.get(verdict.lease.id)
+        if isinstance(verdict, Release) and job is not None:
+            self._carry_out(verdict, queue, job, now)
+            return None
+        return super()._settle_one(verdict, now)
+
+
+@_plant(
+    "unfenced release",
+    "a release moves the job whatever has become of it",
+    "Lease.test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs",
+)
+class _NoFenceOnRelease(_Planted):
+    consumer_class = _UnfencedRelease
+
+
+@_plant(
+    "fenced by state",
+    "a verdict is checked against the state reserved, and not against the reservation",
+    "Lease.test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again",
+)
+class _FencedByState(_Planted):
+    queue_class = _HeldByAnybody
+
+
+class _LateAccepted(MemoryConsumer):
+    """Remembers who held a job last, until somebody else takes it."""
+
+    def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
+        lease = verdict.lease
+        queue = self._store.queue(lease.queue, now)
+        job = queue.jobs.get(lease.id)
+        was_mine = job is not None and job.state is State.READY and job.attempt == lease.attempt
+        if job is not None and was_mine and job.crashes == lease.crashes + 1:
+            self._carry_out(verdict, queue, job, now)
+            return None
+        return super()._settle_one(verdict, now)
+
+
+@_plant(
+    "late ack",
+    "a verdict is accepted after its lease has ended, as long as nobody has taken the job",
+    "Lease.test_a_late_verdict_is_refused_though_nobody_has_taken_the_job[ack]",
+)
+class _LateAck(_Planted):
+    consumer_class = _LateAccepted
+
+
+# --- time ------------------------------------------------------------------------------------------------
+
+
+class _EarlyQueue(JobQueue):
+    def make_due(self, job: Job, delay: float, now: int) -> None:
+        super().make_due(job, max(0.0, delay - 1.0), now)
+
+
+@_plant("early", "delayed jobs are due a second early", "Enqueue.test_a_delayed_job_is_never_early[2.5 s]")
+class _Early(_Planted):
+    queue_class = _EarlyQueue
+
+
+class _RoundingQueue(JobQueue):
+    def make_due(self, job: Job, delay: float, now: int) -> None:
+        super().make_due(job, int(delay), now)
+
+
+@_plant("whole seconds", "delays are cut to whole seconds", "Enqueue.test_a_delayed_job_is_never_early[0.999 s]")
+class _WholeSeconds(_Planted):
+    queue_class = _RoundingQueue
+
+
+class _NoTouchQueue(JobQueue):
+    def extend(self, job: Job, now: int) -> None:
+        if job.state is not State.RESERVED:
+            super().extend(job, now)
+
+
+@_plant("touch does nothing", "a touch does not extend the lease", "Touch.test_a_touch_gives_the_full_ttr_again")
+class _TouchDoesNothing(_Planted):
+    queue_class = _NoTouchQueue
+
+
+class _ForgetfulQueue(JobQueue):
+    """Its pause is a flag that the next enqueue resets."""
+
+    def add(self, new: NewJob, now: int) -> str:
+        self.paused_until = 0
+        return super().add(new, now)
+
+
+@_plant("pause forgotten", "an enqueue ends a pause", "Pause.test_a_paused_queue_takes_jobs")
+class _PauseForgotten(_Planted):
+    queue_class = _ForgetfulQueue
+
+
+@_plant("pause stops time", "a paused queue promotes nothing", "Pause.test_delays_run_on_during_a_pause")
+class _PauseStopsTime(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def promote(self, now: int) -> None:
+            if self.paused_until <= now:
+                super().promote(now)
+
+
+# --- counters --------------------------------------------------------------------------------------------
+
+
+class _CarefreeQueue(JobQueue):
+    def make_ready(self, job: Job, *, crashed: bool = False) -> None:
+        super().make_ready(job, crashed=False)
+
+
+@_plant(
+    "crashes not counted",
+    "a lease that ends is not counted as a crash: a poison pill goes round for ever",
+    "Lease.test_an_ended_lease_counts_as_an_attempt_and_as_a_crash",
+)
+class _CrashesNotCounted(_Planted):
+    queue_class = _CarefreeQueue
+
+
+class _CountsGivenBack(MemoryConsumer):
+    def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+        job.attempt += isinstance(verdict, GiveBack)
+        super()._carry_out(verdict, queue, job, now)
+
+
+@_plant(
+    "give back counts",
+    "a job that was given back has used up an attempt",
+    "GiveBack.test_a_job_given_back_has_not_been_attempted",
+)
+class _GiveBackCounts(_Planted):
+    consumer_class = _CountsGivenBack
+
+
+@_plant(
+    "buried not counted",
+    "stats count no buried jobs, and say 0",
+    "Stats.test_each_state_is_counted_by_itself",
+)
+class _BuriedNotCounted(_Planted):
+    def stats(self, queue: str) -> QueueStats:
+        stats = super().stats(queue)
+        return QueueStats(
+            queue=queue,
+            ready=stats.ready,
+            delayed=stats.delayed,
+            reserved=stats.reserved,
+            buried=0,
+            paused_for=stats.paused_for,
+        )
+
+
+# --- order -----------------------------------------------------------------------------------------------
+
+
+class _TextSequence:
+    """Numbers that sort as text does, as the members of a sorted set do: 10 comes before 2 and 9."""
+
+    def __init__(self, inner: itertools.count[int]) -> None:
+        self._inner = inner
+
+    def __next__(self) -> int:
+        digits = str(next(self._inner))
+        return int(digits.ljust(12, "0")) * 100 + len(digits)
+
+
+class _TextQueue(JobQueue):
+    def __init__(self, name: str, sequence: itertools.count[int]) -> None:
+        super().__init__(name, _TextSequence(sequence))  # type: ignore[arg-type]
+
+
+@_plant(
+    "order as text",
+    "jobs of one priority go in the order of their numbers as text: 1, 10, 11, 2...",
+    "Reserve.test_jobs_of_one_priority_go_oldest_first_past_the_tenth",
+)
+class _OrderAsText(_Planted):
+    queue_class = _TextQueue
+
+
+@_plant("priority reversed", "larger numbers go first", "Reserve.test_the_lowest_priority_number_goes_first")
+class _PriorityReversed(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def take(self, now: int, token: str) -> Job | None:
+            ready = [job for job in self.jobs.values() if job.state is State.READY]
+            if not ready or self.paused_until > now:
+                return None
+            job = min(ready, key=lambda job: (-job.priority, job.sequence))
+            job.attempt += 1
+            job.token = token
+            self.extend(job, now)
+            return job
+
+
+class _Impartial(MemoryConsumer):
+    def _take(self, limit: int, now: int) -> list[Lease]:
+        def best(name: str) -> int:
+            listing = self._store.queue(name, now).listing(State.READY)
+            return listing[0][1].priority if listing else 2**32
+
+        asked = self.queues
+        self.queues = tuple(sorted(asked, key=best))
+        try:
+            return super()._take(limit, now)
+        finally:
+            self.queues = asked
+
+
+@_plant(
+    "queues mixed",
+    "the best priority of all queues goes first, as on beanstalkd's watch list",
+    "Reserve.test_earlier_queues_come_first_against_all_priorities",
+)
+class _QueuesMixed(_Planted):
+    consumer_class = _Impartial
+
+
+@_plant(
+    "retried at the tail",
+    "a released job goes to the end of its queue",
+    "Reserve.test_a_released_job_goes_before_younger_ones",
+)
+class _RetriedAtTheTail(_Planted):
+    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+        def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+            if isinstance(verdict, Release):
+                job.sequence = queue.next_sequence()
+            super()._carry_out(verdict, queue, job, now)
+
+
+@_plant(
+    "kicks delayed jobs",
+    "a kick with nothing buried kicks delayed jobs, as beanstalkd's does",
+    "Kick.test_a_kick_never_touches_delayed_jobs",
+)
+class _KicksDelayedJobs(_Planted):
+    def kick(self, queue: str, limit: int) -> int:
+        kicked = super().kick(queue, limit)
+        delayed = self.jobs(queue, State.DELAYED, limit=limit).jobs if kicked == 0 else []
+        for record in delayed:
+            self.kick_job(queue, record.id)
+        return kicked + len(delayed)
+
+
+# --- jobs lost and doubled -------------------------------------------------------------------------------
+
+
+class _HarshQueue(JobQueue):
+    def unreserved(self, job_id: str) -> Job:
+        job = self.jobs.get(job_id)
+        return job if job is not None else super().unreserved(job_id)
+
+
+@_plant(
+    "deletes reserved jobs",
+    "delete takes a job away from under its holder",
+    "Delete.test_a_reserved_job_cannot_be_deleted",
+)
+class _DeletesReservedJobs(_Planted):
+    queue_class = _HarshQueue
+
+
+@_plant(
+    "purges reserved jobs",
+    "purge takes jobs away from under their holders",
+    "Purge.test_a_purge_never_deletes_a_reserved_job",
+)
+class _PurgesReservedJobs(_Planted):
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        purged = super().purge(queue, states)
+        with self._store.changed:
+            held = self._store.queue(queue, self._store.clock())
+            doomed = [job for job in held.jobs.values() if job.state is State.RESERVED and job.state in states]
+            for job in doomed:
+                held.remove(job)
+        return purged + len(doomed)
+
+
+@_plant(
+    "half a batch",
+    "the second half of a long batch is lost, and nobody is told",
+    "Enqueue.test_a_thousand_jobs_in_one_call_all_arrive_in_order",
+)
+class _HalfABatch(_Planted):
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        kept = jobs if len(jobs) < 500 else jobs[: len(jobs) // 2]
+        super().enqueue(queue, kept, connection=connection)
+        return [job.id for job in jobs]
+
+
+@_plant(
+    "batches in parts",
+    "a batch is written in parts, and others see it grow",
+    "Concurrency.test_nobody_ever_sees_a_part_of_a_batch",
+)
+class _BatchesInParts(_Planted):
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        ids = []
+        for at in range(0, len(jobs), 20):
+            ids += super().enqueue(queue, jobs[at : at + 20], connection=connection)
+            time.sleep(0.0001)  # lets others in, as a round trip per part would
+        return ids
+
+
+class _DoublingQueue(JobQueue):
+    def add(self, new: NewJob, now: int) -> str:
+        if new.id in self.jobs:
+            job_id = new_id()
+            job = self.jobs[job_id] = Job(new)
+            job.id = job_id
+            job.start_over(self.next_sequence(), now)
+            self.make_due(job, new.delay, now)
+            return new.id
+        return super().add(new, now)
+
+
+@_plant(
+    "repeats doubled",
+    "an enqueue that is repeated makes a second job",
+    "Enqueue.test_a_repeated_enqueue_makes_no_second_job",
+)
+class _RepeatsDoubled(_Planted):
+    queue_class = _DoublingQueue
+
+
+class _Racing(MemoryConsumer):
+    """Looks for a job, lets go of the lock, and takes the job that it has seen."""
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        with self._store.changed:
+            now = self._store.clock()
+            seen = [
+                (queue, job)
+                for queue in map(lambda name: self._store.queue(name, now), self.queues)  # noqa: C417 - one look each
+                if queue.paused_until <= now
+                for _, job in queue.listing(State.READY)
+            ][:limit]
+        if not seen:
+            return super().reserve(limit, timeout)
+        time.sleep(0.0005)
+        with self._store.changed:
+            return [self._seize(queue, job) for queue, job in seen]
+
+    def _seize(self, queue: JobQueue, job: Job) -> Lease:
+        now = self._store.clock()
+        job.attempt += 1
+        job.token = str(next(self._tokens))
+        queue.extend(job, now)
+        return Lease(
+            queue=queue.name,
+            id=job.id,
+            token=job.token,
+            body=job.body,
+            priority=job.priority,
+            ttr=job.ttr,
+            attempt=job.attempt,
+            crashes=job.crashes,
+            kicks=job.kicks,
+            age=(now - job.enqueued_at) / SECOND,
+        )
+
+
+@_plant(
+    "handed out twice",
+    "two consumers that look at one moment get the same job",
+    "Concurrency.test_of_many_that_want_one_job_one_gets_it",
+)
+class _HandedOutTwice(_Planted):
+    consumer_class = _Racing
+
+
+class _AllOrNothing(MemoryConsumer):
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        with self._store.changed:
+            now = self._store.clock()
+            refusals = [self._settle_one(Touch(verdict.lease), now) for verdict in verdicts]
+            first = next((refusal for refusal in refusals if refusal is not None), None)
+        return [first] * len(verdicts) if first is not None else super().settle(verdicts)
+
+
+@_plant(
+    "one refusal for all",
+    "one stale verdict in a call refuses all others",
+    "Settle.test_a_refused_verdict_does_not_touch_the_others",
+)
+class _OneRefusalForAll(_Planted):
+    consumer_class = _AllOrNothing
+
+
+# --- looking and waking ----------------------------------------------------------------------------------
+
+
+@_plant(
+    "page skips a job",
+    "a listing's cursor points behind the first job of the next page",
+    "Jobs.test_pages_follow_each_other_without_gap_or_overlap[ready]",
+)
+class _PageSkipsAJob(_Planted):
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        page = super().jobs(queue, state, limit=limit, after=after)
+        if page.after is None:
+            return page
+        skipped = super().jobs(queue, state, limit=1, after=page.after)
+        return Page(page.jobs, skipped.after)
+
+
+@_plant("peek counts", "a look at a job counts as an attempt", "Peek.test_peek_changes_nothing")
+class _PeekCounts(_Planted):
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        record = super().peek(queue, job_id)
+        with self._store.changed:
+            self._store.queue(queue, self._store.clock()).jobs[job_id].attempt += 1
+        return record
+
+
+class _Planning(MemoryConsumer):
+    """Falls asleep until the next due time that it knows of; only new jobs make it look again."""
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        give_up_at = time.monotonic() + timeout
+        while True:
+            leases = super().reserve(limit, 0)
+            if leases or time.monotonic() >= give_up_at or self._was_interrupted():
+                return leases
+            self._sleep(give_up_at)
+
+    def _sleep(self, give_up_at: float) -> None:
+        with self._store.changed:
+            now = self._store.clock()
+            changes = (self._store.queue(name, now).next_change_at(now) for name in self.queues)
+            planned = min((at for at in changes if at is not None), default=None)
+            ready = self._count_of(State.READY)
+        while time.monotonic() < give_up_at and not self._interrupted:
+            time.sleep(0.005)
+            if planned is not None and self._store.clock() >= planned:
+                return
+            # a rescheduled job is in the same queue as before: nothing seems to have come
+            if self._count_of(State.READY) != ready:
+                return
+
+    def _count_of(self, state: State) -> int:
+        queues = [queue for queue in self._store._queues.values() if queue.name in self.queues]
+        return sum(job.state is state for queue in queues for job in list(queue.jobs.values()))
+
+    def _was_interrupted(self) -> bool:
+        was, self._interrupted = self._interrupted, False
+        return was
+
+
+@_plant(
+    "sleeps too long",
+    "a consumer that sleeps until the next due time does not notice an earlier one",
+    "Waiting.test_an_earlier_due_time_is_noticed_by_a_waiting_consumer",
+)
+class _SleepsTooLong(_Planted):
+    consumer_class = _Planning
+
+
+class _Deaf(MemoryConsumer):
+    """Looks once, and then only when its time is over."""
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        leases = super().reserve(limit, 0)
+        if leases or timeout <= 0:
+            return leases
+        give_up_at = time.monotonic() + timeout
+        while time.monotonic() < give_up_at and not self._interrupted:
+            time.sleep(0.005)
+        return super().reserve(limit, 0)
+
+
+@_plant(
+    "wakes for nothing",
+    "a waiting consumer is not woken by a new job",
+    "Waiting.test_a_new_job_wakes_a_waiting_consumer",
+)
+class _WakesForNothing(_Planted):
+    consumer_class = _Deaf

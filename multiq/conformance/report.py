@@ -1,0 +1,167 @@
+"""What a run of the suite came to: test by test, paragraph by paragraph, power by power."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+from .ledger import PARAGRAPHS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Outcome: TypeAlias = Literal["kept", "refused", "failed", "does not apply"]
+Verdict: TypeAlias = Literal["kept", "kept in part", "refused", "broken", "not tried"]
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One test: what it was about, and how it went."""
+
+    topic: str
+    name: str
+    """The test's sentence."""
+    paragraphs: tuple[str, ...]
+    powers: tuple[str, ...]
+    """What the backend must claim for the test to be run."""
+    outcome: Outcome
+    seconds: float
+    power: str | None = None
+    """Refused: the power that is missing."""
+    gap: str | None = None
+    """Refused: "not done", "cannot today" or "never"."""
+    reason: str | None = None
+    """Refused: why it is missing. Does not apply: why not. Failed: what happened, in a line or some."""
+    detail: str | None = None
+    """Failed: the whole of it."""
+
+
+class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
+    """One paragraph of ``docs/contract.md``, by the tests that name it."""
+
+    number: str
+    title: str
+    verdict: Verdict
+    kept: int
+    failed: int
+    refused: tuple[str, ...]
+    """The gaps in the way, each as "power: kind: reason"."""
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """A run. ``ok`` is its verdict: nothing failed, and every claimed power was tried."""
+
+    backend: str
+    target: str
+    """What was tested, a URL with its password masked or a harness's name."""
+    rows: tuple[Row, ...]
+    unproved: tuple[str, ...]
+    """Powers that are claimed, and of which no test was run."""
+    is_whole: bool
+    """Whether all topics were run. A part of the suite proves no power."""
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return bool(self.rows) and not self.failed and not self.unproved
+
+    @property
+    def kept(self) -> list[Row]:
+        return self._with("kept")
+
+    @property
+    def failed(self) -> list[Row]:
+        return self._with("failed")
+
+    @property
+    def refused(self) -> list[Row]:
+        return self._with("refused")
+
+    def topics(self) -> dict[str, list[Row]]:
+        """The rows by topic, in the order of the run."""
+        topics: dict[str, list[Row]] = {}
+        for row in self.rows:
+            topics.setdefault(row.topic, []).append(row)
+        return topics
+
+    def paragraphs(self) -> list[Paragraph]:
+        """The contract, paragraph by paragraph."""
+        return [self._paragraph(number, title) for number, title in PARAGRAPHS.items()]
+
+    def summary(self) -> str:
+        """The verdict in a line."""
+        parts = [f"{len(self.kept)} kept", f"{len(self.refused)} refused", f"{len(self.failed)} broken"]
+        if self.unproved:
+            parts.append(f"claimed without proof: {', '.join(self.unproved)}")
+        return f"{self.backend}: {', '.join(parts)} ({self.seconds:.1f} s)"
+
+    def to_json(self) -> bytes:
+        """The whole report, as one line of JSON."""
+        document = {
+            "backend": self.backend,
+            "target": self.target,
+            "ok": self.ok,
+            "is_whole": self.is_whole,
+            "seconds": round(self.seconds, 3),
+            "unproved": self.unproved,
+            "paragraphs": self.paragraphs(),
+            "rows": self.rows,
+        }
+        return msgspec.json.encode(document)
+
+    def markdown(self) -> str:
+        """The table of the contract's paragraphs, and under it what is missing and what failed."""
+        lines = ["| paragraph | promise | verdict | tests |", "| --- | --- | --- | ---: |"]
+        for paragraph in self.paragraphs():
+            tests = f"{paragraph.kept} of {paragraph.kept + paragraph.failed}"
+            lines.append(f"| {paragraph.number} | {paragraph.title} | {paragraph.verdict} | {tests} |")
+        lines += self._section("Refused", self._gaps())
+        lines += self._section("Claimed without proof", self.unproved)
+        lines += self._section("Broken", (f"{row.topic}: {_sentence(row.name)}: {_line(row)}" for row in self.failed))
+        return "\n".join(lines) + "\n"
+
+    # --- how ---
+
+    def _with(self, outcome: Outcome) -> list[Row]:
+        return [row for row in self.rows if row.outcome == outcome]
+
+    def _paragraph(self, number: str, title: str) -> Paragraph:
+        rows = [row for row in self.rows if number in row.paragraphs]
+        outcomes = [row.outcome for row in rows]
+        kept, failed, refused = (outcomes.count(outcome) for outcome in ("kept", "failed", "refused"))
+        return Paragraph(
+            number=number,
+            title=title,
+            verdict=_verdict(kept, failed, refused),
+            kept=kept,
+            failed=failed,
+            refused=tuple(dict.fromkeys(_gap(row) for row in rows if row.outcome == "refused")),
+        )
+
+    def _gaps(self) -> Iterable[str]:
+        return dict.fromkeys(f"`{row.power}`, {row.gap}: {row.reason}" for row in self.refused)
+
+    @staticmethod
+    def _section(title: str, items: Iterable[str]) -> list[str]:
+        bullets = [f"- {item}" for item in items]
+        return ["", f"{title}:", "", *bullets] if bullets else []
+
+
+def _verdict(kept: int, failed: int, refused: int) -> Verdict:
+    if failed:
+        return "broken"
+    if kept:
+        return "kept in part" if refused else "kept"
+    return "refused" if refused else "not tried"
+
+
+def _gap(row: Row) -> str:
+    return f"{row.power}: {row.gap}: {row.reason}"
+
+
+def _sentence(name: str) -> str:
+    return name.removeprefix("test_").replace("_", " ")
+
+
+def _line(row: Row) -> str:
+    return (row.reason or "").partition("\n")[0]

@@ -1,0 +1,287 @@
+"""Runs the suite outside of a test file: ``multiq conformance URL``, and whoever wants a report.
+
+It is pytest that runs it, in this process, in a folder of its own, with nothing of the user's: no configuration, no
+plugins, no cache, no files left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from multiq.capabilities import POWERS, Gap
+from multiq.errors import MultiqError, OptionInvalid
+from multiq.url import redact
+
+from . import need_extra
+from .harness import UrlHarness, first_contact
+from .marks import MEANINGLESS, PROMISES, REFUSED, REQUIRES, noted
+from .report import Report, Row
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pytest
+
+    from .harness import Harness
+
+_runs = itertools.count()  # pytest keeps modules by name: each run's file has a new one
+_REWRITTEN = ("multiq.conformance.base", "multiq.conformance.topics", "multiq.conformance.threads")
+_SHORT = 12  # lines of a failure's summary
+_TOLD_OF = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # what a user's shell says to pytest is not for us
+
+
+def run(
+    url: str,
+    *,
+    progress: Callable[[Row, int, int], None] | None = None,
+    walks: int | None = None,
+    select: Sequence[str] = (),
+) -> Report:
+    """Run the suite against the backend of *url*, in real time, in queues of its own that it empties afterwards.
+
+    *walks* is the number of random walks, 0 for none. *select* runs only what fits any of its words: a topic
+    (``lease``), a paragraph (``4.3``) or section (``4``) of the contract, or a part of a test's name. *progress* is
+    called after each test. ``KeyboardInterrupt`` comes through when the running test has cleaned up.
+
+    Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and whatever keeps the backend from answering at all.
+    """
+    return run_harness(UrlHarness.of(url), target=redact(url), progress=progress, walks=walks, select=select)
+
+
+def run_harness(
+    harness_class: type[Harness],
+    *,
+    target: str | None = None,
+    progress: Callable[[Row, int, int], None] | None = None,
+    walks: int | None = None,
+    select: Sequence[str] = (),
+) -> Report:
+    """As ``run``, for a harness: its ``open`` names the backend."""
+    need_extra()
+    if walks is not None and walks < 0:
+        raise OptionInvalid(f"walks={walks} is out of range: 0 or more")
+    made = _with_walks(harness_class, walks)
+    started = time.monotonic()
+    harness = made()
+    capabilities = first_contact(harness)
+    collector = _Collector(select, progress, without_walks=walks == 0)
+    _run_pytest(made, collector)
+    collector.raise_if_stopped()
+    if not collector.rows:
+        raise OptionInvalid(
+            f"select={list(select)!r} fits no test: name a topic, a paragraph, or a part of a test's name"
+        )
+    claimed = {power for power in POWERS if capabilities.claim(power)}
+    tried = {power for row in collector.rows if row.outcome in {"kept", "failed"} for power in row.powers}
+    return Report(
+        backend=capabilities.backend,
+        target=target or harness_class.__name__,
+        rows=tuple(collector.rows),
+        unproved=() if select else tuple(sorted(claimed - tried)),
+        is_whole=not select,
+        seconds=time.monotonic() - started,
+    )
+
+
+def _with_walks(harness_class: type[Harness], walks: int | None) -> type[Harness]:
+    if walks is None:
+        return harness_class
+    return type(harness_class.__name__, (harness_class,), {"walks": walks})
+
+
+def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
+    import pytest
+
+    module = f"multiq_conformance_{os.getpid()}_{next(_runs)}"
+    with tempfile.TemporaryDirectory(prefix="multiq-conformance-") as folder, _alone(folder), _offered(harness_class):
+        Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+        file = Path(folder, f"{module}.py")
+        file.write_text(_FILE, encoding="utf-8")
+        options = ["-p", "no:cacheprovider", "-p", "no:terminal", "-p", "no:faulthandler", "-p", "no:warnings"]
+        options += ["--import-mode=importlib", f"--rootdir={folder}", f"--confcutdir={folder}", "-c"]
+        options += [str(Path(folder, "pytest.ini")), "--capture=no", str(file)]
+        try:
+            pytest.main(options, plugins=[collector])
+        finally:
+            sys.modules.pop(module, None)
+
+
+#: what the run's only test file says
+_FILE = """\
+from multiq.conformance import suite
+from multiq.conformance.runner import offered
+globals().update(suite(offered()))
+"""
+
+_offers: list[type[Harness]] = []
+
+
+def offered() -> type[Harness]:
+    """The harness of the run that is under way."""
+    return _offers[-1]
+
+
+@contextlib.contextmanager
+def _offered(harness_class: type[Harness]) -> Iterator[None]:
+    _offers.append(harness_class)
+    try:
+        yield
+    finally:
+        _offers.pop()
+
+
+@contextlib.contextmanager
+def _alone(folder: str) -> Iterator[None]:
+    """Nothing of the user's surroundings reaches the run, and nothing of the run stays in them."""
+    import hypothesis.configuration
+
+    kept = {name: os.environ.get(name) for name in (*_TOLD_OF, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
+    writes = sys.dont_write_bytecode
+    for name in _TOLD_OF:
+        os.environ.pop(name, None)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    hypothesis.configuration.set_hypothesis_home_dir(folder)
+    sys.dont_write_bytecode = True
+    try:
+        yield
+    finally:
+        sys.dont_write_bytecode = writes
+        hypothesis.configuration.set_hypothesis_home_dir(None)  # as the environment says
+        for name, value in kept.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+
+class _Collector:
+    """A pytest plugin that chooses the tests and writes down how they went."""
+
+    def __init__(
+        self, select: Sequence[str], progress: Callable[[Row, int, int], None] | None, *, without_walks: bool
+    ) -> None:
+        self.rows: list[Row] = []
+        self._select = [_plain(word) for word in select]
+        self._progress = progress
+        self._without_walks = without_walks
+        self._total = 0
+        self._items: dict[str, pytest.Item] = {}
+        self._reports: dict[str, list[pytest.TestReport]] = {}
+        self._errors: list[str] = []
+        self._stopped_by: BaseException | None = None
+
+    def raise_if_stopped(self) -> None:
+        """What ended the run before its end."""
+        if self._stopped_by is not None:
+            raise self._stopped_by
+        if self._errors:
+            raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
+
+    # --- pytest's hooks ---
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        """Failures show the values that differ, if the modules are not loaded yet."""
+        import pytest
+
+        pytest.register_assert_rewrite(*(name for name in _REWRITTEN if name not in sys.modules))
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._errors.append(str(report.longrepr))
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = [item for item in items if self._is_chosen(item)]
+        self._total = len(items)
+        self._items = {item.nodeid: item for item in items}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        self._reports.setdefault(report.nodeid, []).append(report)
+        if report.when == "teardown":
+            row = _row(self._items[report.nodeid], self._reports.pop(report.nodeid))
+            self.rows.append(row)
+            if self._progress is not None:
+                self._progress(row, len(self.rows), self._total)
+
+    def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
+        self._stopped_by = KeyboardInterrupt()
+
+    def pytest_internalerror(self, excrepr: object) -> None:
+        self._errors.append(str(excrepr))
+
+    # --- how ---
+
+    def _is_chosen(self, item: pytest.Item) -> bool:
+        topic = _topic(item)
+        if self._without_walks and topic == "Walk":
+            return False
+        return not self._select or any(self._fits(word, item, topic) for word in self._select)
+
+    @staticmethod
+    def _fits(word: str, item: pytest.Item, topic: str) -> bool:
+        from .catalogue import TOPICS, topic_name
+
+        name = word.replace("_", "")
+        if name in {topic_name(known).lower() for known in TOPICS}:
+            return name == topic.lower()
+        if word.replace(".", "").isdigit():
+            return any(number == word or number.startswith(f"{word}.") for number in _notes(item, PROMISES))
+        return f"_{word}" in f"_{_plain(item.name)}"
+
+
+class ConformanceBroken(MultiqError):
+    """The suite could not be run, which says nothing of the backend."""
+
+
+def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
+    row = Row(
+        topic=_topic(item),
+        name=item.name,
+        paragraphs=_notes(item, PROMISES),
+        powers=_notes(item, REQUIRES),
+        outcome="kept",
+        seconds=sum(report.duration for report in reports),
+    )
+    return _with_outcome(row, reports)
+
+
+def _with_outcome(row: Row, reports: Sequence[pytest.TestReport]) -> Row:
+    import msgspec
+
+    properties: dict[str, Any] = {name: value for report in reports for name, value in report.user_properties}
+    failure = next((report for report in reports if report.failed), None)
+    changes: dict[str, Any] = {}
+    if failure is not None:
+        changes = {"outcome": "failed", "reason": _short(failure), "detail": failure.longreprtext}
+    elif REFUSED in properties:
+        refused = properties[REFUSED]
+        gap: Gap = refused["gap"]
+        changes = {"outcome": "refused", "power": refused["power"], "gap": gap.kind, "reason": gap.reason}
+    elif any(report.skipped for report in reports):
+        changes = {"outcome": "does not apply", "reason": properties.get(MEANINGLESS, "it was skipped")}
+    return msgspec.structs.replace(row, **changes)
+
+
+def _topic(item: pytest.Item) -> str:
+    return (item.parent.name if item.parent is not None else "").removeprefix("Test")
+
+
+def _notes(item: pytest.Item, name: str) -> tuple[str, ...]:
+    return noted(getattr(item, "function", None), name)
+
+
+def _plain(words: str) -> str:
+    return words.lower().replace(" ", "_").replace("-", "_")
+
+
+def _short(report: pytest.TestReport) -> str:
+    """What a failure comes to: the message of its exception, cut to some lines."""
+    crash = getattr(report.longrepr, "reprcrash", None)
+    lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
+    cut = [*lines[:_SHORT], f"... and {len(lines) - _SHORT} more lines"] if len(lines) > _SHORT else lines
+    return "\n".join(cut)

@@ -1,0 +1,59 @@
+"""Threads that bring their result, or their error, back to the test."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+T = TypeVar("T")
+
+HANGS = 120.0  # seconds after which a race counts as hung, whatever the machine
+
+
+class Background(Generic[T]):
+    """Work in a thread of its own."""
+
+    def __init__(self, work: Callable[[], T]) -> None:
+        self._work = work
+        self._result: list[T] = []
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def result(self, patience: float) -> T:
+        """What the work came to. Fails if it takes longer than *patience* seconds."""
+        self.join(patience)
+        assert not self.is_alive(), f"still waiting after {patience:g} s"
+        if self._error is not None:
+            raise self._error
+        return self._result[0]
+
+    def is_alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def join(self, patience: float) -> None:
+        self._thread.join(patience)
+
+    def _run(self) -> None:
+        try:
+            self._result.append(self._work())
+        except BaseException as exc:  # noqa: BLE001 - raised again where the test waits for the result
+            self._error = exc
+
+
+def together(works: Sequence[Callable[[], T]]) -> list[T]:
+    """Run all at the same moment, each in a thread; their results in order."""
+    start = threading.Barrier(len(works))
+
+    def at_once(work: Callable[[], T]) -> Callable[[], T]:
+        def run() -> T:
+            start.wait(HANGS)
+            return work()
+
+        return run
+
+    threads = [Background(at_once(work)) for work in works]
+    return [thread.result(HANGS) for thread in threads]

@@ -1,0 +1,83 @@
+"""Bury: the job is set aside until a person acts."""
+
+from __future__ import annotations
+
+from multiq.backend import Ack, Bury, Release, State, Touch
+from multiq.conformance.base import LONG, Topic, promise, requires, without
+
+
+class BuryTests(Topic):
+    """What the verdict ``Bury`` promises."""
+
+    @promise("5.3")
+    def test_a_buried_job_is_not_handed_out(self) -> None:
+        # Given a job that was buried
+        job_id = self.given(State.BURIED)
+        # Then nobody gets it, and everybody sees where it is
+        assert self.reserve(by=self.another_consumer()) == []
+        assert self.state(job_id) is State.BURIED
+        assert self.counts() == (0, 0, 0, 1)
+
+    @promise("5.3")
+    def test_time_does_not_bring_a_buried_job_back(self) -> None:
+        # Given a buried job, whose lease and delay are long past
+        job_id = self.given(State.BURIED, ttr=self.short_ttr)
+        self.harness.past(self.in_(2 * self.short_ttr))
+        # Then it is still buried
+        assert self.reserve() == []
+        assert self.state(job_id) is State.BURIED
+
+    @promise("5.3", "9.1")
+    def test_a_buried_job_keeps_its_body_priority_and_ttr(self) -> None:
+        # Given a buried job with values of its own
+        job_id = self.given(State.BURIED, b"evidence", priority=8, ttr=90)
+        # Then nothing of it is lost
+        record = self.peek(job_id)
+        assert (record.body, record.priority, record.ttr) == (b"evidence", 8, 90)
+
+    @promise("5.6")
+    @requires("reasons")
+    def test_a_bury_keeps_its_reason(self) -> None:
+        # Given a job that is buried with a reason
+        job_id = self.enqueue()
+        self.settle(Bury(self.take(), reason="no such address"))
+        # Then peek shows it
+        assert self.peek(job_id).reason == "no such address"
+
+    @promise("5.6")
+    @requires("reasons")
+    def test_a_long_reason_is_kept_at_least_in_its_first_line(self) -> None:
+        # Given a reason as long as a traceback of a deep recursion
+        job_id = self.enqueue()
+        self.settle(Bury(self.take(), reason="RecursionError: too deep\n" + "  at the same line again\n" * 2000))
+        # Then what it was can still be read
+        assert (self.peek(job_id).reason or "").startswith("RecursionError: too deep\n")
+
+    @promise("5.6", "11.3")
+    @without("reasons")
+    def test_a_backend_that_keeps_no_reasons_shows_none_for_a_buried_job(self) -> None:
+        # Given a job that is buried with a reason which cannot be kept
+        job_id = self.enqueue()
+        self.settle(Bury(self.take(), reason="why"))
+        # Then it says that it does not know
+        assert self.peek(job_id).reason is None
+
+    @promise("5.8")
+    def test_a_buried_job_takes_no_second_verdict(self) -> None:
+        # Given a job that was buried
+        job_id = self.enqueue()
+        lease = self.take()
+        self.settle(Bury(lease))
+        # When its old holder says more, then that is refused
+        self.refused(Ack(lease), Release(lease), Touch(lease), Bury(lease))
+        assert self.state(job_id) is State.BURIED
+
+    @promise("5.3", "5.7")
+    def test_a_bury_leaves_the_jobs_around_it_alone(self) -> None:
+        # Given three jobs, of which one is buried
+        self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
+        leases = self.reserve()
+        self.settle(Bury(leases[0]))
+        # Then the others are still held
+        assert self.counts() == (0, 0, 2, 1)
+        self.settle(Ack(leases[1]), Ack(leases[2]))

@@ -1,0 +1,382 @@
+"""Races: threads that start at one moment, each with a backend of its own, many rounds."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from multiq.backend import Ack, Release, State
+from multiq.conformance.base import ALL, LONG, Topic, Witness, promise, requires
+from multiq.conformance.forks import ended_well, fork
+from multiq.conformance.threads import HANGS, together
+from multiq.errors import JobNotFound, JobReserved, LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import Backend, Lease
+
+
+class ConcurrencyTests(Topic):
+    """What holds when several do something at once."""
+
+    # --- reserving ---
+
+    @promise("3.6", "11.4")
+    def test_no_job_is_handed_to_two_consumers(self) -> None:
+        # Given many jobs, and consumers that take them one by one as fast as they can
+        ids = self.enqueue_all(*[b"x"] * 200, ttr=LONG)
+        consumers = self._consumers_of_their_own()
+        # When all begin at once
+        taken = together([self._taking(consumer, limit=1) for consumer in consumers])
+        # Then each job was handed out once, and none is left
+        assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
+
+    @promise("3.6", "3.1")
+    def test_no_job_is_in_two_batches(self) -> None:
+        # Given many jobs, and consumers that take them in batches that overlap if they can
+        ids = self.enqueue_all(*[b"x"] * 300, ttr=LONG)
+        consumers = self._consumers_of_their_own()
+        # When all begin at once
+        taken = together([self._taking(consumer, limit=7) for consumer in consumers])
+        # Then each job was handed out once, and none is left
+        assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
+
+    @promise("3.6")
+    def test_of_many_that_want_one_job_one_gets_it(self) -> None:
+        consumers = self._consumers_of_their_own()
+        for _ in range(self.harness.rounds):
+            # Given one job
+            self.enqueue(ttr=LONG)
+            # When all reserve at once
+            taken = together([self._reserving(consumer) for consumer in consumers])
+            # Then one has it
+            assert sum(map(len, taken)) == 1
+            self._ack_all(consumers)
+
+    @promise("3.6", "4.2")
+    def test_of_many_that_want_an_abandoned_job_one_gets_it(self) -> None:
+        # Given abandoned jobs
+        ids = self.enqueue_all(*[b"x"] * 20, ttr=self.short_ttr)
+        self.reserve()
+        self.harness.past(self.in_(self.short_ttr))
+        # When all reserve at once, each in small batches
+        consumers = self._consumers_of_their_own()
+        taken = together([self._taking(consumer, limit=3) for consumer in consumers])
+        # Then each job has one new holder, and one crash
+        leases = [lease for batch in taken for lease in batch]
+        assert Counter(lease.id for lease in leases) == Counter(ids)
+        assert {lease.crashes for lease in leases} == {1}
+
+    @promise("3.6", "2.5")
+    def test_of_many_that_want_due_jobs_each_gets_others(self) -> None:
+        # Given delayed jobs that are due by now, and that nobody has promoted yet
+        ids = self.enqueue_all(*[b"x"] * 40, delay=self.short_delay, ttr=LONG)
+        self.harness.past(self.in_(self.short_delay))
+        # When all reserve at once
+        consumers = self._consumers_of_their_own()
+        taken = together([self._taking(consumer, limit=3) for consumer in consumers])
+        # Then each job was handed out once
+        assert Counter(lease.id for batch in taken for lease in batch) == Counter(ids)
+
+    @promise("3.6", "3.1")
+    def test_one_greedy_consumer_does_not_starve_another(self) -> None:
+        # Given more jobs than one batch
+        self.enqueue_all(*[b"x"] * 60, ttr=LONG)
+        greedy, modest = self.another_consumer(), self.another_consumer(backend=self.another_backend())
+        # When one has taken many
+        assert len(self.reserve(50, by=greedy)) == 50
+        # Then the other gets all that is left
+        assert len(self.reserve(50, by=modest)) == 10
+
+    # --- settling ---
+
+    @promise("5.7", "5.8")
+    def test_everybody_settles_at_once(self) -> None:
+        # Given consumers that hold many jobs each
+        self.enqueue_all(*[b"x"] * 160, ttr=LONG)
+        consumers = self._consumers_of_their_own()
+        for consumer in consumers:
+            self.reserve(160 // len(consumers), by=consumer)
+        # When all ack and release by turns, one by one
+        together([self._settling(consumer) for consumer in consumers])
+        # Then every verdict was carried out
+        assert self.counts() == (80, 0, 0, 0)
+
+    @promise("3.6", "4.4", "11.1")
+    def test_nothing_is_lost_or_doubled_between_producers_and_consumers(self) -> None:
+        # Given producers that enqueue, and consumers that release each job once before they ack it
+        total, producers = 120, 2
+        consumers = self._consumers_of_their_own()
+        backends = [self.another_backend() for _ in range(producers)]
+        acked: list[str] = []
+
+        def produce(backend: Backend) -> list[str]:
+            batches = [[self.new(b"x", ttr=LONG) for _ in range(4)] for _ in range(total // producers // 4)]
+            return [job_id for batch in batches for job_id in backend.enqueue(self.queue, batch)]
+
+        def consume(consumer: Witness) -> list[str]:
+            verdicts: list[Ack | Release] = []
+            give_up_at = time.monotonic() + HANGS
+            while len(acked) < total and time.monotonic() < give_up_at:
+                answers, leases = consumer.exchange(verdicts, 5, 0.05)
+                assert answers == [None] * len(verdicts)
+                acked.extend(verdict.lease.id for verdict in verdicts if isinstance(verdict, Ack))
+                verdicts = [Ack(lease) if lease.attempt > 1 else Release(lease) for lease in leases]
+            return []
+
+        works: list[Callable[[], list[str]]] = []
+        works += [lambda backend=backend: produce(backend) for backend in backends]  # type: ignore[misc]
+        works += [lambda consumer=consumer: consume(consumer) for consumer in consumers]  # type: ignore[misc]
+        # When all run at once
+        enqueued = [job_id for ids in together(works) for job_id in ids]
+        # Then each job was acked once
+        assert Counter(acked) == Counter(enqueued)
+        assert self.counts() == (0, 0, 0, 0)
+
+    # --- managing against reserving ---
+
+    @promise("8.3")
+    def test_of_delete_and_reserve_exactly_one_wins(self) -> None:
+        consumer = self.another_consumer(backend=self.another_backend())
+        for _ in range(self.harness.rounds):
+            # Given a ready job
+            job_id = self.enqueue(ttr=LONG)
+            # When it is deleted and reserved at once
+            deleted, taken = together([lambda: self._delete(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
+            # Then one of the two has happened
+            assert deleted is not taken
+            self._ack_all([consumer])
+            assert self.counts() == (0, 0, 0, 0)
+
+    @promise("8.3", "8.2")
+    def test_of_many_deletes_exactly_one_wins(self) -> None:
+        backends = [self.another_backend() for _ in range(self.harness.threads)]
+        for _ in range(self.harness.rounds):
+            # Given a job
+            job_id = self.enqueue()
+            # When all delete it at once
+            deleted = together([lambda backend=backend: self._delete(job_id, backend) for backend in backends])  # type: ignore[misc]  # noqa: B023
+            # Then one did
+            assert deleted.count(True) == 1
+
+    @promise("7.4", "3.6")
+    def test_of_reschedule_and_reserve_exactly_one_wins(self) -> None:
+        consumer = self.another_consumer(backend=self.another_backend())
+        for _ in range(self.harness.rounds):
+            # Given a ready job
+            job_id = self.enqueue(ttr=LONG)
+            # When it is put off and reserved at once
+            put_off, taken = together([lambda: self._put_off(job_id), lambda: len(self.reserve(1, by=consumer)) == 1])  # noqa: B023
+            # Then one of the two has happened, and there is one job
+            assert put_off is not taken
+            assert self.counts() == ((0, 1, 0, 0) if put_off else (0, 0, 1, 0))
+            self._ack_all([consumer])
+            self.backend.purge(self.queue, [State.DELAYED])
+
+    @promise("10.4", "3.6")
+    def test_a_job_is_either_purged_or_handed_out(self) -> None:
+        consumer = self.another_consumer(backend=self.another_backend())
+        for _ in range(self.harness.rounds):
+            # Given some jobs
+            self.enqueue_all(*[b"x"] * 10, ttr=LONG)
+            # When they are purged and reserved at once
+            purged, taken = together(
+                [lambda: self.backend.purge(self.queue, [State.READY]), lambda: len(self.reserve(5, by=consumer))]
+            )
+            left = self.counts()
+            # Then nobody has one that is gone
+            assert left == (10 - purged - taken, 0, taken, 0)
+            self.settle(*map(Ack, list(consumer.held.values())), by=consumer)
+            self.backend.purge(self.queue, [State.READY])
+
+    @promise("6.1")
+    def test_a_buried_job_is_kicked_by_one_of_many(self) -> None:
+        backends = [self.another_backend() for _ in range(self.harness.threads)]
+        for _ in range(max(1, self.harness.rounds // 5)):
+            # Given ten buried jobs
+            for _ in range(10):
+                self.given(State.BURIED)
+            # When all kick three at once
+            kicked = together([lambda backend=backend: backend.kick(self.queue, 3) for backend in backends])  # type: ignore[misc]
+            # Then their counts add up to what has moved
+            moved = min(10, 3 * len(backends))
+            assert sum(kicked) == moved
+            assert self.counts() == (moved, 0, 0, 10 - moved)
+            self.backend.purge(self.queue, [State.READY, State.BURIED])
+
+    @promise("4.4", "5.8")
+    def test_of_an_old_and_a_new_holder_who_ack_at_once_only_the_new_one_is_heard(self) -> None:
+        # Given jobs that were abandoned by one consumer, and are held by another
+        count = 10
+        self.enqueue_all(*[b"x"] * count, ttr=self.short_ttr)
+        stale = self.reserve()
+        self.harness.past(self.in_(self.short_ttr))
+        other = self.another_consumer(backend=self.another_backend())
+        live = self.reserve(by=other)
+        # When both ack everything at once
+        old, new = together(
+            [lambda: self.worker.settle(list(map(Ack, stale))), lambda: other.settle(list(map(Ack, live)))]
+        )
+        # Then the old one is refused, and the new one is not
+        assert [type(answer) for answer in old] == [LeaseLost] * count
+        assert new == [None] * count
+
+    # --- enqueuing ---
+
+    @promise("11.4", "2.2")
+    def test_batches_that_are_enqueued_at_once_all_arrive_each_in_its_order(self) -> None:
+        # Given producers with a batch each
+        backends = [self.another_backend() for _ in range(self.harness.threads)]
+        batches = [[self.new(b"%d.%03d" % (at, number)) for number in range(50)] for at in range(len(backends))]
+        # When all enqueue at once
+        together(
+            [
+                lambda backend=backend, batch=batch: backend.enqueue(self.queue, batch)  # type: ignore[misc]
+                for backend, batch in zip(backends, batches, strict=True)
+            ]
+        )
+        # Then all jobs are there, and those of each producer in their order
+        bodies = [lease.body for lease in self.reserve(ALL)]
+        for at, batch in enumerate(batches):
+            assert [body for body in bodies if body.startswith(b"%d." % at)] == [job.body for job in batch]
+        assert len(bodies) == 50 * len(batches)
+
+    @promise("2.3")
+    @requires("atomic_batches")
+    def test_nobody_ever_sees_a_part_of_a_batch(self) -> None:
+        # Given somebody who looks all the time
+        seen: set[int | None] = set()
+        done = threading.Event()
+        observer = self.another_backend()
+
+        def look() -> None:
+            while not done.is_set():
+                seen.add(observer.stats(self.queue).ready)
+
+        looking = self.background(look)
+        # When batches come
+        try:
+            for _ in range(self.harness.rounds):
+                self.enqueue_all(*[b"x"] * 40)
+        finally:
+            done.set()
+        self.woken(looking)
+        # Then their number is always that of whole batches
+        assert {(count or 0) % 40 for count in seen} <= {0}
+        assert self.counts() == (40 * self.harness.rounds, 0, 0, 0)
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_one_id_enqueued_by_many_at_once_is_one_job(self) -> None:
+        backends = [self.another_backend() for _ in range(self.harness.threads)]
+        for _ in range(self.harness.rounds):
+            # Given a batch that was sent again while its first sending was still under way
+            batch = [self.new(b"a"), self.new(b"b")]
+            # When both arrive at once
+            together([lambda backend=backend: backend.enqueue(self.queue, batch) for backend in backends])  # type: ignore[misc]  # noqa: B023
+            # Then each job is there once
+            assert self.bodies() == [b"a", b"b"]
+            self._ack_all([self.worker])
+
+    @promise("11.4", "2.8")
+    def test_idle_consumers_do_not_hold_up_producers(self) -> None:
+        # Given many consumers that wait at an empty queue
+        consumers = self._consumers_of_their_own()
+        waiting = [self.waiting(consumer) for consumer in consumers]
+        # When somebody enqueues elsewhere, then every call returns
+        other = self.another_queue()
+        enqueuing = self.background(lambda: [self.enqueue(queue=other) for _ in range(20)])
+        assert len(enqueuing.result(HANGS)) == 20
+        # And the consumers wait on
+        assert all(thread.is_alive() for thread in waiting)
+
+    # --- one object, many threads ---
+
+    @promise("11.4")
+    def test_one_backend_serves_many_threads(self) -> None:
+        # Given one backend object
+        def work() -> int:
+            ids = [self.backend.enqueue(self.queue, [self.new(b"x", delay=LONG)])[0] for _ in range(10)]
+            states = [self.backend.peek(self.queue, job_id).state for job_id in ids]
+            for job_id in ids[:5]:
+                self.backend.delete(self.queue, job_id)
+            self.backend.stats(self.queue)
+            return states.count(State.DELAYED)
+
+        # When many threads use it at once
+        counts = together([work] * self.harness.threads)
+        # Then each has its own answers
+        assert counts == [10] * self.harness.threads
+        assert self.counts() == (0, 5 * self.harness.threads, 0, 0)
+
+    @promise("11.4", "3.8")
+    def test_consumers_of_one_backend_work_in_threads_of_their_own(self) -> None:
+        # Given one backend object, and consumers made from it
+        ids = self.enqueue_all(*[b"x"] * 100, ttr=LONG)
+        consumers = [self.another_consumer() for _ in range(self.harness.threads)]
+        # When each works in a thread
+        taken = together([self._taking(consumer, limit=2) for consumer in consumers])
+        # Then each job was handed out once
+        assert Counter(lease.id for leases in taken for lease in leases) == Counter(ids)
+
+    @promise("11.4", "11.7")
+    @requires("shared")
+    def test_parent_and_child_use_the_backend_after_a_fork(self) -> None:
+        # Given a backend that was used, and then its process forked
+        if not hasattr(os, "fork"):
+            self.does_not_apply("this system cannot fork")
+        self.enqueue(b"before")
+        child = fork(lambda: self.enqueue_all(b"child", b"child"))
+        self.enqueue(b"parent")
+        # When the child is done
+        assert ended_well(child)
+        # Then both have got through, and the parent's connections are whole
+        assert Counter(self.bodies()) == Counter([b"before", b"child", b"child", b"parent"])
+
+    # --- how ---
+
+    def _consumers_of_their_own(self) -> list[Witness]:
+        return [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
+
+    def _reserving(self, consumer: Witness) -> Callable[[], list[Lease]]:
+        return lambda: consumer.reserve(1, 0)
+
+    def _taking(self, consumer: Witness, limit: int) -> Callable[[], list[Lease]]:
+        """Takes all there is, so many at a time."""
+
+        def take() -> list[Lease]:
+            taken: list[Lease] = []
+            while leases := consumer.reserve(limit, 0):
+                taken += leases
+            return taken
+
+        return take
+
+    def _settling(self, consumer: Witness) -> Callable[[], None]:
+        def settle() -> None:
+            for number, lease in enumerate(list(consumer.held.values())):
+                self.settle(Release(lease) if number % 2 else Ack(lease), by=consumer)
+
+        return settle
+
+    def _ack_all(self, consumers: list[Witness]) -> None:
+        for consumer in consumers:
+            self.settle(*map(Ack, list(consumer.held.values())), by=consumer)
+
+    def _delete(self, job_id: str, backend: Backend | None = None) -> bool:
+        try:
+            (backend or self.backend).delete(self.queue, job_id)
+        except (JobNotFound, JobReserved):
+            return False
+        return True
+
+    def _put_off(self, job_id: str) -> bool:
+        try:
+            self.backend.reschedule(self.queue, job_id, LONG)
+        except JobReserved:
+            return False
+        return True

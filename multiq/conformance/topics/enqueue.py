@@ -1,0 +1,335 @@
+"""Enqueue: what goes in comes out, in order, once, and when it is due."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiq.backend import PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, State
+from multiq.conformance.base import ALL, LONG, Topic, promise, requires, without
+from multiq.errors import PayloadTooLarge
+from multiq.ids import new_id, new_ids
+
+KIB = 1024
+MODEST = 64 * KIB * KIB  # bytes: a limit that a test may fill
+
+BODIES = {
+    "empty": b"",
+    "one NUL": b"\0",
+    "NULs inside": b"a\0b\0\0c",
+    "line ends": b"\r\nabc\r\n\r\n",
+    "every byte": bytes(range(256)),
+    "no UTF-8": b"\xff\xfe\xc3\x28",
+    "UTF-8": "naïve ☃ 𝄞".encode(),
+    "empty JSON list and object": b'{"args":[],"kwargs":{}}',
+    "large JSON numbers": b"[9223372036854775808,1234567890123456789,-0.0,1e400]",
+    "quotes and format signs": b'\'; -- "%s" {0} ${x} \\',
+}
+BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # of read buffers, of 16-bit lengths, of BLOBs
+
+
+class EnqueueTests(Topic):
+    """What ``Backend.enqueue`` promises."""
+
+    # --- what a job is ---
+
+    @promise("2.1", "4.9")
+    def test_a_job_comes_out_as_it_went_in(self) -> None:
+        # Given a job with a priority and a ttr of its own
+        job_id = self.enqueue(b"body", priority=17, ttr=90)
+        # When it is reserved
+        lease = self.take()
+        # Then the lease says what was enqueued
+        assert (lease.queue, lease.id, lease.body) == (self.queue, job_id, b"body")
+        assert (lease.priority, lease.ttr) == (17, 90)
+
+    @promise("2.1")
+    def test_a_job_without_options_has_the_default_priority_and_ttr(self) -> None:
+        # Given a job that says nothing about itself
+        self.enqueue()
+        # Then it is due at once, with the defaults
+        lease = self.take()
+        assert (lease.priority, lease.ttr) == (PRIORITY_DEFAULT, TTR_DEFAULT)
+
+    @promise("2.1", "4.9")
+    @pytest.mark.parametrize("body", BODIES.values(), ids=BODIES.keys())
+    def test_a_body_is_given_back_to_the_byte(self, body: bytes) -> None:
+        # Given a body that some format on the way may not like
+        job_id = self.enqueue(body)
+        # Then peek and reserve both give it back
+        assert self.peek(job_id).body == body
+        assert self.take().body == body
+
+    @promise("2.1", "4.9")
+    def test_bodies_around_64_kib_are_given_back_whole(self) -> None:
+        # Given bodies as long as buffers and length fields tend to be
+        sizes = sorted({min(size, self.can.max_body or size) for size in BOUNDARIES})
+        bodies = [bytes([number]) * size for number, size in enumerate(sizes, 1)]
+        self.enqueue_all(*bodies)
+        # Then none is cut short, and none runs into the next
+        assert self.bodies() == bodies
+
+    @promise("2.1")
+    def test_the_first_and_the_last_priority_can_be_used(self) -> None:
+        # Given jobs at both ends of the range
+        last = self.enqueue(b"last", priority=PRIORITY_MAX)
+        first = self.enqueue(b"first", priority=0)
+        # Then both are kept as they are
+        assert self.peek(last).priority == PRIORITY_MAX
+        assert self.peek(first).priority == 0
+        assert self.bodies() == [b"first", b"last"]
+
+    @promise("2.1", "2.2")
+    def test_each_job_of_a_batch_has_its_own_options(self) -> None:
+        # Given a batch whose jobs differ in everything
+        late, low, high = self.backend.enqueue(
+            self.queue,
+            [
+                self.new(b"late", delay=LONG),
+                self.new(b"low", priority=9, ttr=70),
+                self.new(b"high", priority=3, ttr=80),
+            ],
+        )
+        # Then none takes after its neighbour
+        assert self.state(late) is State.DELAYED
+        leases = self.reserve()
+        assert [(lease.id, lease.priority, lease.ttr) for lease in leases] == [(high, 3, 80), (low, 9, 70)]
+
+    # --- ids and order ---
+
+    @promise("2.2")
+    def test_ids_come_back_in_the_order_of_the_jobs(self) -> None:
+        # Given a batch of bodies
+        bodies = [b"%d" % number for number in range(12)]
+        # When it is enqueued
+        ids = self.enqueue_all(*bodies)
+        # Then each id is that of the job in its place
+        assert [self.peek(job_id).body for job_id in ids] == bodies
+
+    @promise("2.2", "3.4")
+    def test_a_batch_is_as_old_as_its_order_says_whatever_its_ids_are(self) -> None:
+        # Given ids that sort against the order of the jobs
+        ids = sorted(new_ids(12), reverse=True)
+        bodies = [b"%d" % number for number in range(12)]
+        self.backend.enqueue(self.queue, [NewJob(body, job_id) for body, job_id in zip(bodies, ids, strict=True)])
+        # Then the jobs are handed out in the order of the batch
+        assert self.bodies() == bodies
+
+    @promise("1.3")
+    def test_no_two_jobs_have_one_id(self) -> None:
+        # Given many jobs, alike in all but the moment
+        ids = [job_id for _ in range(5) for job_id in self.enqueue_all(*[b"same"] * 20)]
+        # Then each has an id of its own
+        assert len(set(ids)) == len(ids)
+
+    @promise("1.3")
+    @requires("client_ids")
+    def test_the_callers_id_is_the_jobs_id(self) -> None:
+        # Given an id that the caller made
+        job_id = new_id()
+        # When a job is enqueued under it, then that is what the job is called everywhere
+        assert self.enqueue(id=job_id) == job_id
+        assert self.peek(job_id).id == job_id
+        assert self.take().id == job_id
+
+    @promise("2.2")
+    def test_an_empty_batch_changes_nothing(self) -> None:
+        # When nothing is enqueued
+        assert self.backend.enqueue(self.queue, []) == []
+        # Then nothing is there
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("2.2")
+    def test_a_thousand_jobs_in_one_call_all_arrive_in_order(self) -> None:
+        # Given a batch longer than any round number of a driver's
+        bodies = [b"%04d" % number for number in range(1000)]
+        ids = self.enqueue_all(*bodies)
+        # Then all are there, in order
+        assert len(set(ids)) == 1000
+        assert self.counts() == (1000, 0, 0, 0)
+        leases = self.reserve(ALL)
+        assert [lease.body for lease in leases] == bodies
+
+    # --- again ---
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_a_repeated_enqueue_makes_no_second_job(self) -> None:
+        # Given a job whose reply was lost
+        job = self.new(b"once")
+        self.backend.enqueue(self.queue, [job])
+        # When the call is repeated
+        assert self.backend.enqueue(self.queue, [job]) == [job.id]
+        # Then there is still one job
+        assert self.counts() == (1, 0, 0, 0)
+        assert self.bodies() == [b"once"]
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_a_known_id_keeps_its_first_body_priority_delay_and_place(self) -> None:
+        # Given a job, and one after it
+        job_id = self.enqueue(b"first", priority=5, ttr=90)
+        self.enqueue(b"second", priority=5)
+        # When its id comes again with everything changed
+        self.enqueue(b"other", id=job_id, priority=0, delay=LONG, ttr=120)
+        # Then it is as it was, where it was
+        record = self.peek(job_id)
+        assert (record.body, record.priority, record.ttr, record.state) == (b"first", 5, 90, State.READY)
+        assert self.bodies() == [b"first", b"second"]
+
+    @promise("2.4")
+    @requires("client_ids")
+    @pytest.mark.parametrize("state", [State.DELAYED, State.RESERVED, State.BURIED])
+    def test_a_known_id_leaves_the_job_in_its_state(self, state: State) -> None:
+        # Given a job that is not ready
+        job_id = self.given(state)
+        # When its id is enqueued again
+        assert self.enqueue(b"again", id=job_id) == job_id
+        # Then it stays where it is, and no second job is there
+        assert self.state(job_id) is state
+        assert sum(count or 0 for count in self.counts()) == 1
+        assert self.reserve() == []
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_one_id_twice_in_a_batch_is_one_job(self) -> None:
+        # Given a batch that names one id twice
+        job_id = new_id()
+        ids = self.backend.enqueue(self.queue, [NewJob(b"a", job_id), NewJob(b"b", new_id()), NewJob(b"c", job_id)])
+        # Then the first of the two is there
+        assert (ids[0], ids[2]) == (job_id, job_id)
+        assert self.bodies() == [b"a", b"b"]
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_a_batch_that_is_half_known_adds_the_other_half(self) -> None:
+        # Given a batch of which one job got through
+        batch = [self.new(b"%d" % number) for number in range(4)]
+        self.backend.enqueue(self.queue, batch[1:2])
+        # When the whole is sent again
+        ids = self.backend.enqueue(self.queue, batch)
+        # Then each job is there once
+        assert ids == [job.id for job in batch]
+        assert sorted(self.bodies()) == [b"0", b"1", b"2", b"3"]
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_one_id_in_two_queues_is_two_jobs(self) -> None:
+        # Given an id that two queues use
+        other = self.another_queue()
+        job_id = self.enqueue(b"here")
+        self.enqueue(b"there", queue=other, id=job_id)
+        # When one of the two is deleted
+        self.backend.delete(self.queue, job_id)
+        # Then the other is not
+        assert self.peek(job_id, other).body == b"there"
+        assert self.reserve() == []
+
+    @promise("2.4")
+    @requires("client_ids")
+    def test_an_acked_jobs_id_can_be_enqueued_again(self) -> None:
+        # Given a job that is done
+        job_id = self.enqueue(b"old")
+        self.settle(Ack(self.take()))
+        # When its id comes again
+        self.enqueue(b"new", id=job_id)
+        # Then it is a new job
+        lease = self.take()
+        assert (lease.body, lease.attempt) == (b"new", 1)
+
+    @promise("1.3", "2.4")
+    @without("client_ids")
+    def test_a_backend_that_chooses_ids_chooses_a_new_one_each_time(self) -> None:
+        # Given a job that is enqueued twice under one id of the caller's
+        job = self.new(b"twice")
+        one, other = (self.backend.enqueue(self.queue, [job])[0] for _ in range(2))
+        # Then there are two jobs, and each goes by the id that was returned
+        assert one != other
+        self.backend.delete(self.queue, one)
+        assert self.peek(other).body == b"twice"
+
+    # --- limits ---
+
+    @promise("2.6")
+    def test_the_largest_body_goes_in_and_comes_out(self) -> None:
+        # Given a body of exactly the limit
+        body = b"\xa5" * self._modest_limit()
+        self.enqueue(body)
+        # Then it is there, whole
+        assert self.take().body == body
+
+    @promise("2.6")
+    def test_one_byte_more_is_refused_with_both_sizes(self) -> None:
+        # Given a body of one byte over the limit
+        limit = self._modest_limit()
+        # When it is enqueued, then it is refused
+        with pytest.raises(PayloadTooLarge) as refusal:
+            self.enqueue(b"x" * (limit + 1))
+        assert (refusal.value.size_bytes, refusal.value.limit_bytes) == (limit + 1, limit)
+        # And nothing is stored, and the backend goes on
+        assert self.counts() == (0, 0, 0, 0)
+        self.enqueue(b"small")
+        assert self.bodies() == [b"small"]
+
+    @promise("2.3", "2.6")
+    def test_a_batch_with_one_body_too_large_stores_nothing(self) -> None:
+        # Given a batch of good jobs around a bad one
+        limit = self._modest_limit()
+        # When it is enqueued, then all of it is refused
+        with pytest.raises(PayloadTooLarge):
+            self.enqueue_all(b"good", b"x" * (limit + 1), b"good as well")
+        assert self.counts() == (0, 0, 0, 0)
+
+    def _modest_limit(self) -> int:
+        if self.can.max_body is None or self.can.max_body > MODEST:
+            self.does_not_apply("its largest body is larger than a test should be")
+        return self.can.max_body
+
+    # --- when ---
+
+    @promise("2.5")
+    def test_a_job_without_delay_is_due_at_once(self) -> None:
+        # Given a delay of nothing
+        job_id = self.enqueue(delay=0)
+        # Then the job is ready
+        assert self.state(job_id) is State.READY
+        assert self.take().id == job_id
+
+    @promise("2.5")
+    @pytest.mark.parametrize("delay", [0.001, 0.999, 1.0, 2.5], ids="{:g} s".format)
+    def test_a_delayed_job_is_never_early(self, delay: float) -> None:
+        # Given a job with a delay
+        moment = self.in_(delay)
+        self.enqueue(delay=delay)
+        over = self.in_(delay + self.can.delay_resolution)
+        # When almost all of it has passed, then nothing is handed out
+        self.harness.nearly(moment)
+        self.nothing_before(moment)
+        # And when the delay is over, rounded up to what the backend can tell, it is
+        self.harness.past(over)
+        assert self.worker.held or self.take()
+
+    @promise("2.5")
+    def test_a_month_is_a_delay_like_any_other(self) -> None:
+        # Given a job for next month
+        month = 30 * 86400.0
+        job_id = self.enqueue(delay=month)
+        # Then that is when it is due
+        record = self.peek(job_id)
+        assert record.state is State.DELAYED
+        assert self.about(record.due_in, month)
+        if not self.harness.real_time:
+            self.harness.advance(month - 1)
+            assert self.reserve() == []
+            self.harness.advance(1)
+            assert self.take().id == job_id
+
+    @promise("2.8")
+    def test_a_job_is_there_for_everybody_once_enqueue_returns(self) -> None:
+        # Given two backends on one store
+        other = self.another_backend()
+        # When one enqueues
+        job_id = self.enqueue(b"news")
+        # Then the other sees the job and can have it
+        assert other.stats(self.queue).ready == 1
+        assert other.peek(self.queue, job_id).body == b"news"
+        assert self.take(by=self.another_consumer(backend=other)).id == job_id

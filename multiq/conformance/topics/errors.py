@@ -1,0 +1,130 @@
+"""Errors, refusals and names: what goes wrong says so, and nothing is quietly mixed up."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiq.backend import NewJob, State
+from multiq.conformance.base import LONG, Topic, promise, without
+from multiq.errors import JobNotFound, JobReserved, MultiqError, Unsupported
+from multiq.ids import new_id
+
+STRANGE_IDS = {
+    "empty": "",
+    "a word": "no-such-job",
+    "a number": "0",
+    "a large number": "18446744073709551616",
+    "minus one": "-1",
+    "quotes": "'; DROP TABLE jobs; --",
+    "a line end": "1\r\nput 0 0 1 1",
+    "a NUL": "a\0b",
+    "no ASCII": "naïve ☃",
+    "long": "x" * 1000,
+    "a pattern": "*",
+    "an upper-case id": new_id().upper(),
+}
+SCREEN = 20 * 100  # characters that fit on one
+
+
+class ErrorsTests(Topic):
+    """What errors promise."""
+
+    @promise("11.2", "1.3")
+    @pytest.mark.parametrize("job_id", STRANGE_IDS.values(), ids=STRANGE_IDS.keys())
+    def test_a_strange_id_is_an_id_that_is_not_there(self, job_id: str) -> None:
+        # Given a queue with a job, and an id from somewhere else
+        self.enqueue()
+        # When each verb on one job is given that id, then the job is not found
+        for verb in (self.backend.peek, self.backend.delete, self.backend.kick_job):
+            with pytest.raises(JobNotFound) as missing:
+                verb(self.queue, job_id)
+            assert (missing.value.queue, missing.value.job_id) == (self.queue, job_id)
+        with pytest.raises(JobNotFound):
+            self.backend.reschedule(self.queue, job_id, 0)
+        # And the job that is there has come to no harm
+        assert self.counts() == (1, 0, 0, 0)
+
+    @promise("8.2", "7.4", "6.4", "11.2")
+    def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
+        # Given a job that somebody runs
+        job_id = self.given(State.RESERVED, ttr=LONG)
+        # When it is managed from outside, then each refusal says which job it is about
+        for verb in (
+            self.backend.delete,
+            self.backend.kick_job,
+            lambda queue, job_id: self.backend.reschedule(queue, job_id, 0),
+        ):
+            with pytest.raises(JobReserved) as refusal:
+                verb(self.queue, job_id)
+            assert (refusal.value.queue, refusal.value.job_id) == (self.queue, job_id)
+            assert len(str(refusal.value)) < SCREEN
+
+    @promise("11.2")
+    def test_an_error_leaves_the_backend_usable(self) -> None:
+        # Given a backend of which much was asked that it could not do
+        for _ in range(5):
+            with pytest.raises(MultiqError):
+                self.backend.delete(self.queue, "no-such-job")
+        # Then it goes on as before
+        self.enqueue(b"next")
+        assert self.bodies() == [b"next"]
+
+    @promise("2.7", "11.3")
+    @without("transactional_enqueue")
+    def test_a_connection_that_cannot_be_used_is_refused_and_nothing_is_stored(self) -> None:
+        # Given a backend that can join nobody's transaction
+        with pytest.raises(Unsupported) as refusal:
+            self.backend.enqueue(self.queue, [NewJob(b"x", new_id())], connection=object())
+        # Then it says so, and has not enqueued the job some other way
+        assert refusal.value.capability == "transactional_enqueue"
+        assert self.counts() == (0, 0, 0, 0)
+
+
+class NamesTests(Topic):
+    """What holds for any two queues, however alike their names."""
+
+    @promise("11.5")
+    @pytest.mark.parametrize(
+        ("one", "other"),
+        [
+            (".jobs", ".Jobs"),
+            (".a.b", ".a-b"),
+            (".a_b", ".a.b"),
+            (".a", ".a."),
+            (".a", ".a.ready"),
+            (".1", ".01"),
+            (".x", ".x" + "y" * 80),
+        ],
+        ids=["case", "dot and dash", "dot and underscore", "a dot more", "one begins the other", "numbers", "length"],
+    )
+    def test_queues_with_similar_names_do_not_mix(self, one: str, other: str) -> None:
+        # Given two queues whose names are easily confused
+        first, second = self.another_queue(one), self._alike(one, other)
+        self.enqueue_all(b"first", b"first", queue=first)
+        self.enqueue(b"second", queue=second)
+        self.backend.pause(second, LONG)
+        # Then each has its own jobs, its own pause and its own counts
+        assert self.counts(first) == (2, 0, 0, 0)
+        assert self.counts(second) == (1, 0, 0, 0)
+        assert self.bodies(by=self.another_consumer(first)) == [b"first", b"first"]
+        self.backend.resume(second)
+        assert self.bodies(by=self.another_consumer(second)) == [b"second"]
+
+    @promise("11.5")
+    def test_a_name_of_the_full_length_is_used_to_its_last_letter(self) -> None:
+        # Given two names of 128 letters that differ in the last
+        room = 128 - len(self.another_queue())
+        first = self.another_queue("." + "n" * (room - 3) + "a")
+        second = first[:-1] + "b"
+        self.harness.handed_out.append(second)
+        self.enqueue(b"a", queue=first)
+        self.enqueue(b"b", queue=second)
+        # Then they are two queues
+        assert self.bodies(by=self.another_consumer(second)) == [b"b"]
+        assert set(self.backend.queues()) >= {first, second}
+
+    def _alike(self, one: str, other: str) -> str:
+        """The test's first queue's name, but for its ending."""
+        name = self.harness.handed_out[-1].removesuffix(one) + other
+        self.harness.handed_out.append(name)
+        return name

@@ -1,0 +1,83 @@
+"""Giving back: a job that was reserved and never begun."""
+
+from __future__ import annotations
+
+from multiq.backend import Ack, GiveBack, Release, State
+from multiq.conformance.base import Topic, promise, requires, without
+
+
+class GiveBackTests(Topic):
+    """What the verdict ``GiveBack`` promises."""
+
+    @promise("5.5")
+    def test_a_job_given_back_is_ready_for_others(self) -> None:
+        # Given a job that its holder did not begin
+        job_id = self.enqueue(priority=9)
+        self.settle(GiveBack(self.take()))
+        # Then somebody else gets it, as it was
+        assert self.state(job_id) is State.READY
+        lease = self.take(by=self.another_consumer())
+        assert (lease.id, lease.priority) == (job_id, 9)
+
+    @promise("5.5", "3.5")
+    def test_jobs_given_back_are_in_their_old_places(self) -> None:
+        # Given jobs that were prefetched, and one that came later
+        self.enqueue_all(b"1", b"2", b"3")
+        leases = self.reserve(2)
+        self.enqueue(b"4")
+        # When they are given back in any order, then the queue is as it was
+        self.settle(GiveBack(leases[1]), GiveBack(leases[0]))
+        assert self.bodies() == [b"1", b"2", b"3", b"4"]
+
+    @promise("5.5", "4.5")
+    @requires("give_back")
+    def test_a_job_given_back_has_not_been_attempted(self) -> None:
+        # Given a job that was given back twice
+        job_id = self.enqueue()
+        for _ in range(2):
+            self.settle(GiveBack(self.take()))
+        # Then its next reservation is the first
+        assert self.peek(job_id).attempt == 0
+        lease = self.take()
+        assert (lease.attempt, lease.crashes) == (1, 0)
+
+    @promise("5.5", "4.5")
+    @requires("give_back")
+    def test_giving_back_undoes_one_attempt_and_no_more(self) -> None:
+        # Given a job in its third attempt
+        self.enqueue()
+        for _ in range(2):
+            self.settle(Release(self.take()))
+        self.settle(GiveBack(self.take()))
+        # Then its next one is the third again
+        assert self.take().attempt == 3
+
+    @promise("5.5", "4.5")
+    @without("give_back")
+    def test_where_it_cannot_be_undone_the_attempt_is_counted(self) -> None:
+        # Given a backend that cannot take a reservation back
+        self.enqueue()
+        self.settle(GiveBack(self.take()))
+        # Then it counts honestly, and calls it no crash
+        lease = self.take()
+        assert (lease.attempt, lease.crashes) == (2, 0)
+
+    @promise("5.8")
+    def test_a_job_given_back_takes_no_second_verdict(self) -> None:
+        # Given a job that was given back
+        job_id = self.enqueue()
+        lease = self.take()
+        self.settle(GiveBack(lease))
+        # When its old holder acks it, then that is refused
+        self.refused(Ack(lease), GiveBack(lease))
+        assert self.state(job_id) is State.READY
+
+    @promise("5.5", "5.6")
+    @requires("reasons")
+    def test_giving_back_keeps_the_reason_of_the_last_verdict(self) -> None:
+        # Given a job that was released for a reason, and given back since
+        job_id = self.enqueue()
+        self.settle(Release(self.take(), reason="failed before"))
+        self.settle(GiveBack(self.take()))
+        # Then the reason is still there
+        assert self.peek(job_id).reason == "failed before"

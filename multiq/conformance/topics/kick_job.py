@@ -1,0 +1,113 @@
+"""Kick one job: whatever it waits for, it becomes ready now."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiq.backend import Ack, Bury, Release, State
+from multiq.conformance.base import LONG, Topic, promise
+from multiq.errors import JobNotFound, JobReserved
+from multiq.ids import new_id
+
+
+class KickJobTests(Topic):
+    """What ``Backend.kick_job`` promises."""
+
+    @promise("6.2")
+    @pytest.mark.parametrize("state", [State.BURIED, State.DELAYED])
+    def test_a_kicked_job_is_ready_now(self, state: State) -> None:
+        # Given a job that is set aside, or put off
+        job_id = self.given(state)
+        # When it is kicked
+        self.backend.kick_job(self.queue, job_id)
+        # Then it is handed out
+        assert self.state(job_id) is State.READY
+        assert self.take().id == job_id
+
+    @promise("6.2")
+    def test_a_ready_job_stays_as_it_is(self) -> None:
+        # Given ready jobs
+        self.enqueue_all(b"1", b"2")
+        job_id = self.enqueue(b"3")
+        # When the last one is kicked, then it is no mistake, and no shortcut either
+        self.backend.kick_job(self.queue, job_id)
+        assert self.counts() == (3, 0, 0, 0)
+        assert self.bodies() == [b"1", b"2", b"3"]
+
+    @promise("6.4")
+    def test_a_reserved_job_cannot_be_kicked(self) -> None:
+        # Given a job that somebody runs
+        job_id = self.enqueue()
+        lease = self.take()
+        # When it is kicked, then that is refused, and its holder goes on
+        with pytest.raises(JobReserved):
+            self.backend.kick_job(self.queue, job_id)
+        assert self.state(job_id) is State.RESERVED
+        self.settle(Ack(lease))
+
+    @promise("6.4")
+    def test_a_job_that_is_not_there_cannot_be_kicked(self) -> None:
+        # Given a job that is done, and an id that never was
+        job_id = self.enqueue()
+        self.settle(Ack(self.take()))
+        for missing in (job_id, new_id()):
+            with pytest.raises(JobNotFound):
+                self.backend.kick_job(self.queue, missing)
+
+    @promise("6.2")
+    def test_the_jobs_around_it_stay_where_they_are(self) -> None:
+        # Given two buried and two delayed jobs
+        buried = self.enqueue_all(b"a", b"b")
+        self.settle(*map(Bury, self.reserve()))
+        delayed = self.enqueue_all(b"c", b"d", delay=LONG)
+        # When the second of each is kicked, then the first of each is not
+        self.backend.kick_job(self.queue, buried[1])
+        self.backend.kick_job(self.queue, delayed[1])
+        assert self.counts() == (2, 1, 0, 1)
+        assert self.bodies() == [b"b", b"d"]
+
+    @promise("6.3")
+    def test_a_kicked_job_keeps_its_priority_and_its_place(self) -> None:
+        # Given a delayed job, and younger ones
+        job_id = self.enqueue(b"old", priority=5, delay=LONG)
+        self.enqueue(b"young", priority=5)
+        self.enqueue(b"best", priority=1)
+        # When it is kicked, then it goes by priority, then by age
+        self.backend.kick_job(self.queue, job_id)
+        assert self.bodies() == [b"best", b"old", b"young"]
+
+    @promise("6.3", "4.5")
+    def test_a_kicked_job_keeps_its_count_of_attempts(self) -> None:
+        # Given a job that was put off after its first attempt
+        job_id = self.enqueue()
+        self.settle(Release(self.take(), delay=LONG))
+        # When it is kicked, then its next attempt is the second
+        self.backend.kick_job(self.queue, job_id)
+        assert self.take().attempt == 2
+
+    @promise("4.7")
+    def test_kicking_a_delayed_job_does_not_count_as_a_kick(self) -> None:
+        # Given a delayed job that was never buried
+        job_id = self.given(State.DELAYED)
+        # When it is kicked, then it has not come back from being buried
+        self.backend.kick_job(self.queue, job_id)
+        assert self.take().kicks == 0
+
+    @promise("6.2", "2.5")
+    def test_a_kicked_jobs_old_due_time_means_nothing_any_more(self) -> None:
+        # Given a delayed job that was kicked and done
+        job_id = self.enqueue(delay=self.short_delay)
+        self.backend.kick_job(self.queue, job_id)
+        self.settle(Ack(self.take()))
+        # When its due time comes, then nothing happens
+        self.harness.past(self.in_(self.short_delay))
+        assert self.reserve() == []
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("1.2", "6.2")
+    def test_a_job_whose_lease_has_ended_counts_as_ready(self) -> None:
+        # Given an abandoned job
+        lease = self.abandoned()
+        # When it is kicked, then that is no mistake
+        self.backend.kick_job(self.queue, lease.id)
+        assert self.take().id == lease.id

@@ -1,0 +1,367 @@
+"""Leases: how long they last, what they count, and that a verdict without one changes nothing."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, Bury, GiveBack, Release, State, Touch
+from multiq.conformance.base import LONG, VERDICTS, Topic, promise, requires, without
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import JobRecord, Lease, Verdict
+    from multiq.conformance.base import Witness
+
+
+class LeaseTests(Topic):
+    """What a ``Lease`` promises to its holder, and to everybody else."""
+
+    # --- how long ---
+
+    @promise("4.1")
+    def test_a_lease_lasts_its_ttr_and_no_less(self) -> None:
+        # Given a job under a lease
+        self.enqueue(ttr=self.short_ttr)
+        over = self.in_(self.short_ttr)
+        self.take()
+        # When almost all of its ttr has passed, then nobody else gets the job
+        self.harness.nearly(over)
+        self.nothing_before(over)
+
+    @promise("4.1", "4.2")
+    def test_a_lease_ends_after_its_ttr_and_the_job_is_ready_by_itself(self) -> None:
+        # Given a job whose holder says nothing more
+        lease = self.abandoned()
+        # Then it is handed out to somebody else, without a sweeper
+        assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
+
+    @promise("1.2", "4.2")
+    def test_an_ended_lease_shows_in_every_answer_though_nobody_has_reserved(self) -> None:
+        # Given a job whose lease has ended, and no consumer since
+        lease = self.abandoned()
+        # Then peek and stats say that it is ready
+        record = self.peek(lease.id)
+        assert (record.state, record.due_in) == (State.READY, 0)
+        assert self.counts() == (1, 0, 0, 0)
+
+    @promise("4.1")
+    def test_a_verdict_is_accepted_until_the_end(self) -> None:
+        # Given a lease that has almost ended
+        self.enqueue(ttr=self.short_ttr)
+        over = self.in_(self.short_ttr)
+        lease = self.take()
+        self.harness.nearly(over)
+        # When its verdict comes, then it is accepted, unless this machine stalled
+        (answer,) = self.worker.settle([Ack(lease)])
+        assert answer is None or self.harness.now() >= over
+
+    @promise("4.1")
+    def test_leases_taken_together_end_each_by_its_own_ttr(self) -> None:
+        # Given a short and a long lease from one reserve
+        self.enqueue(b"short", ttr=self.short_ttr)
+        self.enqueue(b"long", ttr=LONG)
+        short, long = self.reserve()
+        # When the short one has ended
+        self.harness.past(self.in_(self.short_ttr))
+        # Then the long one has not
+        assert self.counts() == (1, 0, 1, 0)
+        assert self.bodies() == [b"short"]
+        self.refused(Ack(short))
+        self.settle(Ack(long))
+
+    @promise("4.1")
+    def test_a_short_ttr_is_raised_to_the_shortest_that_there_is(self) -> None:
+        # Given a ttr below what this backend can keep
+        if self.can.min_ttr <= 1:
+            self.does_not_apply("its shortest lease is as short as any")
+        self.enqueue(ttr=1)
+        over = self.in_(self.can.min_ttr)
+        lease = self.take()
+        # Then the lease says what it really is, and lasts so long
+        assert lease.ttr == self.can.min_ttr
+        self.harness.nearly(over)
+        self.nothing_before(over)
+
+    @promise("3.2", "4.1")
+    def test_a_short_lease_at_hand_does_not_make_a_waiting_consumer_spin(self) -> None:
+        # Given a consumer that holds a job under the shortest lease, and waits for another
+        self.enqueue(ttr=self.can.min_ttr)
+        self.take()
+        # When it waits until that lease ends
+        started, spent = time.monotonic(), time.thread_time()
+        self.worker.reserve(1, self.can.min_ttr)
+        # Then it slept most of the time
+        assert time.thread_time() - spent < 0.25 * (time.monotonic() - started)
+
+    # --- late ---
+
+    @promise("4.3")
+    @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
+    def test_a_late_verdict_is_refused_though_nobody_has_taken_the_job(
+        self, verdict: Callable[[Lease], Verdict]
+    ) -> None:
+        # Given a lease that has ended, and a job that still waits for somebody
+        lease = self.abandoned(body=b"once", priority=5)
+        # When the old holder settles
+        self.refused(verdict(lease))
+        # Then the job is ready as it was
+        record = self.peek(lease.id)
+        assert (record.state, record.priority, record.reason) == (State.READY, 5, None)
+        assert self.take().body == b"once"
+
+    @promise("4.3")
+    @requires("fenced_late")
+    def test_the_store_itself_refuses_a_late_verdict_of_somebody_who_cannot_know(self) -> None:
+        # Given an ended lease, and a consumer that never saw when it began
+        lease = self.abandoned()
+        stranger = self.another_consumer(backend=self.another_backend())
+        # When that one passes the verdict on, then the store refuses it
+        self.refused(Ack(lease), by=stranger)
+        assert self.state(lease.id) is State.READY
+
+    # --- stale ---
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs(self) -> None:
+        # Given jobs that were abandoned, and reserved by somebody else
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        # When the old holder settles each in another way, then all is refused
+        self._refuse_all_kinds(leases)
+        # And the new holder's verdicts count
+        self.settle(*map(Ack, other.held.values()), by=other)
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_the_same_consumer_holds_the_jobs_again(self) -> None:
+        # Given jobs that a consumer let go, and has reserved once more
+        leases = self._abandoned_of_each_kind()
+        again = self.reserve()
+        assert len(again) == len(leases)
+        # When it settles by its first leases, then all is refused
+        self._refuse_all_kinds(leases)
+        # And the second ones count
+        self.settle(*map(Ack, again))
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_somebody_else_released_the_jobs(self) -> None:
+        # Given jobs that somebody else took in between and released
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        self.settle(*map(Release, other.held.values()), by=other)
+        # When the old holder settles, then nothing changes
+        self._refuse_all_kinds(leases)
+        self._assert_untouched(leases, State.READY)
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_somebody_else_put_the_jobs_off(self) -> None:
+        # Given jobs that somebody else took in between and released with a delay
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
+        # When the old holder settles, then nothing changes
+        self._refuse_all_kinds(leases)
+        self._assert_untouched(leases, State.DELAYED)
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs(self) -> None:
+        # Given jobs that somebody else took in between and buried
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        self.settle(*map(Bury, other.held.values()), by=other)
+        # When the old holder settles, then nothing changes
+        self._refuse_all_kinds(leases)
+        self._assert_untouched(leases, State.BURIED)
+
+    @promise("4.4")
+    def test_stale_verdicts_are_refused_when_the_jobs_were_buried_and_kicked(self) -> None:
+        # Given jobs that somebody else buried, and a person kicked
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        self.settle(*map(Bury, other.held.values()), by=other)
+        assert self.backend.kick(self.queue, len(leases)) == len(leases)
+        # When the old holder settles, then nothing changes
+        self._refuse_all_kinds(leases)
+        self._assert_untouched(leases, State.READY)
+
+    @promise("4.4", "7.1")
+    def test_stale_verdicts_are_refused_when_the_jobs_were_rescheduled(self) -> None:
+        # Given jobs that were abandoned, and rescheduled since
+        leases = self._abandoned_of_each_kind()
+        ids = [self.backend.reschedule(self.queue, lease.id, LONG) for lease in leases]
+        # When the old holder settles, then nothing changes
+        self._refuse_all_kinds(leases)
+        assert [self.state(job_id) for job_id in ids] == [State.DELAYED] * len(ids)
+
+    @promise("4.4", "8.1")
+    def test_stale_verdicts_are_refused_when_the_jobs_were_deleted(self) -> None:
+        # Given jobs that were abandoned, and deleted since
+        leases = self._abandoned_of_each_kind()
+        for lease in leases:
+            self.backend.delete(self.queue, lease.id)
+        # When the old holder settles, then nothing comes back
+        self._refuse_all_kinds(leases)
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("4.4", "5.1")
+    def test_stale_verdicts_are_refused_when_somebody_else_acked_the_jobs(self) -> None:
+        # Given jobs that somebody else has done in between
+        leases, other = self._abandoned_by_one_and_held_by_another()
+        self.settle(*map(Ack, other.held.values()), by=other)
+        # When the old holder settles, then nothing comes back
+        self._refuse_all_kinds(leases)
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("4.4", "2.4")
+    @requires("client_ids")
+    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_anew(self) -> None:
+        # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
+        leases = self._abandoned_of_each_kind()
+        for lease in leases:
+            self.backend.delete(self.queue, lease.id)
+            self.enqueue(b"new", id=lease.id)
+        other = self.another_consumer()
+        assert len(self.reserve(by=other)) == len(leases)
+        # When the old holder settles, then the new jobs stay with their holder
+        self._refuse_all_kinds(leases)
+        self.settle(*map(Ack, other.held.values()), by=other)
+
+    # --- what it counts ---
+
+    @promise("4.5")
+    def test_attempt_counts_reservations_from_one(self) -> None:
+        # Given a job that is released again and again
+        self.enqueue()
+        attempts = []
+        for _ in range(4):
+            lease = self.take()
+            attempts.append(lease.attempt)
+            self.settle(Release(lease))
+        # Then each reservation has the next number
+        assert attempts == [1, 2, 3, 4]
+
+    @promise("4.5", "4.6")
+    def test_an_ended_lease_counts_as_an_attempt_and_as_a_crash(self) -> None:
+        # Given a job that was abandoned twice
+        first = self.abandoned()
+        assert (first.attempt, first.crashes) == (1, 0)
+        second = self.take()
+        self.harness.past(self.in_(self.short_ttr))
+        # Then its leases say how often
+        third = self.take()
+        assert (second.attempt, second.crashes) == (2, 1)
+        assert (third.attempt, third.crashes) == (3, 2)
+
+    @promise("4.6")
+    def test_verdicts_are_no_crashes(self) -> None:
+        # Given a job that got a verdict of each kind, and always came back
+        job_id = self.enqueue()
+        self.settle(Release(self.take()))
+        self.settle(GiveBack(self.take()))
+        lease = self.take()
+        self.settle(Touch(lease), Bury(lease))
+        self.backend.kick_job(self.queue, job_id)
+        # Then nobody crashed
+        assert self.take().crashes == 0
+
+    @promise("4.6", "9.1")
+    def test_a_crash_is_counted_once_however_often_it_is_looked_at(self) -> None:
+        # Given an ended lease
+        lease = self.abandoned()
+        # When everybody looks
+        for _ in range(3):
+            self.counts()
+            record = self.peek(lease.id)
+            self.backend.queues()
+        # Then it is one crash
+        assert self.tells(record.crashes, 1, "durable_attempts")
+        assert self.take().crashes == 1
+
+    @promise("4.7")
+    def test_kicks_count_how_often_a_job_came_back_from_being_buried(self) -> None:
+        # Given a job that is buried and kicked, by both ways of kicking
+        job_id = self.enqueue()
+        kicks = []
+        for kick in (lambda: self.backend.kick(self.queue, 1), lambda: self.backend.kick_job(self.queue, job_id)):
+            lease = self.take()
+            kicks.append(lease.kicks)
+            self.settle(Bury(lease))
+            kick()
+        # Then its leases say how often
+        assert [*kicks, self.take().kicks] == [0, 1, 2]
+
+    @promise("4.8")
+    def test_age_runs_from_the_enqueue_through_delays_and_releases(self) -> None:
+        # Given a job that was delayed, released, and delayed again
+        started = self.harness.now()
+        self.enqueue(delay=self.short_delay)
+        self.harness.past(self.in_(self.short_delay))
+        first = self.take()
+        at_first = self.harness.now() - started
+        self.settle(Release(first, delay=self.short_delay))
+        self.harness.past(self.in_(self.short_delay))
+        second = self.take()
+        # Then its age is the time since its enqueue
+        assert self.about(first.age, at_first)
+        assert self.about(second.age, self.harness.now() - started)
+        assert second.age > first.age
+
+    # --- a holder that is gone ---
+
+    @promise("11.1", "4.2")
+    def test_a_job_whose_consumer_closed_is_handed_out_when_its_lease_has_ended(self) -> None:
+        # Given a consumer that goes away with a job in its hands
+        job_id = self.enqueue(ttr=self.short_ttr)
+        self.take()
+        self.worker.close()
+        # When the lease has ended, then somebody else gets the job
+        self.harness.past(self.in_(self.short_ttr))
+        assert self.take(by=self.another_consumer()).id == job_id
+
+    @promise("4.2")
+    @requires("disconnect_ends_lease")
+    def test_a_job_whose_consumer_closed_is_ready_at_once(self) -> None:
+        # Given a consumer that goes away with a job in its hands
+        job_id = self.enqueue(ttr=LONG)
+        self.take()
+        # When its connection drops
+        self.worker.close()
+        # Then somebody else gets the job, as soon as the server has noticed
+        assert [lease.id for lease in self.another_consumer().reserve(1, self.harness.patience)] == [job_id]
+
+    @promise("4.1")
+    @without("disconnect_ends_lease")
+    def test_a_lease_outlives_its_consumers_connection(self) -> None:
+        # Given a consumer that goes away with a job in its hands
+        job_id = self.enqueue(ttr=LONG)
+        self.take()
+        self.worker.close()
+        # Then the job stays reserved, for as long as the lease lasts
+        assert self.state(job_id) is State.RESERVED
+        assert self.reserve(by=self.another_consumer()) == []
+
+    # --- how ---
+
+    def _abandoned_of_each_kind(self) -> list[Lease]:
+        """Ended leases, one for each kind of verdict."""
+        self.enqueue_all(*(kind.encode() for kind in VERDICTS), ttr=self.short_ttr, priority=5)
+        leases = self.reserve()
+        assert len(leases) == len(VERDICTS)
+        self.harness.past(self.in_(self.short_ttr))
+        return leases
+
+    def _abandoned_by_one_and_held_by_another(self) -> tuple[list[Lease], Witness]:
+        leases = self._abandoned_of_each_kind()
+        other = self.another_consumer(backend=self.another_backend())
+        assert len(self.reserve(by=other)) == len(leases)
+        return leases, other
+
+    def _refuse_all_kinds(self, leases: list[Lease]) -> None:
+        for lease, verdict in zip(leases, VERDICTS.values(), strict=True):
+            self.refused(verdict(lease))
+
+    def _assert_untouched(self, leases: list[Lease], state: State) -> None:
+        records: list[JobRecord] = [self.peek(lease.id) for lease in leases]
+        assert [(record.state, record.priority, record.reason) for record in records] == [(state, 5, None)] * len(
+            leases
+        )

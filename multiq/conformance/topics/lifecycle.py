@@ -1,0 +1,135 @@
+"""Opening, closing and coming back: what outlives an object, a process and a server."""
+
+from __future__ import annotations
+
+import os
+
+from multiq.backend import Ack, Bury, Release, State
+from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.forks import ended_well, fork
+from multiq.conformance.threads import HANGS, Background
+
+
+class LifecycleTests(Topic):
+    """What ``close`` promises, and what survives."""
+
+    @promise("11.6")
+    def test_a_closed_backend_can_be_used_again(self) -> None:
+        # Given a backend that was used and closed, twice
+        self.enqueue(b"before")
+        for _ in range(2):
+            self.backend.close()
+        # When it is used, then it reconnects
+        self.enqueue(b"after")
+        assert self.counts() == (2, 0, 0, 0)
+        assert self.bodies(by=self.another_consumer()) == [b"before", b"after"]
+
+    @promise("11.6")
+    def test_a_backend_that_was_never_used_can_be_closed(self) -> None:
+        # Given a new backend
+        backend = self.another_backend()
+        # When it is closed at once, then it is still good for something
+        backend.close()
+        assert backend.stats(self.queue).ready == 0
+
+    @promise("11.6")
+    def test_a_backend_closes_at_the_end_of_a_with_statement(self) -> None:
+        # Given a backend in a with statement
+        with self.another_backend() as backend:
+            backend.enqueue(self.queue, [self.new(b"inside")])
+        # Then its jobs stay
+        assert self.bodies() == [b"inside"]
+
+    @promise("11.6")
+    def test_a_consumer_can_be_closed_twice(self) -> None:
+        # Given a consumer without leases
+        with self.another_consumer() as consumer:
+            assert consumer.reserve(1, 0) == []
+        # Then closing it once more does no harm, and neither does never having used it
+        consumer.close()
+        self.another_consumer().close()
+
+    @promise("11.6", "11.1")
+    def test_one_backends_end_is_not_the_others(self) -> None:
+        # Given two backends on one store, each with a consumer
+        other = self.another_backend()
+        consumer = self.another_consumer(backend=other)
+        self.enqueue_all(b"a", b"b", ttr=LONG)
+        lease = self.take(by=consumer)
+        # When one is closed
+        self.backend.close()
+        # Then the other one's leases and jobs are as they were
+        self.settle(Ack(lease), by=consumer)
+        assert self.take(by=consumer).body == b"b"
+
+    @promise("11.7", "11.1")
+    @requires("persistent")
+    def test_jobs_outlive_everybody_who_knew_of_them(self) -> None:
+        # Given jobs in all states but reserved, with everything set
+        ready = self.enqueue(b"\0ready", priority=4, ttr=90)
+        delayed = self.enqueue(b"delayed", delay=LONG)
+        buried = self.enqueue(b"buried", priority=1)
+        self.settle(Bury(self.take(), reason="why"))
+        # When all backends are closed and the store is started anew
+        self._start_anew()
+        # Then the jobs are as they were
+        assert [self.state(job_id) for job_id in (ready, delayed, buried)] == [
+            State.READY, State.DELAYED, State.BURIED,
+        ]  # fmt: skip
+        record = self.peek(ready)
+        assert (record.body, record.priority, record.ttr) == (b"\0ready", 4, 90)
+        assert self.about(self.peek(delayed).due_in, LONG)
+        assert self.tells(self.peek(buried).reason, "why", "reasons")
+        assert self.bodies() == [b"\0ready"]
+
+    @promise("11.7", "4.5", "4.6")
+    @requires("durable_attempts")
+    def test_attempts_and_crashes_outlive_everybody_who_knew_of_them(self) -> None:
+        # Given a job that was abandoned once and released once
+        self.abandoned()
+        self.settle(Release(self.take()))
+        # When all backends are closed and the store is started anew
+        self._start_anew()
+        # Then the next reservation is the third, after one crash
+        lease = self.take()
+        assert (lease.attempt, lease.crashes) == (3, 1)
+
+    @promise("11.7", "2.8")
+    @requires("shared")
+    def test_a_job_outlives_the_process_that_enqueued_it(self) -> None:
+        # Given another process that enqueues a job and ends
+        if not hasattr(os, "fork"):
+            self.does_not_apply("this system cannot fork")
+        read, write = os.pipe()
+        child = fork(lambda: os.write(write, self.enqueue(b"from a child").encode()))
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            job_id = pipe.read()
+        assert ended_well(child)
+        # Then its job is here
+        assert self.peek(job_id).body == b"from a child"
+        assert self.take().id == job_id
+
+    @promise("11.4", "11.1", "3.7")
+    @requires("shared")
+    def test_another_processs_job_wakes_a_consumer_that_waits_here(self) -> None:
+        # Given a consumer that waits in this process
+        if not hasattr(os, "fork"):
+            self.does_not_apply("this system cannot fork")
+        consumer = self.another_consumer(backend=self.another_backend())
+        waiting: Background[list[bytes]] = self.background(
+            lambda: [lease.body for lease in consumer.reserve(1, 3 * self.harness.patience)]
+        )
+        # When another process enqueues, then it wakes
+        child = fork(lambda: self.enqueue(b"from a child"))
+        assert ended_well(child)
+        assert waiting.result(HANGS) == [b"from a child"]
+
+    def _start_anew(self) -> None:
+        for consumer in self._consumers:
+            consumer.close()
+        for backend in self._backends:
+            backend.close()
+        self._worker = None
+        self.harness.restart()
+        self.backend = self.another_backend()

@@ -1,0 +1,175 @@
+"""Pause and resume: nothing new is handed out, and everything else goes on."""
+
+from __future__ import annotations
+
+from multiq.backend import Ack, Bury, Release, State
+from multiq.conformance.base import LONG, Topic, promise
+
+
+class PauseTests(Topic):
+    """What ``Backend.pause`` and ``Backend.resume`` promise."""
+
+    @promise("10.1")
+    def test_a_paused_queue_hands_nothing_out(self) -> None:
+        # Given a queue with jobs
+        self.enqueue_all(b"a", b"b")
+        # When it is paused, then nobody gets any, whichever backend they use
+        self.backend.pause(self.queue, LONG)
+        assert self.reserve() == []
+        assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
+        assert self.counts() == (2, 0, 0, 0)
+
+    @promise("10.2")
+    def test_a_resumed_queue_goes_on_where_it_stopped(self) -> None:
+        # Given a paused queue
+        self.enqueue_all(b"a", b"b")
+        self.backend.pause(self.queue, LONG)
+        # When it is resumed, then its jobs come in their order
+        self.backend.resume(self.queue)
+        assert self.bodies() == [b"a", b"b"]
+
+    @promise("10.2")
+    def test_a_pause_ends_by_itself_and_not_before(self) -> None:
+        # Given a pause of some seconds
+        self.enqueue()
+        moment = self.in_(self.short_delay)
+        self.backend.pause(self.queue, self.short_delay)
+        over = self.in_(self.short_delay)
+        # When almost all of it has passed, then it holds
+        self.harness.nearly(moment)
+        self.nothing_before(moment)
+        # And when all of it has, it does not
+        self.harness.past(over)
+        assert self.worker.held or self.take()
+        assert self.backend.stats(self.queue).paused_for is None
+
+    @promise("10.2")
+    def test_a_second_pause_can_shorten_the_first(self) -> None:
+        # Given a long pause
+        self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        # When it is paused for less, then that is what counts
+        self.backend.pause(self.queue, self.short_delay)
+        self.harness.past(self.in_(self.short_delay))
+        assert self.take()
+
+    @promise("10.2")
+    def test_a_second_pause_can_lengthen_the_first(self) -> None:
+        # Given a short pause
+        self.enqueue()
+        self.backend.pause(self.queue, self.short_delay)
+        # When it is paused for longer, then the end of the first means nothing
+        self.backend.pause(self.queue, LONG)
+        self.harness.past(self.in_(self.short_delay))
+        assert self.reserve() == []
+
+    @promise("10.2")
+    def test_a_queue_can_be_paused_again_after_a_resume(self) -> None:
+        # Given a queue that was paused and resumed
+        self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        self.backend.resume(self.queue)
+        # When it is paused again, then it is paused
+        self.backend.pause(self.queue, LONG)
+        assert self.reserve() == []
+
+    @promise("10.2")
+    def test_resuming_a_queue_that_is_not_paused_is_no_mistake(self) -> None:
+        # Given a queue that was never paused
+        self.enqueue()
+        self.backend.resume(self.queue)
+        # Then its jobs are handed out
+        assert self.take()
+
+    @promise("10.1")
+    def test_a_paused_queue_takes_jobs(self) -> None:
+        # Given a queue that is paused before it was used
+        self.backend.pause(self.queue, LONG)
+        self.enqueue_all(b"a", b"b")
+        # Then the jobs are there, and wait
+        assert self.counts() == (2, 0, 0, 0)
+        assert self.reserve() == []
+        self.backend.resume(self.queue)
+        assert self.bodies() == [b"a", b"b"]
+
+    @promise("10.1")
+    def test_a_paused_queue_takes_verdicts(self) -> None:
+        # Given jobs that were handed out before the pause
+        self.enqueue_all(b"a", b"b", b"c")
+        leases = self.reserve()
+        self.backend.pause(self.queue, LONG)
+        # When they are settled, then that is taken
+        self.settle(Ack(leases[0]), Release(leases[1]), Bury(leases[2]))
+        assert self.counts() == (1, 0, 0, 1)
+        assert self.reserve() == []
+
+    @promise("10.1")
+    def test_delays_run_on_during_a_pause(self) -> None:
+        # Given a delayed job in a paused queue
+        job_id = self.enqueue(delay=self.short_delay)
+        self.backend.pause(self.queue, LONG)
+        # When its time comes, then it is ready, and still not handed out
+        self.harness.past(self.in_(self.short_delay))
+        assert self.state(job_id) is State.READY
+        assert self.reserve() == []
+        self.backend.resume(self.queue)
+        assert self.take().id == job_id
+
+    @promise("10.1")
+    def test_leases_run_on_during_a_pause(self) -> None:
+        # Given a job under a short lease in a queue that is paused then
+        self.enqueue(ttr=self.short_ttr)
+        lease = self.take()
+        self.backend.pause(self.queue, LONG)
+        # When the lease ends, then the job is ready, and its verdict is too late
+        self.harness.past(self.in_(self.short_ttr))
+        assert self.counts() == (1, 0, 0, 0)
+        self.refused(Ack(lease))
+
+    @promise("10.1")
+    def test_a_paused_queue_can_be_managed(self) -> None:
+        # Given a paused queue with a job in each state that nobody runs
+        buried = self.given(State.BURIED)
+        delayed = self.enqueue(delay=LONG)
+        ready = self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        # When the jobs are kicked, deleted and rescheduled, then they are
+        assert self.backend.kick(self.queue, 1) == 1
+        assert self.state(buried) is State.READY
+        self.backend.delete(self.queue, delayed)
+        self.backend.reschedule(self.queue, ready, LONG)
+        assert self.counts() == (1, 1, 0, 0)
+        assert self.reserve() == []
+
+    @promise("10.3")
+    def test_other_queues_are_not_paused(self) -> None:
+        # Given two queues, the first of them paused
+        other = self.another_queue()
+        self.enqueue(b"paused")
+        self.enqueue(b"goes on", queue=other)
+        self.backend.pause(self.queue, LONG)
+        # Then a consumer of both goes on with the second
+        consumer = self.another_consumer(self.queue, other)
+        assert [lease.body for lease in self.reserve(by=consumer)] == [b"goes on"]
+        # And comes back to the first when it is resumed
+        self.backend.resume(self.queue)
+        assert self.take(by=consumer).body == b"paused"
+
+    @promise("10.3")
+    def test_a_pause_of_the_last_queue_does_not_stop_the_first(self) -> None:
+        # Given two queues, the last of them paused
+        other = self.another_queue()
+        self.enqueue_all(b"a", b"b")
+        self.enqueue(b"paused", queue=other)
+        self.backend.pause(other, LONG)
+        # Then the first is served alone
+        leases = self.reserve(by=self.another_consumer(self.queue, other))
+        assert [lease.body for lease in leases] == [b"a", b"b"]
+
+    @promise("10.1")
+    def test_a_consumer_that_waits_at_a_paused_queue_gets_nothing(self) -> None:
+        # Given a consumer that waits for a moment at a paused queue with a job
+        self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        # Then its wait ends with nothing
+        assert self.worker.reserve(1, 0.2) == []

@@ -1,0 +1,180 @@
+"""Reschedule: as if the job were enqueued at this moment, with this delay."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiq.backend import Ack, Bury, Release, State
+from multiq.conformance.base import LONG, Topic, promise, requires, without
+from multiq.errors import JobNotFound, JobReserved
+from multiq.ids import new_id
+
+
+class RescheduleTests(Topic):
+    """What ``Backend.reschedule`` promises; waking is in ``waiting``."""
+
+    @promise("7.1")
+    @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
+    def test_a_job_is_put_off(self, state: State) -> None:
+        # Given a job that nobody runs
+        job_id = self.given(state)
+        # When it is rescheduled
+        job_id = self.backend.reschedule(self.queue, job_id, 2 * LONG)
+        # Then it is due when it was said, and counted once
+        record = self.peek(job_id)
+        assert record.state is State.DELAYED
+        assert self.about(record.due_in, 2 * LONG)
+        assert self.counts() == (0, 1, 0, 0)
+        assert self.reserve() == []
+
+    @promise("7.1")
+    @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
+    def test_a_job_is_brought_forward_to_now(self, state: State) -> None:
+        # Given a job that nobody runs
+        job_id = self.given(state)
+        # When it is rescheduled without delay
+        job_id = self.backend.reschedule(self.queue, job_id, 0)
+        # Then it is ready
+        assert self.state(job_id) is State.READY
+        assert self.take().id == job_id
+
+    @promise("7.1", "2.5")
+    def test_a_job_can_become_due_earlier(self) -> None:
+        # Given a job for later
+        job_id = self.enqueue(delay=LONG)
+        # When it is rescheduled to soon
+        moment = self.in_(self.short_delay)
+        job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
+        over = self.in_(self.short_delay)
+        # Then it is not there before, and there after
+        self.harness.nearly(moment)
+        self.nothing_before(moment)
+        self.harness.past(over)
+        assert job_id in {lease.id for lease in self.worker.held.values()} or self.take().id == job_id
+
+    @promise("7.1", "2.5")
+    def test_a_job_put_off_does_not_start_at_its_old_time(self) -> None:
+        # Given a job for soon
+        job_id = self.enqueue(delay=self.short_delay)
+        # When it is rescheduled to later
+        job_id = self.backend.reschedule(self.queue, job_id, LONG)
+        # Then its old time passes
+        self.harness.past(self.in_(self.short_delay))
+        assert self.reserve() == []
+        assert self.state(job_id) is State.DELAYED
+
+    @promise("7.1")
+    def test_it_can_be_rescheduled_again_and_again(self) -> None:
+        # Given a job that cannot be decided about
+        job_id = self.enqueue(delay=LONG)
+        for delay in (2 * LONG, 0, LONG, 0):
+            job_id = self.backend.reschedule(self.queue, job_id, delay)
+        # Then the last word counts, and there is one job
+        assert self.counts() == (1, 0, 0, 0)
+        self.settle(Ack(self.take()))
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("7.1")
+    def test_body_priority_and_ttr_stay(self) -> None:
+        # Given a job with values of its own
+        job_id = self.enqueue(b"\0body\xff", priority=33, ttr=90, delay=LONG)
+        # When it is rescheduled
+        self.backend.reschedule(self.queue, job_id, 0)
+        # Then it has them still
+        lease = self.take()
+        assert (lease.body, lease.priority, lease.ttr) == (b"\0body\xff", 33, 90)
+
+    @promise("7.1", "4.5", "4.6", "4.7")
+    def test_attempts_crashes_and_kicks_start_over(self) -> None:
+        # Given a job that was abandoned, buried and kicked
+        lease = self.abandoned()
+        self.settle(Bury(self.take()))
+        self.backend.kick(self.queue, 1)
+        lease = self.take()
+        assert (lease.attempt, lease.crashes, lease.kicks) == (3, 1, 1)
+        self.settle(Release(lease))
+        # When it is rescheduled, then it has no past
+        self.backend.reschedule(self.queue, lease.id, 0)
+        lease = self.take()
+        assert (lease.attempt, lease.crashes, lease.kicks) == (1, 0, 0)
+
+    @promise("7.1", "5.6")
+    @requires("reasons")
+    def test_the_reason_starts_over(self) -> None:
+        # Given a job that was buried for a reason
+        job_id = self.enqueue()
+        self.settle(Bury(self.take(), reason="why"))
+        # When it is rescheduled, then it has failed at nothing yet
+        job_id = self.backend.reschedule(self.queue, job_id, LONG)
+        assert self.peek(job_id).reason is None
+
+    @promise("7.1", "4.8")
+    def test_the_age_starts_over(self) -> None:
+        # Given a job that has waited
+        job_id = self.enqueue()
+        self.harness.advance(3 * self.short_delay)
+        # When it is rescheduled, then it is new
+        rescheduled = self.harness.now()
+        job_id = self.backend.reschedule(self.queue, job_id, 0)
+        assert self.about(self.peek(job_id).age, self.harness.now() - rescheduled)
+        assert self.about(self.take().age, self.harness.now() - rescheduled)
+
+    @promise("7.1", "3.4")
+    def test_the_place_starts_over(self) -> None:
+        # Given three jobs, of which the first is rescheduled to now
+        first = self.enqueue(b"first")
+        self.enqueue_all(b"second", b"third")
+        self.backend.reschedule(self.queue, first, 0)
+        # Then it has lost its place, as if it had just come
+        assert self.bodies() == [b"second", b"third", b"first"]
+
+    @promise("7.2")
+    @requires("stable_ids")
+    def test_the_id_stays(self) -> None:
+        # Given a job
+        job_id = self.enqueue()
+        # When it is rescheduled, then it goes by the same name
+        assert self.backend.reschedule(self.queue, job_id, 0) == job_id
+        assert self.take().id == job_id
+
+    @promise("7.2")
+    @without("stable_ids")
+    def test_a_new_id_replaces_the_old_one(self) -> None:
+        # Given a backend that gives a rescheduled job another id
+        old = self.enqueue()
+        new = self.backend.reschedule(self.queue, old, LONG)
+        # Then the new one is the job's, and the old one nobody's
+        assert self.state(new) is State.DELAYED
+        with pytest.raises(JobNotFound):
+            self.peek(old)
+
+    @promise("7.4")
+    def test_a_reserved_job_cannot_be_rescheduled(self) -> None:
+        # Given a job that somebody runs
+        job_id = self.enqueue()
+        lease = self.take()
+        # When it is rescheduled, then that is refused, and its holder goes on
+        with pytest.raises(JobReserved):
+            self.backend.reschedule(self.queue, job_id, 0)
+        assert self.counts() == (0, 0, 1, 0)
+        self.settle(Ack(lease))
+
+    @promise("7.4")
+    def test_a_job_that_is_not_there_cannot_be_rescheduled(self) -> None:
+        # Given a job that is done, and an id that never was
+        job_id = self.enqueue()
+        self.settle(Ack(self.take()))
+        for missing in (job_id, new_id()):
+            with pytest.raises(JobNotFound):
+                self.backend.reschedule(self.queue, missing, 0)
+        # Then none was made up
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("1.2", "7.1")
+    def test_a_job_whose_lease_has_ended_can_be_rescheduled(self) -> None:
+        # Given an abandoned job
+        lease = self.abandoned()
+        # When it is rescheduled, then it waits again
+        job_id = self.backend.reschedule(self.queue, lease.id, LONG)
+        assert self.state(job_id) is State.DELAYED
+        assert self.reserve() == []

@@ -1,0 +1,295 @@
+"""Reserve: who comes first, how many, and how long one waits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from multiq.backend import PRIORITY_MAX, Bury, Release, State
+from multiq.conformance.base import LONG, Topic, promise
+
+NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts before 2 and 9
+
+
+class ReserveTests(Topic):
+    """What ``Consumer.reserve`` promises of one consumer; races are in ``concurrency``, waiting in ``waiting``."""
+
+    # --- how many ---
+
+    @promise("3.2")
+    def test_an_empty_queue_gives_an_empty_list(self) -> None:
+        assert self.reserve() == []
+
+    @promise("3.1")
+    def test_no_more_jobs_than_the_limit_are_handed_out(self) -> None:
+        # Given more jobs than are asked for
+        self.enqueue_all(*NUMBERS)
+        # When five are asked for, then five come, and the rest stays ready
+        assert [lease.body for lease in self.reserve(5)] == NUMBERS[:5]
+        assert self.counts() == (7, 0, 5, 0)
+
+    @promise("3.2")
+    def test_fewer_jobs_than_the_limit_are_handed_out_without_waiting_for_more(self) -> None:
+        # Given fewer jobs than are asked for, and all the time in the world
+        self.enqueue_all(b"a", b"b")
+        waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
+        # Then the few come at once
+        assert [lease.body for lease in self.woken(waiting)] == [b"a", b"b"]
+
+    @promise("3.2")
+    def test_a_wait_for_nothing_lasts_its_timeout(self) -> None:
+        # Given an empty queue
+        started = time.monotonic()
+        # When somebody waits, then it is for as long as was said
+        assert self.worker.reserve(1, 0.25) == []
+        assert time.monotonic() - started >= 0.25
+
+    @promise("3.1")
+    def test_each_lease_has_a_token_of_its_own(self) -> None:
+        # Given two jobs reserved together, and one of them again
+        self.enqueue_all(b"a", b"b")
+        first, second = self.reserve()
+        self.settle(Release(first))
+        again = self.take()
+        # Then no token comes twice
+        assert len({first.token, second.token, again.token}) == 3
+
+    @promise("3.6")
+    def test_a_reserved_job_is_handed_to_nobody_else(self) -> None:
+        # Given a job that one consumer holds
+        self.enqueue()
+        self.take()
+        # Then neither another one, nor the same one, gets it
+        assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
+        assert self.reserve() == []
+
+    @promise("1.1")
+    @pytest.mark.parametrize("state", [State.DELAYED, State.BURIED])
+    def test_only_ready_jobs_are_handed_out(self, state: State) -> None:
+        # Given a job that is not ready
+        job_id = self.given(state)
+        # When somebody reserves, then it stays
+        assert self.reserve() == []
+        assert self.state(job_id) is state
+
+    # --- order within a queue ---
+
+    @promise("3.4")
+    def test_the_lowest_priority_number_goes_first(self) -> None:
+        # Given jobs whose priorities run against their age
+        for priority in (30, 20, 10):
+            self.enqueue(b"%d" % priority, priority=priority)
+        # Then priority decides
+        assert self.bodies() == [b"10", b"20", b"30"]
+
+    @promise("3.4")
+    def test_priorities_next_to_each_other_are_told_apart_over_the_whole_range(self) -> None:
+        # Given neighbours where a driver's numbers may get coarse or change their sign
+        edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
+        for priority in reversed(edges):
+            self.enqueue(b"%d" % priority, priority=priority)
+        # Then they come in the order of their numbers
+        assert self.bodies() == [b"%d" % priority for priority in edges]
+
+    @promise("3.4")
+    def test_jobs_of_one_priority_go_oldest_first_past_the_tenth(self) -> None:
+        # Given twelve jobs, enqueued one by one
+        for number in NUMBERS:
+            self.enqueue(number)
+        # Then the tenth comes after the ninth and the second
+        assert self.bodies() == NUMBERS
+
+    @promise("3.4")
+    def test_jobs_go_oldest_first_past_the_hundredth(self) -> None:
+        # Given jobs enough for a third digit
+        numbers = [b"%d" % number for number in range(1, 121)]
+        for at in range(0, 120, 40):
+            self.enqueue_all(*numbers[at : at + 40])
+        # Then they come by age, not as text
+        assert self.bodies() == numbers
+
+    @promise("3.4")
+    def test_a_batch_of_leases_is_in_the_same_order_as_one_by_one(self) -> None:
+        # Given jobs of several priorities
+        for number, priority in enumerate((5, 1, 5, 0, 1, 0)):
+            self.enqueue(b"%d" % number, priority=priority)
+        # When all are reserved in one call, then they come by priority, then by age
+        assert [lease.body for lease in self.reserve()] == [b"3", b"5", b"1", b"4", b"0", b"2"]
+
+    @promise("3.4")
+    def test_a_limit_takes_the_best_jobs_and_leaves_the_rest(self) -> None:
+        # Given a worse job before a better one
+        worse = self.enqueue(b"worse", priority=2)
+        self.enqueue(b"better", priority=1)
+        # When one is reserved, then it is the better one
+        assert self.take().body == b"better"
+        assert self.state(worse) is State.READY
+
+    @promise("3.4")
+    def test_jobs_of_several_producers_go_by_the_order_of_their_enqueues(self) -> None:
+        # Given two producers that take turns
+        producers = [self.backend, self.another_backend()]
+        for turn, number in enumerate(NUMBERS):
+            producers[turn % 2].enqueue(self.queue, [self.new(number)])
+        # Then the jobs come in turns
+        assert self.bodies() == NUMBERS
+
+    @promise("3.4")
+    def test_a_job_enqueued_later_with_a_better_priority_overtakes(self) -> None:
+        # Given a consumer that has begun with a queue
+        self.enqueue_all(b"1", b"2")
+        assert self.take().body == b"1"
+        # When a better job comes, then it is next
+        self.enqueue(b"urgent", priority=0)
+        assert self.bodies() == [b"urgent", b"2"]
+
+    # --- a job that comes back keeps its place ---
+
+    @promise("3.5")
+    def test_a_released_job_goes_before_younger_ones(self) -> None:
+        # Given a job that was taken and given up, and one that came in between
+        self.enqueue(b"old")
+        lease = self.take()
+        self.enqueue(b"young")
+        self.settle(Release(lease))
+        # Then the older one is first
+        assert self.bodies() == [b"old", b"young"]
+
+    @promise("3.5")
+    def test_a_job_that_becomes_due_goes_before_younger_ones(self) -> None:
+        # Given a delayed job, and a younger one without delay
+        self.enqueue(b"old", delay=self.short_delay)
+        due = self.in_(self.short_delay)
+        self.enqueue(b"young")
+        # When the delay has passed, then the older one is first
+        self.harness.past(due)
+        assert self.bodies() == [b"old", b"young"]
+
+    @promise("3.5", "4.2")
+    def test_a_job_whose_lease_ended_goes_before_younger_ones(self) -> None:
+        # Given a job whose holder is gone, and a younger one
+        self.enqueue(b"old", ttr=self.short_ttr)
+        self.take()
+        over = self.in_(self.short_ttr)
+        self.enqueue(b"young")
+        # When the lease has ended, then the older one is first
+        self.harness.past(over)
+        assert self.bodies() == [b"old", b"young"]
+
+    @promise("3.4", "3.5")
+    def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
+        # Given delayed jobs of which the worse is due first
+        self.enqueue(b"worse", priority=2, delay=self.short_delay)
+        self.enqueue(b"better", priority=1, delay=2 * self.short_delay)
+        # When both are due, then the better one is first
+        self.harness.past(self.in_(2 * self.short_delay))
+        assert self.bodies() == [b"better", b"worse"]
+
+    @promise("3.5")
+    def test_jobs_due_at_one_moment_go_by_age(self) -> None:
+        # Given a batch with one delay
+        self.enqueue_all(*NUMBERS, delay=self.short_delay)
+        # When it is due, then it comes as it was enqueued
+        self.harness.past(self.in_(self.short_delay))
+        assert self.bodies() == NUMBERS
+
+    @promise("3.5")
+    def test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due(self) -> None:
+        # Given a job that was put off, and a younger one
+        self.enqueue(b"old")
+        self.settle(Release(self.take(), delay=self.short_delay))
+        due = self.in_(self.short_delay)
+        self.enqueue(b"young")
+        # When it is due again, then it is first
+        self.harness.past(due)
+        assert self.bodies() == [b"old", b"young"]
+
+    # --- order between queues ---
+
+    @promise("3.3")
+    def test_earlier_queues_come_first_against_all_priorities(self) -> None:
+        # Given the best priorities in the last queue, and the worst in the first
+        high, middle, low = (self.another_queue() for _ in range(3))
+        for queue, priority in ((low, 0), (middle, 500), (high, PRIORITY_MAX)):
+            self.enqueue_all(queue.encode(), queue.encode(), queue=queue, priority=priority)
+        consumer = self.another_consumer(high, middle, low)
+        # Then the order of the queues decides, and nothing else
+        assert self.bodies(by=consumer) == [queue.encode() for queue in (high, high, middle, middle, low, low)]
+
+    @promise("3.3")
+    def test_a_batch_empties_the_first_queue_before_it_takes_from_the_second(self) -> None:
+        # Given two queues, the second of them more urgent
+        other = self.another_queue()
+        self.enqueue_all(b"a", b"b", priority=900)
+        self.enqueue_all(b"c", b"d", queue=other, priority=1)
+        # When more jobs are asked for than the first queue has, then the second one fills up
+        leases = self.reserve(3, by=self.another_consumer(self.queue, other))
+        assert [(lease.queue, lease.body) for lease in leases] == [
+            (self.queue, b"a"),
+            (self.queue, b"b"),
+            (other, b"c"),
+        ]
+
+    @promise("3.3")
+    def test_each_consumer_has_its_own_order_of_queues(self) -> None:
+        # Given two queues, and consumers that see them the other way round
+        other = self.another_queue()
+        for _ in range(2):
+            self.enqueue(b"here")
+            self.enqueue(b"there", queue=other)
+        # Then each gets what it prefers
+        assert self.take(by=self.another_consumer(self.queue, other)).body == b"here"
+        assert self.take(by=self.another_consumer(other, self.queue)).body == b"there"
+
+    @promise("3.3")
+    @pytest.mark.parametrize("state", [State.DELAYED, State.RESERVED, State.BURIED])
+    def test_a_first_queue_with_nothing_ready_does_not_hold_up_the_second(self, state: State) -> None:
+        # Given a first queue that has a job, but none to hand out
+        other = self.another_queue()
+        self.given(state)
+        self.enqueue(b"second", queue=other)
+        # Then the second queue is served
+        assert self.take(by=self.another_consumer(self.queue, other)).body == b"second"
+
+    @promise("3.3")
+    def test_a_job_that_becomes_due_in_an_earlier_queue_goes_first(self) -> None:
+        # Given a delayed job in the first queue, and ready ones in the second
+        other = self.another_queue()
+        self.enqueue(b"first", delay=self.short_delay)
+        self.enqueue_all(b"second", b"third", queue=other, priority=0)
+        # When it is due, then it is the next
+        self.harness.past(self.in_(self.short_delay))
+        assert self.take(by=self.another_consumer(self.queue, other)).body == b"first"
+
+    @promise("3.3")
+    def test_twenty_queues_are_served_in_their_order(self) -> None:
+        # Given a consumer of many queues, with a job in each
+        queues = [self.another_queue() for _ in range(20)]
+        for queue in reversed(queues):
+            self.enqueue(queue=queue)
+        # Then it goes through them as they are listed
+        leases = self.reserve(by=self.another_consumer(*queues))
+        assert [lease.queue for lease in leases] == queues
+
+    @promise("11.5")
+    def test_a_consumer_gets_nothing_from_queues_that_it_did_not_name(self) -> None:
+        # Given a job in another queue
+        self.enqueue(queue=self.another_queue(), priority=0)
+        # Then a consumer of this one gets nothing
+        assert self.reserve() == []
+
+    @promise("1.1", "3.6")
+    def test_a_job_is_in_one_state_at_a_time(self) -> None:
+        # Given a job on its way through all states
+        job_id = self.enqueue()
+        seen = [self.counts()]
+        lease = self.take()
+        seen.append(self.counts())
+        self.settle(Release(lease, delay=LONG))
+        seen.append(self.counts())
+        self.backend.kick_job(self.queue, job_id)
+        self.settle(Bury(self.take()))
+        seen.append(self.counts())
+        # Then every count knows it exactly once
+        assert seen == [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 0, 0, 1)]

@@ -1,0 +1,181 @@
+"""Settle and exchange: many verdicts in one call, each by itself."""
+
+from __future__ import annotations
+
+from multiq.backend import Ack, Bury, GiveBack, Release, State, Touch
+from multiq.conformance.base import LONG, Topic, promise
+from multiq.errors import LeaseLost
+
+
+class SettleTests(Topic):
+    """What ``Consumer.settle`` and ``Consumer.exchange`` promise."""
+
+    # --- settle ---
+
+    @promise("5.7")
+    def test_no_verdicts_are_no_trouble(self) -> None:
+        assert self.worker.settle([]) == []
+
+    @promise("5.7")
+    def test_verdicts_of_all_kinds_go_in_one_call(self) -> None:
+        # Given a job for each kind of verdict, and one to stay
+        ids = self.enqueue_all(b"ack", b"release", b"delay", b"bury", b"touch", b"give back")
+        acked, released, delayed, buried, touched, given_back = self.reserve()
+        # When all are settled together
+        self.settle(
+            Ack(acked), Release(released), Release(delayed, LONG), Bury(buried), Touch(touched), GiveBack(given_back)
+        )
+        # Then each went its own way
+        assert self.counts() == (2, 1, 1, 1)
+        assert [self.state(job_id) for job_id in ids[1:]] == [
+            State.READY, State.DELAYED, State.BURIED, State.RESERVED, State.READY,
+        ]  # fmt: skip
+
+    @promise("5.7", "4.3")
+    def test_a_refused_verdict_does_not_touch_the_others(self) -> None:
+        # Given three jobs, of which the middle one was settled before
+        self.enqueue_all(b"a", b"b", b"c", ttr=LONG)
+        leases = self.reserve()
+        self.settle(Release(leases[1]))
+        # When all three are acked
+        answers = self.worker.settle([Ack(lease) for lease in leases])
+        # Then the answers are in their order, and only the middle one is refused
+        assert [type(answer) for answer in answers] == [type(None), LeaseLost, type(None)]
+        assert self.counts() == (1, 0, 0, 0)
+
+    @promise("5.7", "11.2")
+    def test_a_refusal_names_the_queue_and_the_job(self) -> None:
+        # Given a lease that is no longer valid
+        job_id = self.enqueue()
+        lease = self.take()
+        self.settle(Release(lease))
+        # When it settles again, then the refusal says which job it is about
+        (refusal,) = self.worker.settle([Ack(lease)])
+        assert isinstance(refusal, LeaseLost)
+        assert (refusal.queue, refusal.job_id) == (self.queue, job_id)
+
+    @promise("5.7")
+    def test_verdicts_about_several_queues_go_in_one_call(self) -> None:
+        # Given a consumer that holds jobs of three queues
+        queues = [self.queue, self.another_queue(), self.another_queue()]
+        for queue in queues:
+            self.enqueue_all(b"a", b"b", queue=queue)
+        consumer = self.another_consumer(*queues)
+        leases = self.reserve(by=consumer)
+        # When it settles them in a mixed order, then each queue has its own
+        verdicts = [Ack(lease) if lease.body == b"a" else Bury(lease) for lease in leases]
+        self.settle(*reversed(verdicts), by=consumer)
+        assert [self.counts(queue) for queue in queues] == [(0, 0, 0, 1)] * 3
+
+    @promise("5.8")
+    def test_of_two_verdicts_about_one_lease_in_one_call_the_first_counts(self) -> None:
+        # Given a holder that says two things at once
+        job_id = self.enqueue()
+        lease = self.take()
+        answers = self.worker.settle([Bury(lease), Ack(lease)])
+        # Then the first one counts, and the second one is refused
+        assert [type(answer) for answer in answers] == [type(None), LeaseLost]
+        assert self.state(job_id) is State.BURIED
+
+    @promise("5.7")
+    def test_three_hundred_verdicts_go_in_one_call(self) -> None:
+        # Given more leases than a driver may expect
+        self.enqueue_all(*[b"x"] * 300, ttr=LONG)
+        leases = self.reserve()
+        assert len(leases) == 300
+        # When all are settled in one call, every third in another way, then all are
+        kinds = [Ack, Bury, Release]
+        self.settle(*(kinds[number % 3](lease) for number, lease in enumerate(leases)))
+        assert self.counts() == (100, 0, 0, 100)
+
+    @promise("5.7", "4.3")
+    def test_live_and_ended_leases_can_be_mixed(self) -> None:
+        # Given short and long leases in turns
+        for number in range(6):
+            self.enqueue(ttr=LONG if number % 2 else self.short_ttr)
+        leases = self.reserve()
+        self.harness.past(self.in_(self.short_ttr))
+        # When all are acked, then the live ones are, and the ended ones are not
+        answers = self.worker.settle([Ack(lease) for lease in leases])
+        assert [type(answer) for answer in answers] == [LeaseLost, type(None)] * 3
+        assert self.counts() == (3, 0, 0, 0)
+
+    # --- exchange ---
+
+    @promise("5.9")
+    def test_exchange_settles_and_hands_out_the_next(self) -> None:
+        # Given two jobs, one of them held
+        self.enqueue_all(b"first", b"second")
+        lease = self.take()
+        # When it is exchanged for the next
+        answers, leases = self.worker.exchange([Ack(lease)], 1, 0)
+        # Then the one is gone and the other is here
+        assert answers == [None]
+        assert [held.body for held in leases] == [b"second"]
+        assert self.counts() == (0, 0, 1, 0)
+
+    @promise("5.9")
+    def test_a_job_released_by_an_exchange_may_come_right_back(self) -> None:
+        # Given the only job
+        job_id = self.enqueue()
+        lease = self.take()
+        # When it is released by an exchange
+        answers, (again,) = self.worker.exchange([Release(lease)], 1, 0)
+        # Then it is the next one, in a new attempt
+        assert (answers, again.id, again.attempt) == ([None], job_id, 2)
+
+    @promise("5.9", "3.5")
+    def test_exchange_sees_the_order_after_its_own_verdicts(self) -> None:
+        # Given a held job that is better than the ready one
+        self.enqueue(b"best", priority=1)
+        lease = self.take()
+        self.enqueue(b"good", priority=2)
+        # When it is released and one is asked for, then it is the best again
+        _, leases = self.worker.exchange([Release(lease)], 1, 0)
+        assert [held.body for held in leases] == [b"best"]
+
+    @promise("5.9", "4.4")
+    def test_an_exchange_with_a_lost_lease_says_so_and_still_reserves(self) -> None:
+        # Given a lease that was lost, and a job that waits
+        stale = self.abandoned(body=b"lost")
+        other = self.another_consumer()
+        self.settle(Ack(self.take(by=other)), by=other)
+        self.enqueue(b"next")
+        # When the lost one is settled by an exchange
+        answers, leases = self.worker.exchange([Ack(stale)], 5, 0)
+        # Then that is refused, and the next job comes nevertheless
+        assert [type(answer) for answer in answers] == [LeaseLost]
+        assert [lease.body for lease in leases] == [b"next"]
+
+    @promise("5.9", "3.2")
+    def test_an_exchange_without_verdicts_is_a_reserve(self) -> None:
+        # Given jobs, and nothing to settle
+        self.enqueue_all(b"a", b"b", b"c")
+        answers, leases = self.worker.exchange([], 2, 0)
+        # Then jobs come up to the limit
+        assert answers == []
+        assert [lease.body for lease in leases] == [b"a", b"b"]
+
+    @promise("5.9")
+    def test_an_exchange_that_finds_no_job_has_settled(self) -> None:
+        # Given the last job
+        self.enqueue()
+        answers, leases = self.worker.exchange([Ack(self.take())], 5, 0)
+        # Then it is gone, and nothing follows
+        assert (answers, leases) == ([None], [])
+        assert self.counts() == (0, 0, 0, 0)
+
+    @promise("5.9", "3.2")
+    def test_an_exchange_settles_before_it_waits(self) -> None:
+        # Given a consumer that settles and then waits for the next job
+        job_id = self.enqueue()
+        lease = self.take()
+        consumer = self.worker
+        patience = 3 * self.harness.patience
+        waiting = self.background(lambda: consumer.exchange([Bury(lease)], 1, patience))
+        # When nothing is there yet, then the verdict already is
+        self.eventually(lambda: self.state(job_id) is State.BURIED)
+        # And the next job ends the wait
+        self.enqueue(b"next")
+        answers, leases = self.woken(waiting)
+        assert (answers, [held.body for held in leases]) == ([None], [b"next"])

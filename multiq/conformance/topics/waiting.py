@@ -1,0 +1,310 @@
+"""Waiting: a consumer that sleeps wakes for everything that gives it a job, and for nothing else."""
+
+from __future__ import annotations
+
+import time
+
+from multiq.backend import Ack, Bury, GiveBack, Release, State
+from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
+
+SPINNING = 0.25  # share of a core that a consumer may use while it waits, and by far too much
+
+
+class WaitingTests(Topic):
+    """What ``Consumer.reserve`` with a timeout promises, and ``Consumer.interrupt``."""
+
+    # --- what wakes ---
+
+    @promise("3.7", "2.8")
+    def test_a_new_job_wakes_a_waiting_consumer(self) -> None:
+        # Given a consumer that waits
+        waiting = self.waiting(self.worker)
+        # When another backend enqueues
+        self.another_backend().enqueue(self.queue, [self.new(b"news")])
+        # Then it wakes with the job
+        assert [lease.body for lease in self.woken(waiting)] == [b"news"]
+
+    @promise("3.7", "2.5")
+    def test_a_job_that_becomes_due_wakes_a_waiting_consumer(self) -> None:
+        # Given a delayed job, and a consumer that waits
+        moment = self.in_(self.short_delay)
+        job_id = self.enqueue(delay=self.short_delay)
+        waiting = self.waiting(self.worker)
+        # When its time comes
+        self.harness.past(self.in_(self.short_delay))
+        # Then the consumer wakes with it, and not before
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+        assert self.harness.now() >= moment
+
+    @promise("3.7", "2.5")
+    def test_a_delayed_job_enqueued_during_the_wait_wakes_when_it_is_due(self) -> None:
+        # Given a consumer that waits at an empty queue
+        waiting = self.waiting(self.worker)
+        # When a delayed job comes, and its time with it
+        job_id = self.enqueue(delay=self.short_delay)
+        self.harness.past(self.in_(self.short_delay))
+        # Then the consumer wakes with it
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "4.2")
+    def test_a_lease_that_ends_wakes_a_waiting_consumer(self) -> None:
+        # Given a job in somebody's hands, and a consumer that waits
+        job_id = self.enqueue(ttr=self.short_ttr)
+        self.take(by=self.another_consumer())
+        waiting = self.waiting(self.worker)
+        # When the lease ends, then the job comes, though nobody swept it up
+        self.harness.past(self.in_(self.short_ttr))
+        assert [(lease.id, lease.crashes) for lease in self.woken(waiting)] == [(job_id, 1)]
+
+    @promise("3.7", "5.2")
+    def test_a_release_wakes_a_waiting_consumer(self) -> None:
+        # Given a job in somebody's hands, and a consumer that waits
+        job_id = self.enqueue()
+        holder = self.another_consumer()
+        lease = self.take(by=holder)
+        waiting = self.waiting(self.worker)
+        # When it is released, then the other one gets it
+        self.settle(Release(lease), by=holder)
+        assert [held.id for held in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "5.5")
+    def test_a_job_given_back_wakes_a_waiting_consumer(self) -> None:
+        # Given a prefetched job, and a consumer that waits
+        job_id = self.enqueue()
+        holder = self.another_consumer()
+        lease = self.take(by=holder)
+        waiting = self.waiting(self.worker)
+        # When it is given back, then the other one gets it
+        self.settle(GiveBack(lease), by=holder)
+        assert [held.id for held in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "6.1")
+    def test_a_kick_wakes_a_waiting_consumer(self) -> None:
+        # Given a buried job, and a consumer that waits
+        job_id = self.given(State.BURIED)
+        waiting = self.waiting(self.another_consumer())
+        # When it is kicked, then the consumer gets it
+        self.backend.kick(self.queue, 1)
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "6.2")
+    def test_a_kick_of_one_job_wakes_a_waiting_consumer(self) -> None:
+        # Given a delayed job, and a consumer that waits
+        job_id = self.given(State.DELAYED)
+        waiting = self.waiting(self.another_consumer())
+        # When it is kicked, then the consumer gets it
+        self.backend.kick_job(self.queue, job_id)
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "7.3")
+    def test_a_job_rescheduled_to_now_wakes_a_waiting_consumer(self) -> None:
+        # Given a job for much later, and a consumer that waits
+        job_id = self.enqueue(delay=LONG)
+        waiting = self.waiting(self.worker)
+        # When it is rescheduled, then the consumer gets it
+        job_id = self.backend.reschedule(self.queue, job_id, 0)
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "7.3")
+    def test_an_earlier_due_time_is_noticed_by_a_waiting_consumer(self) -> None:
+        # Given a job for much later, and a consumer that waits
+        job_id = self.enqueue(delay=LONG)
+        waiting = self.waiting(self.worker)
+        # When it is rescheduled to soon, and that time comes
+        job_id = self.backend.reschedule(self.queue, job_id, self.short_delay)
+        self.harness.past(self.in_(self.short_delay))
+        # Then the consumer gets it, though it fell asleep with the later time in mind
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "10.2")
+    def test_a_resume_wakes_a_waiting_consumer(self) -> None:
+        # Given a paused queue with a job, and a consumer that waits
+        job_id = self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        waiting = self.waiting(self.worker)
+        # When the queue is resumed, then the consumer gets it
+        self.backend.resume(self.queue)
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "10.2")
+    def test_the_end_of_a_pause_wakes_a_waiting_consumer(self) -> None:
+        # Given a queue with a job that is paused for a while, and a consumer that waits
+        job_id = self.enqueue()
+        self.backend.pause(self.queue, self.short_delay)
+        waiting = self.waiting(self.worker)
+        # When the pause is over, then the consumer gets it
+        self.harness.past(self.in_(self.short_delay))
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.7", "3.3")
+    def test_a_job_in_the_last_of_several_queues_wakes(self) -> None:
+        # Given a consumer that waits at three queues
+        last = self.another_queue()
+        consumer = self.another_consumer(self.queue, self.another_queue(), last)
+        waiting = self.waiting(consumer)
+        # When a job comes into the last of them, then it wakes
+        self.enqueue(b"last", queue=last)
+        assert [lease.body for lease in self.woken(waiting)] == [b"last"]
+
+    @promise("3.7", "3.3")
+    def test_a_job_that_becomes_due_in_the_last_of_several_queues_wakes(self) -> None:
+        # Given a consumer that waits at two queues, and later and sooner jobs in them
+        last = self.another_queue()
+        self.enqueue(delay=LONG)
+        self.enqueue(b"sooner", queue=last, delay=self.short_delay)
+        waiting = self.waiting(self.another_consumer(self.queue, last))
+        # When the sooner one is due, then it wakes
+        self.harness.past(self.in_(self.short_delay))
+        assert [lease.body for lease in self.woken(waiting)] == [b"sooner"]
+
+    @promise("3.7", "10.3")
+    def test_a_paused_first_queue_does_not_keep_a_consumer_asleep(self) -> None:
+        # Given a consumer that waits at two queues, of which the first is paused and has jobs
+        other = self.another_queue()
+        self.enqueue()
+        self.backend.pause(self.queue, LONG)
+        waiting = self.waiting(self.another_consumer(self.queue, other))
+        # When a job comes into the second, then it wakes
+        self.enqueue(b"second", queue=other)
+        assert [lease.body for lease in self.woken(waiting)] == [b"second"]
+
+    @promise("3.7", "3.6")
+    def test_every_waiting_consumer_gets_one_of_as_many_jobs(self) -> None:
+        # Given several consumers that wait
+        consumers = [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
+        waiting = [self.waiting(consumer) for consumer in consumers]
+        # When a batch with a job for each comes
+        ids = self.enqueue_all(*[b"x"] * len(consumers))
+        # Then none stays asleep beside a ready job
+        woken = [lease.id for thread in waiting for lease in self.woken(thread)]
+        assert sorted(woken) == sorted(ids)
+
+    @promise("3.7")
+    def test_jobs_that_come_one_by_one_wake_one_consumer_after_the_other(self) -> None:
+        # Given two consumers that wait
+        waiting = [self.waiting(self.another_consumer()) for _ in range(2)]
+        # When two jobs come with a pause between, then both are taken
+        ids = []
+        for _ in range(2):
+            ids.append(self.enqueue())
+            self.eventually(lambda: self.counts()[0] == 0)
+        assert sorted(lease.id for thread in waiting for lease in self.woken(thread)) == sorted(ids)
+
+    # --- what does not ---
+
+    @promise("3.2", "11.5")
+    def test_jobs_for_others_do_not_end_a_wait(self) -> None:
+        # Given a consumer that waits a little
+        started = time.monotonic()
+        waiting = self.background(lambda: self.worker.reserve(1, 4 * SETTLING_IN))
+        # When jobs come that are not for it: elsewhere, not due, set aside
+        self.enqueue(queue=self.another_queue())
+        self.enqueue(delay=LONG)
+        # Then it waits until its time is over
+        assert self.woken(waiting) == []
+        assert time.monotonic() - started >= 4 * SETTLING_IN
+
+    @promise("3.2")
+    def test_a_waiting_consumer_sleeps(self) -> None:
+        # Given a delayed job, a held one and a buried one: much to look at, and nothing to do
+        self.given(State.BURIED)
+        self.given(State.RESERVED, ttr=LONG)
+        self.given(State.DELAYED)
+        # When a consumer waits
+        started, spent = time.monotonic(), time.thread_time()
+        assert self.another_consumer().reserve(1, 4 * SETTLING_IN) == []
+        # Then its thread does not spin
+        assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
+
+    @promise("3.2")
+    @requires("waits_in_server")
+    def test_an_idle_consumer_asks_the_server_seldom(self) -> None:
+        # Given a consumer that waits, on a harness that can count what the server is asked
+        before = self.harness.requests_served()
+        self.worker.reserve(1, 0)
+        seconds = 2.0 if before is not None else 4 * SETTLING_IN
+        # When it waits for a while
+        started, spent = time.monotonic(), time.thread_time()
+        assert self.worker.reserve(1, seconds) == []
+        # Then it asks a few times a second at most, and costs next to nothing
+        after = self.harness.requests_served()
+        assert after is None or before is None or after - before <= 10 * seconds
+        assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
+
+    # --- interrupt ---
+
+    @promise("3.8")
+    def test_an_interrupt_ends_a_wait(self) -> None:
+        # Given a consumer that waits
+        waiting = self.waiting(self.worker)
+        # When another thread interrupts it, then it comes back with nothing
+        self.worker.interrupt()
+        assert self.woken(waiting) == []
+
+    @promise("3.8")
+    def test_an_interrupt_before_the_wait_ends_the_next_one(self) -> None:
+        # Given a consumer that is interrupted just before it falls asleep
+        self.worker.interrupt()
+        # When it wants to wait, then it comes back at once
+        waiting = self.background(lambda: self.worker.reserve(1, 3 * self.harness.patience))
+        assert self.woken(waiting) == []
+
+    @promise("3.8")
+    def test_an_interrupt_counts_for_one_wait_only(self) -> None:
+        # Given a consumer whose wait was interrupted
+        waiting = self.waiting(self.worker)
+        self.worker.interrupt()
+        assert self.woken(waiting) == []
+        # When it waits again, then it waits for a job
+        waiting = self.waiting(self.worker)
+        assert waiting.is_alive()
+        job_id = self.enqueue()
+        assert [lease.id for lease in self.woken(waiting)] == [job_id]
+
+    @promise("3.8", "11.1")
+    def test_nothing_is_lost_by_interrupts(self) -> None:
+        # Given a consumer that is interrupted at every turn while jobs come in
+        total = 20
+        consumer = self.worker
+        done: list[str] = []
+
+        def consume() -> None:
+            while len(done) < total:
+                for lease in consumer.reserve(3, 3 * self.harness.patience):
+                    self.settle(Ack(lease))
+                    done.append(lease.id)
+
+        consuming = self.background(consume)
+        ids = []
+        for _ in range(total):
+            ids.append(self.enqueue())
+            consumer.interrupt()
+        # Then it has got each job, once
+        self.woken(consuming)
+        assert sorted(done) == sorted(ids)
+
+    @promise("3.8")
+    def test_an_interrupted_consumer_does_not_wake_the_others(self) -> None:
+        # Given two consumers that wait
+        one, other = self.another_consumer(), self.another_consumer()
+        first, second = self.waiting(one), self.waiting(other)
+        # When one is interrupted, then the other one waits on
+        one.interrupt()
+        assert self.woken(first) == []
+        assert second.is_alive()
+        job_id = self.enqueue()
+        assert [lease.id for lease in self.woken(second)] == [job_id]
+
+    @promise("5.3", "3.7")
+    def test_a_job_that_is_buried_ends_nobodys_wait(self) -> None:
+        # Given a held job, and a consumer that waits
+        self.enqueue()
+        holder = self.another_consumer()
+        lease = self.take(by=holder)
+        waiting = self.waiting(self.worker)
+        # When it is buried, then the other one waits on, until there is a job for it
+        self.settle(Bury(lease), by=holder)
+        time.sleep(SETTLING_IN)
+        assert waiting.is_alive()
+        job_id = self.enqueue()
+        assert [held.id for held in self.woken(waiting)] == [job_id]

@@ -1,0 +1,21 @@
+"""Random walks through all verbs, compared step by step with the memory backend."""
+
+from __future__ import annotations
+
+from multiq.conformance.base import Topic, promise
+from multiq.conformance.walks import run_walks
+
+
+class WalkTests(Topic):
+    """What no single test would have thought of."""
+
+    @promise("1.1", "1.2", "2.2", "3.3", "3.4", "3.5", "4.1", "4.3", "4.4", "5.7", "6.1", "7.1", "9.1", "9.5", "10.1")
+    def test_random_walks_agree_with_the_model(self) -> None:
+        if self.harness.walks == 0:
+            self.does_not_apply("no walks were asked for")
+        # Given the model, on a clock of its own, and this backend
+        # When both take the same random steps, several consumers in several queues, while time moves
+        # Then every answer is the same: states, ids, order, counters, refusals, listings and counts
+        finished = run_walks(self.harness, self.backend, self.can)
+        if finished == 0:
+            self.does_not_apply("this machine could not keep up with a walk in real time")

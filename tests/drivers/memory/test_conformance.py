@@ -1,0 +1,16 @@
+"""The memory backend against the contract, without waiting: its clock is moved by hand."""
+
+from __future__ import annotations
+
+from multiq.conformance import ManualHarness, suite
+from multiq.memory import MemoryBackend
+
+
+class MemoryHarness(ManualHarness):
+    """Backends that share a store by its name, and read the harness's clock."""
+
+    def open(self) -> MemoryBackend:
+        return MemoryBackend(name=self.prefix, clock=self.clock)
+
+
+globals().update(suite(MemoryHarness))

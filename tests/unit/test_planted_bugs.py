@@ -1,0 +1,53 @@
+"""The suite against backends with a planted bug each: it finds every one, and by the test that is about it."""
+
+from __future__ import annotations
+
+import pytest
+
+from multiq.backend import NewJob
+from multiq.conformance.planted import PLANTED, PlantedBug
+from multiq.conformance.runner import run_harness
+from multiq.conformance.walks import run_walks
+from multiq.ids import new_id
+from multiq.memory import JobQueue, MemoryBackend, Store
+
+# what a walk of one thread, in which nobody waits and no batch is long, cannot meet
+BEYOND_WALKS = {"half a batch", "batches in parts", "handed out twice", "sleeps too long", "wakes for nothing"}
+
+
+@pytest.mark.parametrize("bug", PLANTED.values(), ids=PLANTED.keys())
+def test_the_test_that_is_about_a_bug_finds_it(bug: PlantedBug) -> None:
+    # Given a backend with a bug, and the test that is about it
+    topic, _, name = bug.test.partition(".")
+    # When that test is run
+    report = run_harness(bug.harness(), select=[name])
+    # Then it fails, for a reason that can be read
+    rows = {(row.topic, row.name): row for row in report.rows}
+    assert rows[topic, name].outcome == "failed"
+    assert rows[topic, name].reason
+    assert not report.ok
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
+def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
+    # Given a backend with a bug
+    harness = PLANTED[name].harness()()
+    harness.walks = 200
+    backend = harness.open()
+    # When it is compared with the model, then they differ, and the story of the walk is told
+    with pytest.raises(AssertionError, match=r"(?s)should be .*the walk, with this backend's answers:\n +1\. "):
+        run_walks(harness, backend, backend.capabilities, derandomize=True)
+
+
+def test_each_planted_backend_works_but_for_its_bug() -> None:
+    for bug in PLANTED.values():
+        with bug.open(name="a") as backend, bug.open(name="a") as other:
+            (job_id,) = backend.enqueue("q", [NewJob(b"x", new_id())])
+            assert [lease.id for lease in other.consumer(["q"]).reserve(1, 0)] == [job_id], bug.name
+
+
+def test_planting_leaves_the_honest_backend_alone() -> None:
+    assert Store.queue_class is JobQueue
+    assert len(PLANTED) >= 14
+    assert len({bug.test for bug in PLANTED.values()}) == len(PLANTED)
+    assert all(bug.backend is not MemoryBackend for bug in PLANTED.values())
