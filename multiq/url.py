@@ -36,6 +36,8 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     """As written, ``redis+sentinel``; ``driver`` is what stands before the plus."""
     host: str | None = None
     port: int | None = None
+    hosts: tuple[tuple[str, int | None], ...] = ()
+    """All hosts with their ports, where a driver's URLs may name several; ``host`` and ``port`` are the first."""
     username: str | None = None
     password: str | None = None
     path: str = ""
@@ -59,15 +61,13 @@ def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
     Raises ``UrlInvalid`` with every mistake in it.
     """
     parts = split(text)
-    try:
-        port = parts.port
-    except ValueError:
-        # not chained: the cause quotes what stands where the port should be, and that may be half a password
-        raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}") from None
+    hosts = _hosts(parts, text)
+    host, port = hosts[0] if hosts else (None, None)
     return BackendUrl(
         scheme=parts.scheme,
-        host=parts.hostname,
+        host=host or None,
         port=port,
+        hosts=hosts,
         username=_unquote(parts.username, text) if parts.username is not None else None,
         password=_unquote(parts.password, text) if parts.password is not None else None,
         path=_path(parts.path, text),
@@ -89,6 +89,24 @@ def split(text: str) -> SplitResult:
     if "#" in text:
         raise _invalid(text, "it has a '#': write %23")
     return parts
+
+
+def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
+    """The hosts with their ports, separated by commas."""
+    credentials, at, places = parts.netloc.rpartition("@")
+    hosts = []
+    for place in places.split(",") if places else ():
+        one = parts._replace(netloc=f"{credentials}{at}{place}")
+        try:
+            host, port = one.hostname, one.port
+        except ValueError:
+            # not chained: the cause quotes what stands where the port should be, and that may be half a password
+            raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}") from None
+        if host is None and "," in places:
+            raise _invalid(text, "there is a comma too many between its hosts")
+        if host is not None or port is not None:
+            hosts.append((host or "", port))
+    return tuple(hosts)
 
 
 def redact(text: str) -> str:

@@ -1,0 +1,89 @@
+"""From a URL to the servers that it names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from multiq.errors import UrlInvalid
+
+from .login import Login, tls_context
+from .servers import ClusterServers, OneServer, SentinelServers
+
+if TYPE_CHECKING:
+    import ssl
+
+    from multiq.url import BackendUrl
+
+    from .servers import Servers
+
+_PORT = 6379
+_SENTINEL_PORT = 26379
+_SCHEMES = "redis, rediss, redis+unix, redis+sentinel, redis+cluster"
+
+
+def servers_of(url: BackendUrl) -> Servers:
+    """The servers of a URL, not connected yet. Raises ``UrlInvalid``."""
+    make = {
+        "redis": _one,
+        "rediss": _one,
+        "redis+unix": _unix,
+        "redis+sentinel": _sentinels,
+        "redis+cluster": _cluster,
+    }.get(url.scheme)
+    if make is None:
+        raise _invalid(url, f"there is no {url.scheme}://, but {_SCHEMES}")
+    if len(url.hosts) > 1 and make not in {_sentinels, _cluster}:
+        raise _invalid(url, "it names several hosts, which only redis+sentinel:// and redis+cluster:// do")
+    return make(url)
+
+
+def _one(url: BackendUrl) -> Servers:
+    return OneServer(_addresses(url, _PORT)[0], _login(url, url.path.strip("/")), url.options["timeout"])
+
+
+def _unix(url: BackendUrl) -> Servers:
+    if url.hosts or len(url.path) <= 1:
+        raise _invalid(url, "write three slashes and a path, as in redis+unix:///run/redis/redis.sock")
+    return OneServer(url.path, _login(url, ""), url.options["timeout"])
+
+
+def _sentinels(url: BackendUrl) -> Servers:
+    service, _, database = url.path.strip("/").partition("/")
+    if not service:
+        raise _invalid(url, "name the service after the sentinels, as in redis+sentinel://host1,host2,host3/mymaster")
+    login = _login(url, database)
+    sentinels = Login(password=url.options["sentinel_password"], tls=login.tls)
+    return SentinelServers(_addresses(url, _SENTINEL_PORT), service, login, sentinels, url.options["timeout"])
+
+
+def _cluster(url: BackendUrl) -> Servers:
+    if url.path.strip("/") not in {"", "0"}:
+        raise _invalid(url, "a cluster has only one database: leave the path out, and use ?prefix= to keep apart")
+    return ClusterServers(_addresses(url, _PORT), _login(url, ""), url.options["timeout"])
+
+
+def _addresses(url: BackendUrl, port: int) -> list[tuple[str, int]]:
+    hosts = url.hosts or (("localhost", None),)
+    return [(host or "localhost", port if given is None else given) for host, given in hosts]
+
+
+def _login(url: BackendUrl, database: str) -> Login:
+    if database and not database.isdecimal():
+        raise _invalid(url, f"the database must be a number, as in redis://host/0, and is {database!r}")
+    return Login(url.username or None, url.password, int(database or 0), _tls(url))
+
+
+def _tls(url: BackendUrl) -> ssl.SSLContext | None:
+    options = url.options
+    named = [name for name in ("ca", "cert", "key") if options[name] is not None]
+    unchecked = options["dangerously_skip_tls_verification"] == "yes"
+    if url.scheme != "rediss" and options["tls"] != "yes":
+        if named or unchecked:
+            names = ", ".join([*named, *(["dangerously_skip_tls_verification"] if unchecked else [])])
+            raise _invalid(url, f"{names} would be ignored without TLS: write rediss://, or tls=yes for many servers")
+        return None
+    return tls_context(options["ca"], options["cert"], options["key"], unchecked=unchecked)
+
+
+def _invalid(url: BackendUrl, why: str) -> UrlInvalid:
+    return UrlInvalid(f"{str(url)!r} cannot be used: {why}")

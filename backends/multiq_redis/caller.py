@@ -1,0 +1,308 @@
+"""Callers: each makes one call at a time, over connections of its own, and can repeat a call without a second effect.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+one effect per call   a number per call, which the script remembers with its answer (see      one GET, one SET
+                      lua/include/once.lua); a call whose reply was lost is repeated once,
+                      at once, on a new connection
+a deadline            one for the whole call, repetitions, redirections and waiting included  none
+scripts that vanish   after NOSCRIPT the script's text is sent instead of its digest          one round trip, once
+safe forks            a child forgets its parent's connections and takes names of its own     one comparison
+====================  ======================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from . import keys
+from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain, redirection
+from .scripts import STATES_SET, script
+from .servers import shown
+from .wire import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .servers import Servers
+    from .wire import Address, Wire, Word
+
+_SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for the number make a token
+_FIRST_PAUSE = 0.01  # seconds before another try of what passes by itself
+_LONGEST_PAUSE = 0.25
+_MAX_IDLE = 8  # callers kept for the next thread
+_MOST_HEADS = 1000  # prepared beginnings of commands; somebody may have a queue per customer
+
+_ASKING = pack(("ASKING",))
+
+
+class _Forks:
+    """Counts the forks that this process came from."""
+
+    generation = 0
+
+    def __init__(self) -> None:
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        self.generation += 1
+
+
+forks = _Forks()
+
+
+class Caller:
+    """One thread's calls, one after the other."""
+
+    def __init__(self, servers: Servers, prefix: str) -> None:
+        self.servers = servers
+        self._prefix = prefix
+        self._heads: dict[tuple[str, str, str | None, bool], tuple[Word, ...]] = {}
+        self._start_over()
+
+    def _start_over(self) -> None:
+        """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
+        self.slot = os.urandom(_SLOT_SIZE)
+        self._name = self.slot.hex()
+        self._number = 0
+        self._generation = forks.generation
+        self._wires: dict[Address, Wire] = {}
+        self._heads.clear()
+
+    # --- calls ---
+
+    def next_number(self) -> int:
+        """The number of the next call."""
+        if self._generation != forks.generation:
+            self._start_over()
+        self._number += 1
+        return self._number
+
+    def token(self, number: int) -> bytes:
+        """What the leases of a call are known by: no other call, of whomever, has the same."""
+        return self.slot + number.to_bytes(5, "big")
+
+    def call(
+        self,
+        verb: str,
+        queue: str,
+        arguments: Sequence[Word] = (),
+        *,
+        state: str | None = None,
+        number: int | None = None,
+    ) -> Any:
+        """Run a verb's script for a queue and return its reply.
+
+        *state* names the set of those scripts that take one of several. With *number* an earlier call is repeated
+        that may or may not have arrived. Raises ``BackendError``.
+        """
+        is_numbered = script(verb).is_numbered
+        if number is None:
+            number = self.next_number()
+
+        def packed(wire: Wire, *, with_text: bool) -> bytes:
+            head = self._head(verb, queue, state, before_7=wire.is_before_7)
+            if with_text:
+                head = ("EVAL", script(verb, before_7=wire.is_before_7).text, *head[2:])
+            return pack((*head, number, *arguments) if is_numbered else (*head, *arguments))
+
+        return _Tries(self, queue, packed).answer()
+
+    def command(self, address: Address, *words: Word) -> Any:
+        """One command to one server, tried once, on a new connection if an idle one turns out to be dead."""
+        deadline = time.monotonic() + self.servers.timeout
+        try:
+            try:
+                return self.wire_to(address, deadline).ask(pack(words), deadline)
+            except ConnectionError:
+                return self.wire_to(address, deadline).ask(pack(words), deadline)
+        except (*FAILURES, hiredis.ReplyError) as exc:
+            raise explain(exc, shown(address), self.servers.timeout) from exc
+
+    def all_addresses(self) -> Sequence[Address]:
+        """All servers that hold queues. Raises ``BackendError``."""
+        return self.servers.all_addresses(time.monotonic() + self.servers.timeout)
+
+    def wire(self, queue: str, deadline: float) -> Wire:
+        """The connection to a queue's server, for what is no call.
+
+        Raises ``BackendError``, ``OSError``, ``hiredis.ReplyError``.
+        """
+        return self.wire_to(self.servers.address(queue, deadline), deadline)
+
+    def close(self) -> None:
+        """Close all connections; they open again when they are needed."""
+        wires, self._wires = self._wires, {}
+        for wire in wires.values():
+            wire.close()
+
+    def hang_up(self) -> None:
+        """The same from another thread."""
+        for wire in tuple(self._wires.values()):
+            wire.hang_up()
+
+    # --- how ---
+
+    def abandon(self, address: Address | None) -> None:
+        """Close the connection to a server with which something was wrong."""
+        wire = self._wires.pop(address, None) if address is not None else None
+        if wire is not None:
+            wire.close()
+        self.servers.suspect(address)
+
+    def wire_to(self, address: Address, deadline: float) -> Wire:
+        """The connection to a server. Raises ``OSError``, ``hiredis.ReplyError``, ``BackendUnavailable``."""
+        if self._generation != forks.generation:
+            self._start_over()
+        wire = self._wires.get(address)
+        if wire is None or wire.is_closed:
+            wire = self._wires[address] = self.servers.open(address, deadline)
+        return wire
+
+    def _head(self, verb: str, queue: str, state: str | None, *, before_7: bool) -> tuple[Word, ...]:
+        """EVALSHA, the digest and the keys of a script."""
+        head = self._heads.get((verb, queue, state, before_7))
+        if head is None:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            wanted = script(verb, before_7=before_7)
+            names = [self._key(name, queue, state) for name in wanted.keys]
+            head = self._heads[verb, queue, state, before_7] = ("EVALSHA", wanted.sha, len(names), *names)
+        return head
+
+    def _key(self, name: str, queue: str, state: str | None) -> str:
+        if name == "call":
+            return self._call_key(queue)
+        if name == STATES_SET:
+            assert state is not None  # noqa: S101 - told by the verb
+            name = state
+        return keys.BY_NAME[name](keys.base(self._prefix, queue))
+
+    def _call_key(self, queue: str) -> str:
+        return keys.call(keys.base(self._prefix, queue), self._name)
+
+
+class _Tries:
+    """The tries of one call, until there is an answer, it is refused for good, or its time is over."""
+
+    def __init__(self, caller: Caller, queue: str, packed: Callable[..., bytes]) -> None:
+        self._caller = caller
+        self._servers = caller.servers
+        self._queue = queue
+        self._packed = packed
+        self._deadline = time.monotonic() + self._servers.timeout
+        self._pause = _FIRST_PAUSE
+        self._with_text = False  # the script's text, to a server that does not know its digest
+        self._has_lost_a_reply = False
+        self._address: Address | None = None
+        self._detour: Address | None = None  # where a slot is on its way to; for one try
+        self._wire: Wire | None = None
+
+    def answer(self) -> Any:
+        while True:
+            try:
+                return self._try()
+            except hiredis.ReplyError as exc:
+                if not self._can_go_on(exc):
+                    self._wait_or_raise(exc, is_passing=self._is_passing(exc))
+            except FAILURES as exc:
+                self._caller.abandon(self._address)
+                if not self._may_repeat_at_once(exc):
+                    self._wait_or_raise(exc, is_passing=self._servers.has_others)
+
+    def _try(self) -> Any:
+        self._wire = None
+        detour, self._detour = self._detour, None
+        self._address = detour or self._servers.address(self._queue, self._deadline)
+        self._wire = wire = self._caller.wire_to(self._address, self._deadline)
+        packed = self._packed(wire, with_text=self._with_text)
+        if not detour:
+            return wire.ask(packed, self._deadline)
+        wire.send(_ASKING + packed, self._deadline)
+        wire.read(self._deadline)
+        return wire.read(self._deadline)
+
+    def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
+        """Whether the server said what to do instead."""
+        code = code_of(exc)
+        if code == "NOSCRIPT" and not self._with_text:
+            self._with_text = True
+            return True
+        if code in {"MOVED", "ASK"} and self._servers.is_cluster and isinstance(self._address, tuple):
+            host, port = redirection(exc)
+            there = (host or self._address[0], port)
+            if code == "ASK":
+                self._detour = there
+            else:
+                self._servers.moved(self._queue, there)
+            return time.monotonic() < self._deadline  # nodes that disagree send us to and fro
+        return False
+
+    def _is_passing(self, exc: hiredis.ReplyError) -> bool:
+        code = code_of(exc)
+        if code in ELSEWHERE:
+            self._caller.abandon(self._address)
+        return code in PASSING or (code in ELSEWHERE and self._servers.has_others)
+
+    def _may_repeat_at_once(self, exc: Exception) -> bool:
+        """Whether this is the first connection that broke: an idle one that died unseen, or a lost reply."""
+        is_first = self._wire is not None and not self._has_lost_a_reply
+        self._has_lost_a_reply = True
+        return is_first and not isinstance(exc, TimeoutError)
+
+    def _wait_or_raise(self, exc: Exception, *, is_passing: bool) -> None:
+        if not is_passing or time.monotonic() + self._pause >= self._deadline:
+            place = "the server" if self._address is None else shown(self._address)
+            raise explain(exc, place, self._servers.timeout) from exc
+        time.sleep(self._pause)
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
+
+
+class Callers:
+    """The callers of one backend: idle ones are lent to whichever thread needs one, the last used first."""
+
+    def __init__(self, servers: Servers, prefix: str) -> None:
+        self.servers = servers
+        self.prefix = prefix
+        self._idle: list[Caller] = []  # append and pop are atomic
+        self._lent: dict[int, weakref.ref[Caller]] = {}
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Caller]:
+        """A caller for a moment."""
+        try:
+            caller = self._idle.pop()
+        except IndexError:
+            caller = Caller(self.servers, self.prefix)
+        try:
+            yield caller
+        finally:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(caller)
+            else:
+                caller.close()
+
+    def own(self) -> Caller:
+        """A caller to keep."""
+        caller = Caller(self.servers, self.prefix)
+        key = id(caller)
+        self._lent[key] = weakref.ref(caller, lambda _: self._lent.pop(key, None))
+        return caller
+
+    def close(self) -> None:
+        """Close all connections, those of callers that others keep included."""
+        while self._idle:
+            with contextlib.suppress(IndexError):
+                self._idle.pop().close()
+        for reference in tuple(self._lent.values()):
+            caller = reference()
+            if caller is not None:
+                caller.hang_up()

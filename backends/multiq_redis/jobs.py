@@ -1,0 +1,180 @@
+"""Jobs on their way in and out: ids, records, leases and listings as bytes."""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multiq.backend import JobRecord, Lease, State
+from multiq.errors import BackendCorrupt
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from multiq.backend import NewJob
+
+MICROSECOND = 1_000_000  # per second
+
+_REST = struct.Struct(">IQ12xx12x")  # a record from the priority to the body: priority, ttr
+_RECORD = struct.Struct(">QQIQIIIB12s")  # lua/include/record.lua
+_DELAY = struct.Struct(">Q")
+_BODY_APART = 1
+
+_TOKEN_SIZE = 12  # bytes
+_NO_TOKEN = b"?" * _TOKEN_SIZE
+
+_UUID_SIZE = 16  # bytes; other ids are made longer than that, so that no two are stored alike
+_END = b"\x80"
+
+
+def microseconds(seconds: float) -> int:
+    """*seconds* in microseconds, rounded up: a delay may be longer than asked for, never shorter."""
+    whole = int(seconds)
+    return whole * MICROSECOND + math.ceil((seconds - whole) * MICROSECOND)
+
+
+# --- ids -------------------------------------------------------------------------------------------------
+
+
+def pack_id(job_id: str) -> bytes:
+    """An id as it is stored: a UUID in 16 bytes, anything else as its text and an end mark, in 17 or more."""
+    if len(job_id) == 36:
+        try:
+            packed = bytes.fromhex(job_id.replace("-", ""))
+        except ValueError:
+            packed = b""
+        if len(packed) == _UUID_SIZE and unpack_id(packed) == job_id:
+            return packed
+    return (job_id.encode("utf-8", "surrogatepass") + _END).ljust(_UUID_SIZE + 1, b"\0")
+
+
+def unpack_id(packed: bytes) -> str:
+    """The id that was packed."""
+    if len(packed) == _UUID_SIZE:
+        digits = packed.hex()
+        return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
+    return packed.rstrip(b"\0").removesuffix(_END).decode("utf-8", "surrogatepass")
+
+
+# --- in --------------------------------------------------------------------------------------------------
+
+
+def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
+    """The arguments of ``lua/enqueue.lua``: the delays, then each job's id and what is stored of it."""
+    unique: dict[str, NewJob] = {}
+    for job in jobs:
+        unique.setdefault(job.id, job)  # the first of an id counts, as if they came one by one
+    arguments = [_delays(unique.values())]
+    options: tuple[int, float] | None = None
+    head = b""
+    for job in unique.values():
+        if options != (job.priority, job.ttr):
+            options = (job.priority, job.ttr)
+            head = _REST.pack(job.priority, microseconds(job.ttr))
+        arguments += (pack_id(job.id), head + job.body)
+    return arguments
+
+
+def _delays(jobs: Collection[NewJob]) -> bytes:
+    if not any(job.delay for job in jobs):
+        return b""
+    return b"".join(_DELAY.pack(microseconds(job.delay)) for job in jobs)
+
+
+# --- out -------------------------------------------------------------------------------------------------
+
+
+def fence(lease: Lease) -> bytes:
+    """The token that the job's record must have; what is not one of ours fits no job."""
+    try:
+        token = bytes.fromhex(lease.token.partition(".")[0])
+    except ValueError:
+        return _NO_TOKEN
+    return token if len(token) == _TOKEN_SIZE and any(token) else _NO_TOKEN
+
+
+def leases(queue: str, reply: Sequence[bytes], now: int) -> list[Lease]:
+    """What ``lua/exchange.lua`` handed out: *reply* from the first job on."""
+    found: list[Lease] = []
+    parts = iter(reply)
+    for packed in parts:
+        record = next(parts)
+        try:
+            sequence, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, token = _RECORD.unpack_from(record)
+        except struct.error as exc:
+            raise _corrupt(queue, packed) from exc
+        found.append(
+            Lease(
+                queue=queue,
+                id=unpack_id(packed),
+                token=f"{token.hex()}.{sequence}",
+                body=next(parts) if flags & _BODY_APART else record[_RECORD.size :],
+                priority=priority,
+                ttr=ttr / MICROSECOND,
+                attempt=attempt,
+                crashes=crashes,
+                kicks=kicks,
+                age=(now - enqueued_at) / MICROSECOND,
+            )
+        )
+    return found
+
+
+class Found(NamedTuple):
+    """A job as ``peek`` and ``jobs`` read it."""
+
+    packed_id: bytes
+    state: State
+    at: int
+    """Its score: when it is due, when its lease ends, its priority, or its place among the buried."""
+    record: bytes
+    body: bytes
+    reason: bytes | None
+    was_abandoned: bool = False
+    """Its lease ended, and nobody has noticed yet."""
+
+    def told(self, queue: str, now: int) -> JobRecord:
+        """The job, for whoever asked."""
+        try:
+            _, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, _ = _RECORD.unpack_from(self.record)
+        except struct.error as exc:
+            raise _corrupt(queue, self.packed_id) from exc
+        due_in = {State.READY: 0.0, State.BURIED: None}.get(self.state, max(self.at - now, 0) / MICROSECOND)
+        return JobRecord(
+            queue=queue,
+            id=unpack_id(self.packed_id),
+            state=self.state,
+            body=self.body if flags & _BODY_APART else self.record[_RECORD.size :],
+            priority=priority,
+            ttr=ttr / MICROSECOND,
+            attempt=attempt,
+            crashes=crashes + self.was_abandoned,
+            kicks=kicks,
+            due_in=due_in,
+            age=(now - enqueued_at) / MICROSECOND,
+            reason=None if self.reason is None else self.reason.decode(),
+        )
+
+
+def peeked(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
+    """What ``lua/peek.lua`` answered, and when."""
+    now, state, at, abandoned, record, body, reason = reply
+    return Found(packed_id, State(state.decode()), int(at), record, body, reason, abandoned == b"1"), int(now)
+
+
+def listed(state: State, reply: list[Any]) -> tuple[list[tuple[str, Found]], int]:
+    """What ``lua/jobs.lua`` answered, each job with its cursor, and when."""
+    now, *parts = reply
+    found = []
+    for place, at, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
+        cursor = f"{int(at)}.{int.from_bytes(place[:8], 'big')}"
+        found.append((cursor, Found(place[12:], state, int(at), record, body, reason)))
+    return found, int(now)
+
+
+def _corrupt(queue: str, packed_id: bytes) -> BackendCorrupt:
+    return BackendCorrupt(
+        f"the record of job {unpack_id(packed_id)} of queue {queue!r} is not one of multiq's: somebody else wrote it, "
+        "or a newer multiq"
+    )

@@ -1,0 +1,98 @@
+"""The keys of a queue, one function each. All of them share the hash tag ``{queue}``, and with it a cluster's slot."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
+
+
+def prefix(text: str) -> str:
+    """Reads the option that all keys begin with. Braces would move the hash tag, stars and brackets break SCAN."""
+    if not _PREFIX.fullmatch(text):
+        raise ValueError("must be 1 to 64 letters, digits, or any of _ . : -")
+    return text
+
+
+def jobs(base: str) -> str:
+    """Hash: id -> record (lua/include/record.lua). It exists exactly while the queue holds a job."""
+    return f"{base}:jobs"
+
+
+def bodies(base: str) -> str:
+    """Hash: id -> body, of those jobs whose body is too large for the record."""
+    return f"{base}:bodies"
+
+
+def reasons(base: str) -> str:
+    """Hash: id -> the reason of the last release or bury, of those jobs that have one."""
+    return f"{base}:reasons"
+
+
+def ready(base: str) -> str:
+    """Sorted set of places by priority."""
+    return f"{base}:ready"
+
+
+def delayed(base: str) -> str:
+    """Sorted set of places by due time, in microseconds since 1970."""
+    return f"{base}:delayed"
+
+
+def reserved(base: str) -> str:
+    """Sorted set of places by the lease's end, in microseconds since 1970."""
+    return f"{base}:reserved"
+
+
+def buried(base: str) -> str:
+    """Sorted set of places by the sequence in which they were buried."""
+    return f"{base}:buried"
+
+
+def sequence(base: str) -> str:
+    """Counter of ages and burials."""
+    return f"{base}:sequence"
+
+
+def paused(base: str) -> str:
+    """When the pause ends, in microseconds since 1970. It expires by itself."""
+    return f"{base}:paused"
+
+
+def hint(base: str) -> str:
+    """Sorted set with one member, or none: the marker that wakes a sleeping consumer."""
+    return f"{base}:hint"
+
+
+def call(base: str, caller: str) -> str:
+    """The last call of one caller: number and answer. It expires by itself."""
+    return f"{base}:call:{caller}"
+
+
+def base(prefix: str, queue: str) -> str:
+    """What all keys of a queue begin with."""
+    return f"{prefix}:{{{queue}}}"
+
+
+def pattern(prefix: str) -> str:
+    """What ``SCAN`` finds all queues' keys by."""
+    return f"{prefix}:{{*}}:*"
+
+
+def queue_of(key: str, prefix: str) -> str | None:
+    """The queue that a key shows to exist, if it does: one that holds a job, or is paused."""
+    head, tail = f"{prefix}:{{", key.rpartition("}:")
+    if not key.startswith(head) or tail[2] not in {"jobs", "paused"}:
+        return None
+    return tail[0][len(head) :]
+
+
+#: by the names that the headers of the Lua files use; ``call`` needs a caller, too
+BY_NAME: dict[str, Callable[[str], str]] = {
+    function.__name__: function
+    for function in (jobs, bodies, reasons, ready, delayed, reserved, buried, sequence, paused, hint)
+}

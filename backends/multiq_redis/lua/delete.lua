@@ -1,0 +1,21 @@
+--- flags: allow-oom
+-- A job that nobody runs is gone.
+-- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried
+-- ARGV  1 number   2 id
+-- =>    ok, missing, or reserved: somebody runs it
+--- include record
+--- include once
+--- include clock
+--- include find
+local seen = earlier_answer()
+if seen then return seen end
+local state, record, _, set = find(ARGV[2], KEYS[2], KEYS[5], KEYS[6], KEYS[7], KEYS[8])
+if not state then return remember('missing') end
+if state == 'reserved' then return remember('reserved') end
+redis.call('ZREM', set, place_of(ARGV[2], record))
+redis.call('HDEL', KEYS[2], ARGV[2])
+if flags_of(record) > 0 then
+    redis.call('HDEL', KEYS[3], ARGV[2])
+    redis.call('HDEL', KEYS[4], ARGV[2])
+end
+return remember('ok')

@@ -1,0 +1,60 @@
+--- flags: none
+-- Add jobs in their order; one whose id is there already stays as it is. Refused whole at maxmemory.
+-- KEYS  1 call   2 jobs   3 bodies   4 sequence   5 ready   6 delayed   7 hint
+-- ARGV  1 number   2 delays in us, 8 bytes each, or nothing if there are none
+--       then for each job: its id, and its record from the priority on
+-- =>    ok
+--- include record
+--- include once
+if earlier_answer() then return 'ok' end
+--- include clock
+--- include many
+--- include bell
+local INLINE = 1024 -- bytes of the largest body that is kept in its job's record
+local BEFORE_BODY = 37 -- bytes of a record from the priority to the body
+
+local ids = {}
+for i = 3, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+local held = many_got('HMGET', KEYS[2], ids)
+local fresh = {}
+for i = 1, #ids do
+    if not held[i] then fresh[#fresh + 1] = i end
+end
+if #fresh == 0 then return remember('ok') end
+
+local sequence = redis.call('INCRBY', KEYS[4], #fresh) - #fresh
+local enqueued_at = u64(now)
+local fields, ready, delayed, bodies = {}, {}, {}, {}
+local due_first
+for n = 1, #fresh do
+    local i = fresh[n]
+    local id, rest = ids[i], ARGV[2 * i + 2]
+    local head = u64(sequence + n)
+    local place = head .. sub(rest, 1, 4) .. id
+    if #rest > BEFORE_BODY + INLINE then
+        bodies[#bodies + 1] = id
+        bodies[#bodies + 1] = sub(rest, BEFORE_BODY + 1)
+        rest = sub(rest, 1, 24) .. '\1' .. NOBODY
+    end
+    fields[2 * n - 1] = id
+    fields[2 * n] = head .. enqueued_at .. rest
+    local delay = ARGV[2] == '' and 0 or (struct.unpack('>I8', ARGV[2], 8 * i - 7))
+    if delay > 0 then
+        delayed[#delayed + 1] = now + delay
+        delayed[#delayed + 1] = place
+        due_first = math.min(due_first or now + delay, now + delay)
+    else
+        ready[#ready + 1] = priority_in(place)
+        ready[#ready + 1] = place
+    end
+end
+many('HSET', KEYS[2], fields)
+many('HSET', KEYS[3], bodies)
+many('ZADD', KEYS[5], ready)
+many('ZADD', KEYS[6], delayed)
+if #ready > 0 then
+    ring(KEYS[7])
+elseif due_first then
+    ring_if_first(KEYS[7], KEYS[6], due_first)
+end
+return remember('ok')

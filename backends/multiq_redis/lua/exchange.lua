@@ -1,0 +1,224 @@
+--- flags: allow-oom
+-- Settle these leases, make ready what is due, hand out the next jobs.
+-- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
+--       10 paused   11 hint
+-- ARGV  1 number   2 token for the new leases   3 how many of them
+--       then for each verdict: the job's id, and the lease's token with one letter and the details:
+--       a ack   g give back   t touch   b bury, reason   r release, "delay in us:priority or nothing:", reason
+--       (a reason is a + and the text, or nothing if there is none)
+-- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out
+--       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
+--       a letter for each verdict: 1 done, 0 the lease is over
+--       then for each job: its id, its record, and its body if that is kept apart
+--- include record
+--- include once
+--- include clock
+--- include bell
+--- include promote
+
+local token, limit = ARGV[2], tonumber(ARGV[3])
+
+-- --- settling ---
+
+local function refusals()
+    local live_until = first_at(KEYS[7])
+    local all_live = live_until and live_until > now
+    return function(place)
+        if all_live then return false end
+        local ends_at = redis.call('ZSCORE', KEYS[7], place)
+        return not ends_at or tonumber(ends_at) <= now
+    end
+end
+
+local function with_reason(id, record, reason)
+    local flags = flags_of(record)
+    local had = flags >= 2
+    if reason ~= '' then
+        redis.call('HSET', KEYS[4], id, sub(reason, 2))
+        flags = had and flags or flags + 2
+    elseif had then
+        redis.call('HDEL', KEYS[4], id)
+        flags = flags - 2
+    end
+    return sub(record, 1, 40) .. string.char(flags) .. NOBODY .. sub(record, 54)
+end
+
+local rang = false
+
+local function make_ready(place)
+    redis.call('ZADD', KEYS[5], priority_in(place), place)
+    rang = true
+end
+
+local carry_out = {}
+
+function carry_out.g(id, record, place)
+    redis.call('ZREM', KEYS[7], place)
+    local attempts = count_at(record, 29) - 1
+    record = sub(record, 1, 28) .. u32(attempts) .. sub(record, 33, 41) .. NOBODY .. sub(record, 54)
+    redis.call('HSET', KEYS[2], id, record)
+    make_ready(place)
+end
+
+function carry_out.t(_, record, place)
+    redis.call('ZADD', KEYS[7], 'XX', now + ttr_of(record), place)
+end
+
+function carry_out.b(id, record, place, reason)
+    redis.call('ZREM', KEYS[7], place)
+    redis.call('HSET', KEYS[2], id, with_reason(id, record, reason))
+    redis.call('ZADD', KEYS[8], redis.call('INCR', KEYS[9]), place)
+end
+
+function carry_out.r(id, record, place, details)
+    local delay, priority, reason = string.match(details, '^(%d+):(%d*):(.*)$')
+    redis.call('ZREM', KEYS[7], place)
+    record = with_reason(id, record, reason)
+    if priority ~= '' then
+        record = sub(record, 1, 16) .. u32(tonumber(priority)) .. sub(record, 21)
+        place = place_of(id, record)
+    end
+    redis.call('HSET', KEYS[2], id, record)
+    if tonumber(delay) > 0 then
+        local due_at = now + tonumber(delay)
+        redis.call('ZADD', KEYS[6], due_at, place)
+        ring_if_first(KEYS[11], KEYS[6], due_at)
+    else
+        make_ready(place)
+    end
+end
+
+local function forget(places, ids, flagged)
+    if #places == 0 then return end
+    redis.call('ZREM', KEYS[7], unpack(places))
+    redis.call('HDEL', KEYS[2], unpack(ids))
+    if #flagged > 0 then
+        redis.call('HDEL', KEYS[3], unpack(flagged))
+        redis.call('HDEL', KEYS[4], unpack(flagged))
+    end
+end
+
+local function settle()
+    local ids, answers = {}, {}
+    for i = 4, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+    if #ids == 0 then return '' end
+    local records = redis.call('HMGET', KEYS[2], unpack(ids))
+    local is_over = refusals()
+    local settled, places, acked, flagged = {}, {}, {}, {}
+    for i = 1, #ids do
+        local id, record, verdict = ids[i], records[i], ARGV[2 * i + 3]
+        local place = record and place_of(id, record)
+        if not record or settled[id] or token_of(record) ~= sub(verdict, 1, 12) or is_over(place) then
+            answers[i] = '0'
+        else
+            answers[i] = '1'
+            local kind = sub(verdict, 13, 13)
+            settled[id] = kind ~= 't'
+            if kind == 'a' then
+                places[#places + 1] = place
+                acked[#acked + 1] = id
+                if flags_of(record) > 0 then flagged[#flagged + 1] = id end
+            else
+                carry_out[kind](id, record, place, sub(verdict, 14))
+            end
+        end
+    end
+    forget(places, acked, flagged)
+    if rang then ring(KEYS[11]) end
+    return table.concat(answers)
+end
+
+-- --- reserving ---
+
+local function paused_until()
+    local at = tonumber(redis.call('GET', KEYS[10]) or 0)
+    return at > now and at or nil
+end
+
+local function show(reply, id, record)
+    reply[#reply + 1] = id
+    reply[#reply + 1] = record
+    if flags_of(record) % 2 == 1 then reply[#reply + 1] = redis.call('HGET', KEYS[3], id) or '' end
+end
+
+local function hand_out(reply)
+    local popped = redis.call('ZPOPMIN', KEYS[5], limit)
+    local ids, fields, leases = {}, {}, {}
+    for i = 1, #popped, 2 do ids[#ids + 1] = id_in(popped[i]) end
+    if #ids == 0 then return ids end
+    local records = redis.call('HMGET', KEYS[2], unpack(ids))
+    local taken = {}
+    for i = 1, #ids do
+        local record = records[i]
+        if record then
+            record = sub(record, 1, 28) .. u32(count_at(record, 29) + 1) .. sub(record, 33, 41) .. token
+                .. sub(record, 54)
+            taken[#taken + 1] = ids[i]
+            fields[#fields + 1] = ids[i]
+            fields[#fields + 1] = record
+            leases[#leases + 1] = now + ttr_of(record)
+            leases[#leases + 1] = popped[2 * i - 1]
+            show(reply, ids[i], record)
+        end
+    end
+    if #taken == 0 then return taken end
+    redis.call('HSET', KEYS[2], unpack(fields))
+    redis.call('ZADD', KEYS[7], unpack(leases))
+    return taken
+end
+
+local function next_change()
+    local due_at, ends_at = first_at(KEYS[6]), first_at(KEYS[7])
+    if due_at and ends_at then return math.min(due_at, ends_at) end
+    return due_at or ends_at
+end
+
+-- Whoever was woken goes to work now: another one has to take over what is left, and the watch for what is due soon.
+local function pass_on()
+    local change_at = next_change()
+    if (change_at and change_at < now + HORIZON) or redis.call('EXISTS', KEYS[5]) == 1 then ring(KEYS[11]) end
+end
+
+local function reserve(reply)
+    local paused = paused_until()
+    if paused then
+        reply[3] = string.format('%.0f', paused)
+        return {}
+    end
+    if promote(KEYS[2], KEYS[5], KEYS[6], KEYS[7]) then
+        reply[1] = '1'
+        return {}
+    end
+    local taken = hand_out(reply)
+    if #taken > 0 then
+        pass_on()
+    else
+        local change_at = next_change()
+        reply[3] = change_at and string.format('%.0f', change_at) or ''
+    end
+    return taken
+end
+
+-- --- a repetition ---
+
+-- The same answers again, and those of the same jobs that are still under these leases.
+local function again(seen)
+    local colon = string.find(seen, ':', 1, true)
+    local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1) }
+    local is_over = refusals()
+    for _, id in ipairs(cmsgpack.unpack(sub(seen, colon + 1))) do
+        local record = redis.call('HGET', KEYS[2], id)
+        if record and token_of(record) == token and not is_over(place_of(id, record)) then show(reply, id, record) end
+    end
+    return reply
+end
+
+local seen = earlier_answer()
+if seen == '' then return { '0', '0', '', '' } end
+if seen then return again(seen) end
+
+local reply = { '0', string.format('%.0f', now), '', '' }
+reply[4] = settle()
+local taken = limit > 0 and reserve(reply) or {}
+remember(reply[4] .. ':' .. cmsgpack.pack(taken))
+return reply

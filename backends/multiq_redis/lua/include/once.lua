@@ -1,0 +1,20 @@
+-- A call has one effect however often it arrives. KEYS[1] remembers the last call of one caller: its number and answer.
+-- ARGV[1] is the number; a caller's numbers ascend, and it has one call under way at a time. The same number again is
+-- a repetition after a lost reply, a smaller one a straggler whose reply nobody reads: neither changes anything.
+local MEMORY = 300 -- seconds
+--- before 7.0: redis.call('EXPIRE', KEYS[1], MEMORY)
+
+local function earlier_answer()
+    local seen = redis.call('GET', KEYS[1])
+    if not seen then return nil end
+    local colon = string.find(seen, ':', 1, true)
+    local number = tonumber(sub(seen, 1, colon - 1))
+    if number < tonumber(ARGV[1]) then return nil end
+    if number > tonumber(ARGV[1]) then return '' end
+    return sub(seen, colon + 1)
+end
+
+local function remember(answer)
+    redis.call('SET', KEYS[1], ARGV[1] .. ':' .. answer, 'EX', MEMORY)
+    return answer
+end

@@ -1,0 +1,45 @@
+-- What is due becomes ready, a slice at most; a lease that ended counts as a crash. True: there may be more.
+-- The removals come first: at maxmemory they are allowed, and on Redis 6.2 allow the rest of the script, too.
+local SLICE = 500
+
+local function promote_due(ready, delayed)
+    local places = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, SLICE)
+    if #places == 0 then return false end
+    local scored = {}
+    for i = 1, #places do
+        scored[2 * i - 1] = priority_in(places[i])
+        scored[2 * i] = places[i]
+    end
+    redis.call('ZREMRANGEBYRANK', delayed, 0, #places - 1)
+    redis.call('ZADD', ready, unpack(scored))
+    return #places == SLICE
+end
+
+local function promote_abandoned(jobs, ready, reserved)
+    local places = redis.call('ZRANGEBYSCORE', reserved, '-inf', now, 'LIMIT', 0, SLICE)
+    if #places == 0 then return false end
+    local ids, scored, fields = {}, {}, {}
+    for i = 1, #places do ids[i] = id_in(places[i]) end
+    local records = redis.call('HMGET', jobs, unpack(ids))
+    for i = 1, #places do
+        local record = records[i]
+        if record then
+            fields[#fields + 1] = ids[i]
+            fields[#fields + 1] = sub(record, 1, 32) .. u32(count_at(record, 33) + 1) .. sub(record, 37, 41) .. NOBODY
+                .. sub(record, 54)
+            scored[#scored + 1] = priority_in(places[i])
+            scored[#scored + 1] = places[i]
+        end
+    end
+    redis.call('ZREMRANGEBYRANK', reserved, 0, #places - 1)
+    if #fields > 0 then
+        redis.call('HSET', jobs, unpack(fields))
+        redis.call('ZADD', ready, unpack(scored))
+    end
+    return #places == SLICE
+end
+
+local function promote(jobs, ready, delayed, reserved)
+    local more_abandoned = promote_abandoned(jobs, ready, reserved)
+    return promote_due(ready, delayed) or more_abandoned
+end

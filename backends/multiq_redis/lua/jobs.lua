@@ -1,0 +1,39 @@
+--- flags: no-writes
+-- A part of a listing. What is due was promoted before.
+-- KEYS  1 jobs   2 bodies   3 reasons   4 the state's set
+-- ARGV  1 how many   2 score and 3 sequence of the job after which to begin; no score: from the first
+-- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing
+--- include record
+--- include clock
+-- The rank of the first place after the given one, by halving: ties are many, and the job itself may be gone.
+local function rank_after(score, sequence)
+    local low, high = 0, redis.call('ZCARD', KEYS[4])
+    while low < high do
+        local middle = math.floor((low + high) / 2)
+        local there = redis.call('ZRANGE', KEYS[4], middle, middle, 'WITHSCORES')
+        local at = tonumber(there[2])
+        if at < score or (at == score and struct.unpack('>I8', there[1]) <= sequence) then
+            low = middle + 1
+        else
+            high = middle
+        end
+    end
+    return low
+end
+
+local first = ARGV[2] == '' and 0 or rank_after(tonumber(ARGV[2]), tonumber(ARGV[3]))
+local found = redis.call('ZRANGE', KEYS[4], first, first + ARGV[1] - 1, 'WITHSCORES')
+local reply = { string.format('%.0f', now) }
+for i = 1, #found, 2 do
+    local id = id_in(found[i])
+    local record = redis.call('HGET', KEYS[1], id)
+    if record then
+        local flags = flags_of(record)
+        reply[#reply + 1] = found[i]
+        reply[#reply + 1] = found[i + 1]
+        reply[#reply + 1] = record
+        reply[#reply + 1] = flags % 2 == 1 and redis.call('HGET', KEYS[2], id) or ''
+        reply[#reply + 1] = flags >= 2 and redis.call('HGET', KEYS[3], id)
+    end
+end
+return reply

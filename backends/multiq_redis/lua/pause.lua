@@ -1,0 +1,19 @@
+--- flags: allow-oom
+-- No new reservations for a while. Zero ends a pause.
+-- KEYS  1 call   2 paused   3 hint
+-- ARGV  1 number   2 us
+-- =>    ok
+--- include record
+--- include once
+if earlier_answer() then return 'ok' end
+--- include clock
+--- include bell
+local pause = tonumber(ARGV[2])
+redis.call('DEL', KEYS[2])
+if pause > 0 then
+    -- the key goes by itself, but not before its time: expiry counts in whole milliseconds
+    local lifetime = string.format('%.0f', math.ceil(pause / 1000) + 2)
+    redis.call('SET', KEYS[2], string.format('%.0f', now + pause), 'PX', lifetime)
+end
+ring(KEYS[3])
+return remember('ok')

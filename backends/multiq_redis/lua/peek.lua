@@ -1,0 +1,22 @@
+--- flags: no-writes
+-- One job, untouched.
+-- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 buried
+-- ARGV  1 id
+-- =>    nothing if it is not there, else: now, state, score, abandoned (1 if its lease ended and nobody noticed yet),
+--       record, body or nothing, reason or nothing
+--- include record
+--- include clock
+--- include find
+local state, record, at, set = find(ARGV[1], KEYS[1], KEYS[4], KEYS[5], KEYS[6], KEYS[7])
+if not state then return false end
+local abandoned = state == 'ready' and set == KEYS[6]
+local flags = flags_of(record)
+return {
+    string.format('%.0f', now),
+    state,
+    at,
+    abandoned and '1' or '0',
+    record,
+    flags % 2 == 1 and redis.call('HGET', KEYS[2], ARGV[1]) or '',
+    flags >= 2 and redis.call('HGET', KEYS[3], ARGV[1]),
+}

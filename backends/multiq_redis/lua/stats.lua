@@ -1,0 +1,15 @@
+--- flags: no-writes
+-- How many jobs stand where; what is past its time counts as ready.
+-- KEYS  1 ready   2 delayed   3 reserved   4 buried   5 paused
+-- =>    ready, delayed, reserved, buried, us until the pause ends or 0
+--- include clock
+local due = redis.call('ZCOUNT', KEYS[2], '-inf', now)
+local abandoned = redis.call('ZCOUNT', KEYS[3], '-inf', now)
+local pause = tonumber(redis.call('GET', KEYS[5]) or 0) - now
+return {
+    redis.call('ZCARD', KEYS[1]) + due + abandoned,
+    redis.call('ZCARD', KEYS[2]) - due,
+    redis.call('ZCARD', KEYS[3]) - abandoned,
+    redis.call('ZCARD', KEYS[4]),
+    string.format('%.0f', math.max(pause, 0)),
+}

@@ -1,0 +1,61 @@
+"""The Lua of each verb, read once from ``lua/<verb>.lua``, with what it includes put in its place.
+
+A line ``--- include <name>`` stands for ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
+shebang that Redis 7.0 introduced. Redis 6.2 takes none: there the first write decides whether a script may run at
+maxmemory, and lines that begin with ``--- before 7.0:`` see to it that it is a harmless one.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import pkgutil
+import re
+from typing import NamedTuple
+
+_FLAGS = re.compile(r"--- flags: (\S+)\n")
+_INCLUDE = re.compile(r"^--- include (\w+)\n", re.MULTILINE)
+_BEFORE_7 = re.compile(r"^--- before 7\.0: (.*)$", re.MULTILINE)
+_KEYS = re.compile(r"^-- KEYS  (.*?)^-- (?:ARGV|=>)", re.MULTILINE | re.DOTALL)
+_KEY = re.compile(r"\d+ ([a-z' ]+?)(?:   |\s*$)", re.MULTILINE)
+
+STATES_SET = "the state's set"
+"""What a header calls the one set that the caller chooses."""
+
+
+class Script(NamedTuple):
+    """One verb's script: its text and digest, and the names of its keys in their order."""
+
+    verb: str
+    text: str
+    sha: str
+    keys: tuple[str, ...]
+
+    @property
+    def is_numbered(self) -> bool:
+        """Whether it remembers its caller's last call."""
+        return self.keys[0] == "call"
+
+
+@functools.cache
+def script(verb: str, *, before_7: bool = False) -> Script:
+    """The script of one verb, for this or for older servers."""
+    source = _read(verb)
+    flags = _FLAGS.match(source)
+    names = _KEYS.search(source)
+    assert flags is not None and names is not None, verb  # noqa: PT018, S101 - the files are part of this package
+    body = _included(source[flags.end() :])
+    shebang = "#!lua\n" if flags[1] == "none" else f"#!lua flags={flags[1]}\n"
+    text = _BEFORE_7.sub(r"\1", body) if before_7 else shebang + body
+    keys = tuple(_KEY.findall(names[1].replace("\n--", "\n")))
+    return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), keys)  # noqa: S324 - Redis names scripts so
+
+
+def _included(text: str) -> str:
+    return _INCLUDE.sub(lambda found: _read(f"include/{found[1]}"), text)
+
+
+def _read(name: str) -> str:
+    data = pkgutil.get_data(__package__, f"lua/{name}.lua")
+    assert data is not None  # noqa: S101 - the files are part of this package
+    return data.decode()

@@ -1,0 +1,155 @@
+"""Sleeping at the server until the bell rings (lua/include/bell.lua), time is up, or another thread says so.
+
+The bell's marker is popped by BZPOPMIN and carries nothing, so that a lost reply loses no job. Redis looks at its
+block timeouts ten times a second only: where that is too coarse, we wake ourselves by CLIENT UNBLOCK.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from typing import TYPE_CHECKING
+
+import hiredis
+
+from multiq.errors import BackendError
+
+from . import keys
+from .caller import forks
+from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain
+from .wire import pack
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .caller import Caller, Callers
+    from .wire import Wire
+
+_COARSE = 0.5  # seconds: what the server's own timeouts may be late by
+_SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
+_ANSWERS_WITHIN = 1.0  # seconds for a server to confirm that it stopped waiting
+_TROUBLED = 0.1  # seconds to sleep without a bell, where there is none to be had at the moment
+_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}
+
+
+class Sleeper:
+    """Where one consumer sleeps: on its own connection, or in a cluster on one for each queue."""
+
+    def __init__(self, callers: Callers, caller: Caller, queues: Sequence[str]) -> None:
+        self._callers = callers
+        self._servers = callers.servers
+        self._caller = caller
+        bells = [(queue, keys.hint(keys.base(callers.prefix, queue))) for queue in queues]
+        self._places: list[tuple[Caller, str, tuple[str, ...]]]
+        if self._servers.is_cluster:
+            self._places = [(callers.own(), queue, (key,)) for queue, key in bells]
+        else:
+            self._places = [(caller, queues[0], tuple(key for _, key in bells))]
+        self._pipe: tuple[int, int] | None = None
+        self._generation = -1
+
+    def sleep(self, seconds: float, *, exact: bool) -> bool:
+        """Sleep at most *seconds*; *exact*: to the millisecond, else somewhat longer.
+
+        Returns whether to look at the queues: the bell rang, or nobody can tell. Raises ``BackendError``.
+        """
+        until = time.monotonic() + seconds
+        asleep: list[Wire] = []
+        try:
+            self._fall_asleep(asleep, seconds + (_COARSE if exact else 0))
+            answered = self._wait(asleep, until if exact else until + _COARSE)
+            return self._wake(asleep, answered)
+        except hiredis.ReplyError as exc:
+            self._abandon(asleep)
+            if code_of(exc) not in _HARMLESS:
+                raise explain(exc, "the server", self._servers.timeout) from exc
+        except (*FAILURES, BackendError):
+            self._abandon(asleep)  # looking at the queues will tell what it is
+        except BaseException:
+            self._abandon(asleep)
+            raise
+        self._servers.suspect(None)
+        self._wait([], min(time.monotonic() + _TROUBLED, until))
+        return True
+
+    def nudge(self) -> None:
+        """From any thread: end the sleep, if there is one."""
+        if self._pipe is not None and self._generation == forks.generation:
+            with contextlib.suppress(BlockingIOError):
+                os.write(self._pipe[1], b"!")
+
+    def ring(self, queue: str) -> None:
+        """Wake somebody else who sleeps there."""
+        with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
+            deadline = time.monotonic() + _ANSWERS_WITHIN
+            wire = self._caller.wire(queue, deadline)
+            wire.ask(pack(("ZADD", keys.hint(keys.base(self._callers.prefix, queue)), 0, "1")), deadline)
+
+    def close(self) -> None:
+        """Close all connections and the pipe; they open again when they are needed."""
+        for caller, *_ in self._places:
+            caller.close()
+        pipe, self._pipe = self._pipe, None
+        if pipe is not None and self._generation == forks.generation:
+            for end in pipe:
+                os.close(end)
+
+    def __del__(self) -> None:
+        if getattr(self, "_pipe", None) is not None:
+            self.close()
+
+    # --- how ---
+
+    def _fall_asleep(self, asleep: list[Wire], seconds: float) -> None:
+        deadline = time.monotonic() + self._servers.timeout
+        for caller, queue, bells in self._places:
+            wire = caller.wire(queue, deadline)
+            asleep.append(wire)
+            wire.send(pack(("BZPOPMIN", *bells, f"{max(seconds, _SHORTEST):.3f}")), deadline)
+
+    def _wait(self, asleep: Sequence[Wire], until: float) -> set[int]:
+        """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""
+        ear = self._ear()
+        poll = select.poll()
+        poll.register(ear, select.POLLIN)
+        for wire in asleep:
+            poll.register(wire.sock, select.POLLIN)
+        stirred = {number for number, _ in poll.poll(max(0.0, (until - time.monotonic()) * 1000))}
+        if ear in stirred:
+            with contextlib.suppress(BlockingIOError):
+                os.read(ear, 4096)
+        return stirred
+
+    def _wake(self, asleep: Sequence[Wire], answered: set[int]) -> bool:
+        """End what is left of the sleep, and hear whether a bell rang in the meantime."""
+        rang = False
+        for (_, queue, _), wire in zip(self._places, asleep, strict=True):
+            if wire.sock.fileno() not in answered and not self._unblock(queue, wire):
+                wire.close()
+                continue
+            rang = wire.read(time.monotonic() + _ANSWERS_WITHIN) is not None or rang
+        return rang
+
+    def _unblock(self, queue: str, wire: Wire) -> bool:
+        if not wire.client_id:
+            return False
+        with self._callers.borrowed() as caller, contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
+            deadline = time.monotonic() + _ANSWERS_WITHIN
+            caller.wire(queue, deadline).ask(pack(("CLIENT", "UNBLOCK", wire.client_id)), deadline)
+            return True
+        return False
+
+    def _abandon(self, asleep: Sequence[Wire]) -> None:
+        for wire in asleep:
+            wire.close()
+
+    def _ear(self) -> int:
+        """The pipe's end that hears nudges. A forked child makes its own: the parent reads from the other one."""
+        if self._pipe is None or self._generation != forks.generation:
+            ear, mouth = os.pipe()
+            os.set_blocking(ear, False)
+            os.set_blocking(mouth, False)
+            self._pipe, self._generation = (ear, mouth), forks.generation
+        return self._pipe[0]

@@ -1,0 +1,177 @@
+"""One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for each whole exchange.
+
+redis-py's own connection bounds each read, not the call, repeats commands by itself, and costs several times what the
+command does; see docs/decisions/0006.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import hiredis
+
+from multiq.errors import BackendUnavailable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .login import Login
+
+Address: TypeAlias = "tuple[str, int] | str"
+"""Host and port, or the path of a UNIX socket."""
+
+Word: TypeAlias = "bytes | str | int"
+
+OLDEST = (6, 2)
+_RECEIVED_AT_ONCE = 65536  # bytes
+
+#: the words of one command as RESP; hiredis' own annotation knows commands of one word only
+pack: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
+
+
+class Wire:
+    """A socket with a session on it: logged in, database chosen."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.version: tuple[int, ...] = OLDEST
+        self.is_replica = False
+        self.client_id = 0
+        """What ``CLIENT UNBLOCK`` knows this connection by; 0: unknown."""
+        self._reader = hiredis.Reader()
+
+    @property
+    def is_closed(self) -> bool:
+        return self.sock.fileno() < 0
+
+    @property
+    def is_before_7(self) -> bool:
+        return self.version < (7,)
+
+    def ask(self, packed: bytes, deadline: float) -> Any:
+        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
+        self.send(packed, deadline)
+        return self.read(deadline)
+
+    def send(self, packed: bytes, deadline: float) -> None:
+        """Send, and close at whatever goes wrong."""
+        try:
+            self.sock.settimeout(_left(deadline))
+            self.sock.sendall(packed)
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, deadline: float) -> Any:
+        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
+        try:
+            reply = self._reader.gets()
+            while reply is False:  # not complete; RESP 2 has no booleans
+                self._receive(deadline)
+                reply = self._reader.gets()
+        except BaseException:
+            self.close()
+            raise
+        if isinstance(reply, hiredis.ReplyError):
+            raise reply
+        return reply
+
+    def close(self) -> None:
+        """End it. What is sent after that raises ``OSError``."""
+        self.sock.close()
+
+    def hang_up(self) -> None:
+        """End it from another thread: whoever waits on it sees that it ended."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def _receive(self, deadline: float) -> None:
+        self.sock.settimeout(_left(deadline))
+        data = self.sock.recv(_RECEIVED_AT_ONCE)
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        self._reader.feed(data)
+
+
+def open_wire(address: Address, login: Login, deadline: float) -> Wire:
+    """Connect and log in. Raises as ``Wire.ask`` does, and ``BackendUnavailable`` for a server that is too old."""
+    sock = _connect(address, deadline)
+    try:
+        if login.tls is not None and isinstance(address, tuple):
+            sock.settimeout(_left(deadline))
+            sock = login.tls.wrap_socket(sock, server_hostname=address[0])
+        wire = Wire(sock)
+        _greet(wire, login, deadline)
+    except BaseException:
+        sock.close()
+        raise
+    return wire
+
+
+def _connect(address: Address, deadline: float) -> socket.socket:
+    if isinstance(address, str):
+        return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
+    host, port = address
+    failure: OSError = ConnectionError(f"{host} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            sock = _connected(family, kind, protocol, place, deadline)
+        except OSError as exc:
+            failure = exc
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+    raise failure
+
+
+def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.settimeout(_left(deadline))
+        sock.connect(place)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _greet(wire: Wire, login: Login, deadline: float) -> None:
+    greetings = login.greetings
+    wire.send(b"".join(pack(words) for words in greetings), deadline)
+    replies = [_tolerantly(wire, words, deadline) for words in greetings]
+    told = replies[login.hello_at]
+    if told is None:
+        return  # an ACL without HELLO, or a proxy: the first script shows what the server can do
+    facts = dict(zip(told[::2], told[1::2], strict=False))
+    wire.version = _version(facts.get(b"version", b""))
+    wire.is_replica = facts.get(b"role") == b"replica"
+    wire.client_id = int(facts.get(b"id", 0))
+    if wire.version < OLDEST:
+        raise BackendUnavailable(
+            f"the server is Redis {facts[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"
+        )
+
+
+def _tolerantly(wire: Wire, words: Sequence[Word], deadline: float) -> Any:
+    try:
+        return wire.read(deadline)
+    except hiredis.ReplyError as exc:
+        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH"):
+            return None
+        raise
+
+
+def _version(text: bytes) -> tuple[int, ...]:
+    parts = text.split(b".")
+    return tuple(int(part) for part in parts if part.isdigit()) or OLDEST
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError("the server did not answer in time")
+    return left

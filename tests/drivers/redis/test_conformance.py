@@ -1,0 +1,43 @@
+"""The Redis backend against the contract, on a server of the run's own that keeps a log, in real time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+from servers import RedisServer
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multiq.backend import Backend
+
+
+class RedisHarness(Harness):
+    """Backends on one server; each test has queues of its own."""
+
+    walks = 20
+    server: ClassVar[RedisServer]
+
+    def open(self) -> Backend:
+        return open_backend(self.server.unix_url)
+
+    def restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+    def requests_served(self) -> int:
+        return int(self.server.ask("INFO", "stats")["total_commands_processed"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    # with a log on the disk, so that the powers that depend on one are claimed, and proved
+    with RedisServer(appendonly="yes") as RedisHarness.server:
+        yield
+
+
+globals().update(suite(RedisHarness))
