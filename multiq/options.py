@@ -74,6 +74,13 @@ def check_id(job_id: str) -> str:
     return job_id
 
 
+def check_cursor(after: str | None) -> str | None:
+    """Where a listing goes on: what the page before gave as its ``after``."""
+    if after is not None and not isinstance(after, str):
+        raise OptionInvalid(f"after={shown(after)} is no page's cursor: pass what the page before gave as its after")
+    return after
+
+
 def check_state(state: str) -> State:
     """One of the four stored states, by name."""
     if state in STORED_STATES:

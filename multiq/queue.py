@@ -16,6 +16,7 @@ from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name
 from .options import (
     check_count,
+    check_cursor,
     check_delay,
     check_id,
     check_priority,
@@ -133,7 +134,9 @@ class Queue:
 
     def jobs(self, state: str, *, limit: int = 100, after: str | None = None) -> JobPage:
         """The jobs in a state, a page at a time: pass a page's ``after`` to get the next one."""
-        page = self._app.backend.jobs(self.name, check_state(state), limit=check_count(limit, "limit"), after=after)
+        page = self._app.backend.jobs(
+            self.name, check_state(state), limit=check_count(limit, "limit"), after=check_cursor(after)
+        )
         return JobPage([JobInfo.of(record) for record in page.jobs], page.after)
 
     def delete(self, job_id: str) -> None:

@@ -167,6 +167,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """
         if connection is None:
             return self._follow(self.url, "url")
+        if not isinstance(connection, str):
+            raise SettingsInvalid(
+                [f"connection {connection!r} is not text: pass a URL like 'sqlite:///jobs.db', or a connection's name"]
+            )
         return connection if "://" in connection else self._follow(connection, "connection")
 
     def _follow(self, text: str, what: str) -> str:

@@ -108,7 +108,7 @@ def test_a_long_inline_job_keeps_its_lease_and_keeps_nobody_waiting(tmp_path: Pa
 
 @pytest.mark.parametrize("mode", ["", "threads=2"])
 def test_a_job_that_keeps_the_interpreter_busy_keeps_its_lease(tmp_path: Path, url: str, mode: str) -> None:
-    hold_the_gil.enqueue(1, 3.5)  # its ttr is 1
+    hold_the_gil.enqueue(1, 5)  # its ttr is 2
     with worker(tmp_path, url, mode) as process, worker(tmp_path, url, mode):
         until(lambda: words(process.diary, "end"))
         assert words(process.diary, "start") == [1]

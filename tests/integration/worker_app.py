@@ -67,7 +67,7 @@ def suicide(number: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-@app.task(ttr=1)
+@app.task(ttr=2)
 def hold_the_gil(number: int, seconds: float) -> None:
     """Calls into C, each of which keeps the interpreter to itself for some hundredths of a second."""
     note("start", number)

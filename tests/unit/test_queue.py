@@ -363,3 +363,8 @@ def test_jobs_come_by_priority_then_age_and_come_all(wanted: list[tuple[int, boo
         time.sleep(0.005)
         seen = [job.body for job in queue.reserve_many(100)]
         assert seen == sorted(range(len(wanted)), key=lambda number: (wanted[number][0], number))
+
+
+def test_a_cursor_that_is_no_text_is_refused() -> None:
+    with pytest.raises(OptionInvalid, match="is no page's cursor"):
+        multiq.App("memory://").queue().jobs("ready", after=3)  # type: ignore[arg-type]

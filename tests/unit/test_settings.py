@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from multiq.errors import SettingsInvalid
@@ -70,3 +72,8 @@ def test_what_looks_like_a_url_without_its_scheme_is_shown_masked() -> None:
         Settings().resolve(f"ann:{CANARY}@host")
     assert CANARY not in str(caught.value)
     assert "ann:***@host" in str(caught.value)
+
+
+def test_a_connection_that_is_no_text_is_refused_with_the_way_out() -> None:
+    with pytest.raises(SettingsInvalid, match="is not text: pass a URL"):
+        Settings().resolve(Path("jobs.db"))  # type: ignore[arg-type]
