@@ -42,8 +42,8 @@ class CallersTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
+            has_tables = self._tables_are_made()  # first: any statement of theirs may pin what they see of the file
             name = self._schema_name()
-            has_tables = self._tables_are_made()
             with self._transaction():
                 if not has_tables:
                     self._make_tables(name)

@@ -98,10 +98,10 @@ def is_large(body: bytes) -> bool:
 
 
 def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str) -> None:
-    parameters: list[Any] = [queue, now]
+    parameters: list[Any] = []
     for job in jobs:
         body = None if is_large(job.body) else job.body
-        parameters += (job.id, *due(job.delay, now), job.priority, round(job.ttr * SECOND), body)
+        parameters += (queue, now, job.id, *due(job.delay, now), job.priority, round(job.ttr * SECOND), body)
     transaction.execute_text(_insert_text(len(jobs), schema), parameters)
     for job in jobs:
         if is_large(job.body):
@@ -111,7 +111,7 @@ def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], n
 
 @functools.lru_cache(maxsize=64)
 def _insert_text(rows: int, schema: str) -> str:
-    head, values, tail = qualified("enqueue", schema).partition("(?1, ?2, ?, ?, ?, ?, ?, ?)")
+    head, values, tail = qualified("enqueue", schema).partition("(?, ?, ?, ?, ?, ?, ?, ?)")
     return head + ", ".join([values] * rows) + tail
 
 

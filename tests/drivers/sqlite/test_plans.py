@@ -79,8 +79,8 @@ def test_moving_many_looks_each_up(tables: sqlite3.Connection) -> None:
     moves = [text for text in script("moves") if "TRIGGER" in text]
     assert len(moves) == 6
     for text in moves:
-        statement_of_it = re.sub(r"new\.\w+", "?1", text.partition("BEGIN")[2].partition(";")[0])
-        plan = [row[3] for row in tables.execute(f"EXPLAIN QUERY PLAN {statement_of_it}", [1])]
+        statement_of_it = re.sub(r"new\.\w+", ":it", text.partition("BEGIN")[2].partition(";")[0])
+        plan = [row[3] for row in tables.execute(f"EXPLAIN QUERY PLAN {statement_of_it}", {"it": 1})]
         assert plan == ["SEARCH multiq_jobs USING INTEGER PRIMARY KEY (rowid=?)"]
 
 

@@ -232,6 +232,17 @@ def test_a_first_use_inside_a_transaction_that_has_the_lock(
     assert ids(backend) == [made]
 
 
+def test_a_first_use_inside_a_transaction_that_has_done_nothing_yet(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs
+) -> None:
+    app = connect(isolation_level=None)
+    app.execute("BEGIN")
+    (made,) = backend.enqueue("q", jobs(), connection=app)
+    assert ids(backend) == []
+    app.execute("COMMIT")
+    assert ids(backend) == [made]
+
+
 def test_a_first_use_in_the_callers_transaction_can_be_the_commit(connect: Connect, jobs: Jobs, path: Path) -> None:
     app = connect(isolation_level=None)
     app.execute("BEGIN EXCLUSIVE")
