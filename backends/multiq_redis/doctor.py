@@ -1,0 +1,343 @@
+"""Whether a Redis server is fit for jobs as it is set up: what it keeps, what it throws away, who can get at it.
+
+Asks only, with commands that any account may be refused: what was refused is unknown, and never told as ok.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import hiredis
+
+from multiq.backend import Finding
+
+from .failures import FAILURES, explain
+from .servers import shown
+from .wire import OLDEST, pack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from .servers import Servers
+    from .wire import Address, Wire, Word
+
+_PINGS = 20
+_SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
+_SKEW = 1.0  # seconds
+_NEARLY_FULL = 0.9  # of maxmemory
+_SLOTS = "16384"
+
+_CONFIG_FORBIDDEN = "this account may not ask for it (CONFIG is forbidden)"
+_ASK_WHO_RUNS_IT = "ask who runs the server, or allow this account +config|get"
+
+
+def examine(servers: Servers) -> list[Finding]:
+    """What there is to say of all servers of a URL. Raises ``BackendError`` if one cannot be asked."""
+    deadline = time.monotonic() + servers.timeout
+    addresses = servers.all_addresses(deadline)
+    found = {address: _examine(servers, address) for address in addresses}
+    if len(found) == 1:
+        return found[addresses[0]]
+    return _merged(found)
+
+
+def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
+    """What several servers have in common is told once."""
+    merged: list[Finding] = []
+    everything = [(address, finding) for address, findings in found.items() for finding in findings]
+    for what in dict.fromkeys(finding.what for _, finding in everything):
+        same = [(address, finding) for address, finding in everything if finding.what == what]
+        if len(same) == len(found) and len({finding.why for _, finding in same}) == 1:
+            merged.append(same[0][1])
+        else:
+            merged += [
+                Finding(finding.level, f"{what} ({shown(address)})", finding.why, finding.advice)
+                for address, finding in same
+            ]
+    return merged
+
+
+class _Server(NamedTuple):
+    """One server, and the way there."""
+
+    wire: Wire
+    host: str | None
+    """None: a UNIX socket."""
+    timeout: float
+    is_encrypted: bool
+    is_cluster: bool
+
+    def ask(self, *words: Word) -> Any:
+        """The answer to one command. Raises ``hiredis.ReplyError`` for a refusal."""
+        return self.wire.ask(pack(words), time.monotonic() + self.timeout)
+
+
+def _examine(servers: Servers, address: Address) -> list[Finding]:
+    try:
+        wire = servers.open(address, time.monotonic() + servers.timeout)
+        try:
+            host = address[0] if isinstance(address, tuple) else None
+            server = _Server(wire, host, servers.timeout, servers.login.tls is not None, servers.is_cluster)
+            return list(_findings(server))
+        finally:
+            wire.close()
+    except (*FAILURES, hiredis.ReplyError) as exc:
+        raise explain(exc, shown(address), servers.timeout) from exc
+
+
+def _findings(server: _Server) -> Iterator[Finding]:
+    info = _info(server)
+    config = _config(server)
+    yield _latency(server)
+    yield _clock(server)
+    yield _version(info)
+    yield from _persistence(info, config)
+    yield from _memory(info, config)
+    yield from _access(server)
+    yield from _replication(info, config)
+    if server.is_cluster:
+        yield _cluster(server)
+    yield _promise(info, config)
+
+
+# --- the way there ---------------------------------------------------------------------------------------
+
+
+def _latency(server: _Server) -> Finding:
+    times = []
+    for _ in range(_PINGS):
+        start = time.perf_counter()
+        server.ask("TIME")  # a PING is refused by a server that cannot save, as if it were a write
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
+    if median > _SLOW:
+        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs one")
+    return Finding("ok", "latency", found)
+
+
+def _clock(server: _Server) -> Finding:
+    before = time.time()
+    seconds, microseconds = server.ask("TIME")
+    after = time.time()
+    skew = int(seconds) + int(microseconds) / 1e6 - (before + after) / 2
+    if abs(skew) > _SKEW + (after - before) / 2:
+        return Finding(
+            "warn",
+            "clock",
+            f"the server's is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's: delays and "
+            "leases are right all the same, but a point in time (at=) is off by as much",
+            "run NTP on both",
+        )
+    return Finding("ok", "clock", f"within {_SKEW:g} s of this machine's")
+
+
+def _version(info: Mapping[str, str]) -> Finding:
+    text = info.get("redis_version", "")
+    name = info.get("server_name", "redis")
+    parts = text.split(".")
+    if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
+        return Finding("unknown", "version", "the server does not tell its version", "it must be 6.2 or newer")
+    if tuple(map(int, parts[:2])) < OLDEST:
+        return Finding("bad", "version", f"{name} {text} lacks what multiq's scripts need", "upgrade to 6.2 or newer")
+    return Finding("ok", "version", f"{name} {text}")
+
+
+# --- what it keeps ---------------------------------------------------------------------------------------
+
+
+def _persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterator[Finding]:
+    if config is None:
+        yield Finding("unknown", "appendonly", _CONFIG_FORBIDDEN, _ASK_WHO_RUNS_IT)
+    elif config.get("appendonly") == "yes":
+        yield Finding("ok", "appendonly", "yes: every change goes to a log")
+        yield _appendfsync(config.get("appendfsync", ""))
+    elif config.get("save"):
+        yield Finding(
+            "warn",
+            "appendonly",
+            f"no: there are only snapshots (save {config['save']}); a crash takes all that came after the last one",
+            "set appendonly yes",
+        )
+    else:
+        yield Finding(
+            "bad",
+            "appendonly",
+            "no, and there are no snapshots: a restart of the server takes all jobs",
+            "set appendonly yes",
+        )
+    for name, log in (("aof_last_write_status", "log"), ("rdb_last_bgsave_status", "last snapshot")):
+        if info.get(name, "ok") != "ok":
+            yield Finding(
+                "bad", name, f"{info[name]}: the {log} could not be written, and the server may refuse all changes",
+                "look at its disk and its log",
+            )  # fmt: skip
+
+
+def _appendfsync(setting: str) -> Finding:
+    if setting == "always":
+        return Finding("ok", "appendfsync", "always: what was acknowledged survives a power failure")
+    lost = {"everysec": "the last second's jobs and verdicts", "no": "what the system had not written, some 30 s"}
+    return Finding(
+        "warn",
+        "appendfsync",
+        f"{setting}: a power failure takes {lost.get(setting, 'some jobs and verdicts')}; a killed server, nothing",
+        "set appendfsync always if that is too much",
+    )
+
+
+def _memory(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterator[Finding]:
+    policy = info.get("maxmemory_policy") or (config or {}).get("maxmemory-policy")
+    if policy is None:
+        yield Finding("unknown", "maxmemory-policy", _CONFIG_FORBIDDEN, "it must be noeviction")
+    elif policy == "noeviction":
+        yield Finding("ok", "maxmemory-policy", "noeviction: a full server refuses new jobs, and throws none away")
+    else:
+        yield Finding(
+            "bad",
+            "maxmemory-policy",
+            f"{policy}: a server that runs full throws away jobs, or parts of them, without a word",
+            "set maxmemory-policy noeviction",
+        )
+    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    if limit and used > limit * _NEARLY_FULL:
+        yield Finding(
+            "warn", "maxmemory", f"{used / 1e6:,.0f} of {limit / 1e6:,.0f} MB are used", "drain queues, or raise it"
+        )
+
+
+# --- who can get at it -----------------------------------------------------------------------------------
+
+
+def _access(server: _Server) -> Iterator[Finding]:
+    if server.host is None or _is_loopback(server.host):
+        yield Finding("ok", "address", "this machine only, as far as this URL goes")
+        return
+    if not server.is_encrypted:
+        yield Finding(
+            "warn", "encryption", "jobs and the password cross the network in the clear", "use rediss://, or a tunnel"
+        )
+    is_open = _needs_no_password(server)
+    if is_open is None:
+        yield Finding(
+            "unknown", "password", "this account may not ask (ACL is forbidden)", "user default must have a password"
+        )
+    elif is_open:
+        yield Finding(
+            "bad",
+            "password",
+            "user default has none: whoever reaches the address reads, changes and deletes all jobs",
+            "set requirepass, or ACL SETUSER default off",
+        )
+    else:
+        yield Finding("ok", "password", f"needed; we are user {_text(server.ask('ACL', 'WHOAMI'))}")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _needs_no_password(server: _Server) -> bool | None:
+    try:
+        rules = [_text(rule) for rule in server.ask("ACL", "LIST")]
+    except hiredis.ReplyError:
+        return None
+    words = next((rule.split() for rule in rules if rule.startswith("user default ")), [])
+    return "on" in words and "nopass" in words
+
+
+# --- copies ----------------------------------------------------------------------------------------------
+
+
+def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterator[Finding]:
+    if info.get("role") == "slave":
+        yield Finding("bad", "role", "a replica: it refuses all changes", "name the primary, or use redis+sentinel://")
+        return
+    replicas = int(info.get("connected_slaves", 0))
+    if not replicas:
+        yield Finding("ok", "replication", "a primary without replicas: there is nothing to fail over to")
+    elif config is None:
+        yield Finding("unknown", "min-replicas-to-write", _CONFIG_FORBIDDEN, _ASK_WHO_RUNS_IT)
+    elif config.get("min-replicas-to-write", "0") == "0":
+        yield Finding(
+            "warn",
+            "min-replicas-to-write",
+            f"0, with replicas: {replicas}; a primary that is cut off goes on acknowledging jobs, and a failover takes "
+            "all of those",
+            "set min-replicas-to-write 1; it narrows the gap to min-replicas-max-lag seconds",
+        )
+    else:
+        yield Finding(
+            "ok",
+            "min-replicas-to-write",
+            f"{config['min-replicas-to-write']}: a failover takes some seconds' jobs at most",
+        )
+
+
+def _cluster(server: _Server) -> Finding:
+    told = _pairs(_text(server.ask("CLUSTER", "INFO")))
+    state, covered = told.get("cluster_state"), told.get("cluster_slots_ok")
+    found = f"{state}: {covered} of {_SLOTS} slots are served"
+    if (state, covered) == ("ok", _SLOTS):
+        return Finding("ok", "cluster_state", found)
+    return Finding("bad", "cluster_state", found, "look at its nodes: queues in the other slots are out of reach")
+
+
+# --- what follows ----------------------------------------------------------------------------------------
+
+
+def _promise(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
+    """The row of ``docs/durability.md`` that the server keeps as it is set."""
+    if config is None:
+        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
+    is_logged, is_synced = config.get("appendonly") == "yes", config.get("appendfsync") == "always"
+    if not is_logged:
+        kept = (
+            "killed workers and a clean restart, not a killed server" if config.get("save") else "killed workers only"
+        )
+    elif is_synced:
+        kept = "a killed server and a power failure"
+    else:
+        kept = "a killed server, and a power failure but for its last moments"
+    failover = "; a failover may take some, as replication lags" if int(info.get("connected_slaves", 0)) else ""
+    level: Literal["ok", "warn"] = "ok" if is_logged and is_synced and not failover else "warn"
+    return Finding(level, "durability", f"acknowledged jobs survive {kept}{failover}")
+
+
+# --- asking ----------------------------------------------------------------------------------------------
+
+
+def _info(server: _Server) -> dict[str, str]:
+    try:
+        return _pairs(_text(server.ask("INFO")))
+    except hiredis.ReplyError:
+        return {}
+
+
+def _config(server: _Server) -> dict[str, str] | None:
+    """The settings that matter; None where asking is forbidden."""
+    wanted = ("appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write")
+    found: dict[str, str] = {}
+    for name in wanted:
+        try:
+            answer = server.ask("CONFIG", "GET", name)
+        except hiredis.ReplyError:
+            return None
+        words = [_text(word) for word in answer]
+        found.update(zip(words[::2], words[1::2], strict=True))
+    return found
+
+
+def _pairs(text: str) -> dict[str, str]:
+    lines = (line.partition(":") for line in text.splitlines() if ":" in line)
+    return {name: value.strip() for name, _, value in lines}
+
+
+def _text(value: Any) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

@@ -1,0 +1,155 @@
+"""What ``multiq doctor`` finds about a Redis server, on servers that are really set up so."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from servers import HOST, RedisCluster, RedisServer, SentinelTrio
+
+from multiq.errors import BackendUnavailable
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import Finding
+
+    NewRedis = Callable[..., RedisServer]
+
+
+def found(url: str) -> dict[str, Finding]:
+    with open_backend(url) as backend:
+        return {finding.what: finding for finding in backend.doctor()}
+
+
+def levels(url: str, *names: str) -> dict[str, str]:
+    findings = found(url)
+    return {name: findings[name].level for name in names}
+
+
+def test_a_server_that_keeps_everything_is_fit(new_redis: NewRedis) -> None:
+    server = new_redis(appendonly="yes", appendfsync="always", maxmemory_policy="noeviction")
+    findings = found(server.url)
+    assert {finding.level for finding in findings.values()} == {"ok"}
+    assert "power failure" in findings["durability"].why
+    assert server.ask("DBSIZE") == 0
+
+
+@pytest.mark.parametrize(
+    ("config", "level", "survives"),
+    [
+        ({"appendonly": "yes", "appendfsync": "everysec"}, "warn", "but for its last moments"),
+        ({"appendonly": "yes", "appendfsync": "no"}, "warn", "but for its last moments"),
+        ({"save": "3600 1"}, "warn", "not a killed server"),
+        ({}, "warn", "killed workers only"),
+    ],
+)
+def test_what_survives_follows_from_how_it_saves(
+    new_redis: NewRedis, config: dict[str, str], level: str, survives: str
+) -> None:
+    finding = found(new_redis(**config).url)["durability"]
+    assert finding.level == level
+    assert survives in finding.why
+
+
+def test_a_server_that_saves_nothing_is_bad(new_redis: NewRedis) -> None:
+    assert levels(new_redis().url, "appendonly") == {"appendonly": "bad"}
+
+
+@pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "allkeys-random", "volatile-ttl"])
+def test_a_server_that_may_throw_jobs_away_is_bad(new_redis: NewRedis, policy: str) -> None:
+    server = new_redis(appendonly="yes", maxmemory="100mb", maxmemory_policy=policy)
+    finding = found(server.url)["maxmemory-policy"]
+    assert finding.level == "bad"
+    assert policy in finding.why
+
+
+def test_a_server_that_is_nearly_full_is_a_weakness(new_redis: NewRedis) -> None:
+    server = new_redis()
+    server.set("maxmemory", str(int(server.ask("INFO", "memory")["used_memory"]) + 50_000))
+    assert levels(server.url, "maxmemory") == {"maxmemory": "warn"}
+
+
+def test_a_log_that_cannot_be_written_is_bad(new_redis: NewRedis) -> None:
+    server = new_redis(save="3600 1")
+    (server.folder / "dump.rdb").mkdir()
+    (server.folder / "dump.rdb" / "in the way").touch()
+    server.ask("BGSAVE")
+    while server.ask("INFO", "persistence")["rdb_last_bgsave_status"] == "ok":
+        pass
+    assert levels(server.url, "rdb_last_bgsave_status") == {"rdb_last_bgsave_status": "bad"}
+
+
+def test_what_an_account_may_not_ask_is_unknown_and_never_ok(new_redis: NewRedis) -> None:
+    server = new_redis(appendonly="yes", appendfsync="always")
+    server.ask("ACL", "SETUSER", "shop", "on", ">S3CR3T", "~*", "&*", "+@all", "-config", "-acl")
+    findings = found(f"redis://shop:S3CR3T@{HOST}:{server.port}")
+    assert {name: findings[name].level for name in ("appendonly", "durability")} == {
+        "appendonly": "unknown",
+        "durability": "unknown",
+    }
+    assert "config|get" in findings["appendonly"].advice
+    assert "S3CR3T" not in str(findings)
+
+
+def test_an_account_that_may_ask_next_to_nothing_gets_no_promise(new_redis: NewRedis) -> None:
+    server = new_redis()
+    server.ask("ACL", "SETUSER", "shop", "on", ">S3CR3T", "~*", "+ping", "+time", "+hello")
+    findings = found(f"redis://shop:S3CR3T@{HOST}:{server.port}")
+    names = ("version", "appendonly", "maxmemory-policy", "durability")
+    assert {findings[name].level for name in names} == {"unknown"}
+
+
+def test_a_replica_is_bad_and_replicas_that_may_lag_are_a_weakness(redis_sentinel: SentinelTrio) -> None:
+    assert levels(redis_sentinel.replica.url, "role") == {"role": "bad"}
+    assert levels(redis_sentinel.url, "min-replicas-to-write") == {"min-replicas-to-write": "warn"}
+    redis_sentinel.primary.set("min-replicas-to-write", "1")
+    findings = found(redis_sentinel.url)
+    assert findings["min-replicas-to-write"].level == "ok"
+    assert "failover" in findings["durability"].why
+
+
+def test_a_cluster_is_asked_node_by_node_and_what_is_the_same_is_told_once(redis_cluster: RedisCluster) -> None:
+    node = redis_cluster.nodes[1]
+    findings = found(redis_cluster.url)
+    assert findings["cluster_state"].level == "ok"
+    assert [name for name in findings if name.startswith("maxmemory-policy")] == ["maxmemory-policy"]
+    node.set("maxmemory-policy", "allkeys-lru")
+    try:
+        findings = found(redis_cluster.url)
+    finally:
+        node.set("maxmemory-policy", "noeviction")
+    assert findings[f"maxmemory-policy ({HOST}:{node.port})"].level == "bad"
+    assert sum(name.startswith("maxmemory-policy") for name in findings) == 3
+
+
+def test_an_address_that_others_reach_needs_a_password_and_encryption(new_redis: NewRedis) -> None:
+    address = _own_address()
+    server = new_redis(bind="0.0.0.0", protected_mode="no")  # noqa: S104 - the point of it; gone in a moment
+    url = f"redis://{address}:{server.port}"
+    assert levels(url, "password", "encryption") == {"password": "bad", "encryption": "warn"}
+    server.ask("ACL", "SETUSER", "shop", "on", ">S3CR3T", "~*", "&*", "+@all")
+    server.ask("ACL", "SETUSER", "default", "resetpass")
+    findings = found(f"redis://shop:S3CR3T@{address}:{server.port}")
+    assert findings["password"].level == "ok"
+    assert "shop" in findings["password"].why
+    assert levels(server.url.replace("redis://", "redis://shop:S3CR3T@"), "address") == {"address": "ok"}
+
+
+def _own_address() -> str:
+    """An address of this machine that is not loopback; the packets never leave it."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    pytest.skip("this machine has no address but loopback")
+
+
+def test_a_server_that_is_not_there_is_an_error(new_redis: NewRedis) -> None:
+    server = new_redis()
+    server.stop()
+    with open_backend(server.url) as backend, pytest.raises(BackendUnavailable):
+        backend.doctor()
