@@ -1,0 +1,32 @@
+"""The conformance suite on a cluster of three masters, its queues spread over them by their names."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from servers import RedisCluster
+
+    from multiq.backend import Backend
+
+
+class ClusterHarness(Harness):
+    walks = 1
+    rounds = 10
+    cluster: ClassVar[RedisCluster]
+
+    def open(self) -> Backend:
+        return open_backend(self.cluster.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _cluster(redis_cluster: RedisCluster) -> None:
+    ClusterHarness.cluster = redis_cluster
+
+
+globals().update(suite(ClusterHarness))

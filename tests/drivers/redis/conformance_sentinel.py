@@ -1,0 +1,35 @@
+"""The conformance suite on the primary that three sentinels name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+from servers import SentinelTrio
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multiq.backend import Backend
+
+
+class SentinelHarness(Harness):
+    walks = 1
+    rounds = 10
+    trio: ClassVar[SentinelTrio]
+
+    def open(self) -> Backend:
+        return open_backend(self.trio.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _trio() -> Iterator[None]:
+    with SentinelTrio() as trio:
+        SentinelHarness.trio = trio
+        yield
+
+
+globals().update(suite(SentinelHarness))

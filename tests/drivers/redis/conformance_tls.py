@@ -1,0 +1,32 @@
+"""The conformance suite over TLS."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from servers import RedisServer
+
+    from multiq.backend import Backend
+
+
+class TlsHarness(Harness):
+    walks = 1
+    rounds = 10
+    server: ClassVar[RedisServer]
+
+    def open(self) -> Backend:
+        return open_backend(self.server.url)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server(redis_tls: RedisServer) -> None:
+    TlsHarness.server = redis_tls
+
+
+globals().update(suite(TlsHarness))

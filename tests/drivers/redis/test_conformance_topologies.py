@@ -1,0 +1,51 @@
+"""The conformance suite over TLS, on a Sentinel's primary and on a cluster: ``conformance_*.py``, all at once.
+
+It is in real time, which means that it mostly waits: three of them together take no longer than one. A single one:
+``pytest tests/drivers/redis/conformance_cluster.py``.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+HERE = Path(__file__).parent
+TOPOLOGIES = ("tls", "sentinel", "cluster")
+PATIENCE = 600  # seconds; one takes about 140
+SHOWN = 6000  # characters of a failure's report
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, tuple[subprocess.Popen[bytes], Path]]]:
+    """For each topology the process that runs its suite, and the file that it reports to."""
+    require("redis-server")
+    folder = tmp_path_factory.mktemp("suites")
+    started = {}
+    for name in TOPOLOGIES:
+        report = folder / name
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(HERE / f"conformance_{name}.py")]
+        with report.open("wb") as file:
+            started[name] = subprocess.Popen(command, stdout=file, stderr=file), report
+    yield started
+    for process, _ in started.values():
+        process.terminate()
+        process.wait(60)
+
+
+@pytest.mark.timeout(PATIENCE)
+@pytest.mark.parametrize("name", TOPOLOGIES)
+def test_the_whole_suite_passes(runs: dict[str, tuple[subprocess.Popen[bytes], Path]], name: str) -> None:
+    process, report = runs[name]
+    code = process.wait(PATIENCE)
+    text = report.read_text()
+    print(f"{name}: {text.splitlines()[-1]}")
+    assert code == 0, text[-SHOWN:]
+    assert " passed" in text

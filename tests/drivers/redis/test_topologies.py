@@ -1,0 +1,282 @@
+"""TLS that must not be trusted, a primary that fails over, slots that move and masters that die, under load."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers import Certificate, RedisCluster, RedisServer, until
+
+from multiq.backend import Ack, NewJob, State
+from multiq.errors import BackendError, BackendUnavailable
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+    from typing import Self
+
+    from servers import SentinelTrio
+
+    from multiq.backend import Backend
+
+HOST = "127.0.0.1"
+
+
+def new(body: bytes = b"x") -> NewJob:
+    return NewJob(body, new_id())
+
+
+# --- TLS -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tls(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Starts a server with a certificate of some kind."""
+    started: list[RedisServer] = []
+
+    def start(**kind: Any) -> RedisServer:
+        started.append(RedisServer(certificate=Certificate.make(tmp_path, "theirs", **kind)).start())
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.close()
+
+
+def refused(url: str) -> str:
+    """What is told of a server that must not be talked to; that it is told at all."""
+    with open_backend(url) as backend, pytest.raises(BackendUnavailable) as told:
+        backend.enqueue("mail", [new(b"S3CR3T")])
+    return str(told.value).lower()
+
+
+def test_a_certificate_that_has_ended_is_refused(tls: Callable[..., RedisServer]) -> None:
+    assert "expired" in refused(tls(expired=True).url)
+
+
+def test_a_certificate_for_another_host_is_refused(tls: Callable[..., RedisServer]) -> None:
+    told = refused(tls(host="elsewhere.example").url)
+    assert "certificate" in told
+    assert "127.0.0.1" in told
+
+
+def test_a_certificate_of_an_unknown_authority_is_refused(tls: Callable[..., RedisServer]) -> None:
+    server = tls()
+    assert "certificate" in refused(f"rediss://{HOST}:{server.port}")
+
+
+def test_a_plaintext_port_is_refused_and_hears_nothing_of_the_job(redis_server: RedisServer, tmp_path: Path) -> None:
+    authority = Certificate.make(tmp_path, "ours").authority
+    refused(f"rediss://{HOST}:{redis_server.port}?timeout=1&ca={authority}")
+    assert redis_server.ask("KEYS", "*S3CR3T*") == []
+
+
+def test_plaintext_to_a_tls_port_is_refused(redis_tls: RedisServer) -> None:
+    refused(f"redis://{HOST}:{redis_tls.port}?timeout=1")
+
+
+def test_a_good_certificate_is_trusted(redis_tls: RedisServer) -> None:
+    with open_backend(redis_tls.url) as backend, backend.consumer(["mail"]) as consumer:
+        backend.enqueue("mail", [new(b"hello")])
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.body == b"hello"
+        assert consumer.settle([Ack(lease)]) == [None]
+
+
+# --- load ------------------------------------------------------------------------------------------------
+
+
+class Load:
+    """A producer and a consumer on some queues that go on whatever happens, and remember what they were told."""
+
+    def __init__(self, url: str, queues: tuple[str, ...]) -> None:
+        self.acknowledged: set[str] = set()
+        """Ids whose enqueue returned."""
+        self.done: list[tuple[str, float]] = []
+        """Ids that were acked, each with the moment."""
+        self._url = url
+        self._queues = queues
+        self._errors: list[BaseException] = []
+        self._ended = threading.Event()
+        self._producer = threading.Thread(target=self._guarded, args=(self._produce,))
+        self._consumer = threading.Thread(target=self._guarded, args=(self._consume,))
+        self._is_drained = False
+
+    def stop(self) -> None:
+        """No new jobs; what is there is still done."""
+        self._ended.set()
+        self._producer.join()
+        self._consumer.join()
+        assert not self._errors, self._errors
+
+    def more(self, count: int = 50) -> None:
+        """Wait until so many more jobs were done."""
+        known = len(self.done)
+        until(lambda: len(self.done) >= known + count or self._errors, f"{count} more jobs are done")
+        assert not self._errors, self._errors
+
+    def __enter__(self) -> Self:
+        self._producer.start()
+        self._consumer.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._producer.join()
+        self._consumer.join()
+
+    def _guarded(self, work: Callable[[Backend], None]) -> None:
+        try:
+            with open_backend(self._url) as backend:
+                work(backend)
+        except BaseException as exc:  # told by the test's own thread
+            self._errors.append(exc)
+
+    def _produce(self, backend: Backend) -> None:
+        number = 0
+        while not self._ended.is_set():
+            job = new(b"x" * 20)
+            while not self._ended.is_set():
+                try:
+                    self.acknowledged.update(backend.enqueue(self._queues[number % len(self._queues)], [job]))
+                    break
+                except BackendUnavailable:
+                    time.sleep(0.02)  # the same job again: its id makes that harmless
+            number += 1
+            time.sleep(0.001)
+
+    def _consume(self, backend: Backend) -> None:
+        with backend.consumer(self._queues) as consumer:
+            verdicts: list[Ack] = []
+            idle = 0
+            while idle < 3:
+                try:
+                    lost, leases = consumer.exchange(verdicts, 10, 0.2)
+                except BackendUnavailable:
+                    time.sleep(0.02)
+                    continue
+                now = time.monotonic()
+                self.done += [
+                    (ack.lease.id, now) for ack, error in zip(verdicts, lost, strict=True) if error is None
+                ]  # fmt: skip
+                verdicts = [Ack(lease) for lease in leases]
+                idle = idle + 1 if self._ended.is_set() and not leases else 0
+
+
+# --- Sentinel --------------------------------------------------------------------------------------------
+
+
+def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -> None:
+    with Load(redis_sentinel.url + "?timeout=2", ("mail",)) as load:
+        load.more(100)
+        # When the primary is stopped: it neither answers nor closes a connection
+        old = redis_sentinel.primary_port
+        redis_sentinel.primary.pause()
+        stopped_at = time.monotonic()
+        known = len(load.done)
+        until(lambda: redis_sentinel.primary_port != old, "the sentinels agree on a new primary")
+        # Then producer and consumer find the new one
+        load.more(100)
+        resumed_at = load.done[known][1]
+        # And when the old one comes back, as a replica, nobody is bothered
+        redis_sentinel.primary.go_on()
+        until(
+            lambda: redis_sentinel.primary.ask("INFO", "replication")["role"] == "slave", "the old one has stepped back"
+        )
+        load.more(100)
+        load.stop()
+    finished = [job_id for job_id, _ in load.done]
+    lost = load.acknowledged - set(finished)
+    twice = len(finished) - len(set(finished))
+    print(
+        f"failover: work resumed {resumed_at - stopped_at:.1f} s after the primary stopped; "
+        f"of {len(load.acknowledged)} acknowledged jobs {len(lost)} were lost, {twice} were acked twice"
+    )
+    assert len(lost) < 50  # replication is asynchronous: no promise, but not all of it either
+
+
+# --- cluster ---------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def cluster() -> Iterator[RedisCluster]:
+    """A cluster of this test's own: it comes out of it changed."""
+    with RedisCluster() as cluster:
+        yield cluster
+
+
+def key_of(cluster: RedisCluster, queue: str, url: str) -> bytes:
+    """A key of this queue, as the driver names it."""
+    with open_backend(url) as backend:
+        backend.enqueue(queue, [new()])
+        keys = [key for node in cluster.nodes for key in node.ask("KEYS", "*") if b"{" in key and queue.encode() in key]
+        backend.purge(queue, [State.READY])
+    return bytes(keys[0])
+
+
+def test_a_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(cluster: RedisCluster) -> None:
+    slot = cluster.slot_of(key_of(cluster, "mail", cluster.url))
+    with Load(cluster.url + "?timeout=2", ("mail",)) as load:
+        load.more(100)
+        for _ in range(3):
+            source = cluster.owner(slot)
+            target = next(node for node in cluster.nodes if node is not source)
+            cluster.move(slot, target, between=lambda: time.sleep(0.02))
+            load.more(50)
+        load.stop()
+    finished = [job_id for job_id, _ in load.done]
+    assert load.acknowledged <= set(finished)
+    assert len(finished) == len(set(finished))
+
+
+def test_the_other_queues_go_on_when_a_master_dies_and_its_own_when_it_is_back(cluster: RedisCluster) -> None:
+    queues = tuple(f"mail-{number}" for number in range(6))
+    slots = {queue: cluster.slot_of(key_of(cluster, queue, cluster.url)) for queue in queues}
+    victim = cluster.owner(slots[queues[0]])
+    others = tuple(queue for queue in queues if cluster.owner(slots[queue]) is not victim)
+    assert others, "all queues are on one node"
+    with Load(cluster.url + "?timeout=2", others) as load:
+        load.more(50)
+        victim.kill()
+        with (
+            open_backend(cluster.url + "?timeout=2") as backend,
+            pytest.raises(BackendError),
+        ):
+            backend.enqueue(queues[0], [new()])
+        load.more(50)
+        victim.start()
+        with open_backend(cluster.url + "?timeout=10") as backend, backend.consumer([queues[0]]) as consumer:
+            until(lambda: _takes(backend, queues[0]), "the node serves its slots again")
+            assert len(consumer.reserve(1, 5)) == 1
+        load.stop()
+    finished = [job_id for job_id, _ in load.done]
+    assert load.acknowledged <= set(finished)
+
+
+def _takes(backend: Backend, queue: str) -> bool:
+    try:
+        backend.enqueue(queue, [new()])
+    except BackendUnavailable:
+        return False
+    return True
+
+
+def test_a_consumer_of_queues_on_several_nodes_wakes_for_each_and_keeps_their_order(
+    redis_cluster: RedisCluster,
+) -> None:
+    queues = [f"spread-{number}" for number in range(6)]
+    slots = {redis_cluster.slot_of(key_of(redis_cluster, queue, redis_cluster.url)) for queue in queues}
+    assert len({redis_cluster.owner(slot).port for slot in slots}) > 1
+    with open_backend(redis_cluster.url) as backend, backend.consumer(queues) as consumer:
+        for queue in reversed(queues):
+            backend.enqueue(queue, [new(queue.encode())])
+        assert [lease.queue for lease in consumer.reserve(10, 0)] == queues
+        for queue in queues:
+            later = threading.Timer(0.2, backend.enqueue, args=(queue, [new()]))
+            later.start()
+            assert [lease.queue for lease in consumer.reserve(1, 20)] == [queue]
+            later.join()
