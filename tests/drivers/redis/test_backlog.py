@@ -1,0 +1,60 @@
+"""A hundred thousand jobs that fall due in one instant: none early, none twice, all handed out.
+
+How long anybody else has to wait meanwhile is a figure, printed here and measured in ``benchmarks/redis_backlog.py``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from redis_backlog import Bystander
+
+from multiq.backend import Ack, NewJob
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import RedisServer
+
+    from multiq.backend import Lease
+
+QUEUE = "mail"
+JOBS = 100_000
+BATCH = 1_000
+
+
+def test_a_hundred_thousand_jobs_due_at_once_are_handed_out_once_each_and_none_early(
+    new_redis: Callable[..., RedisServer],
+) -> None:
+    server = new_redis()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given jobs that are all due at one moment, by the clock that server and test share
+        moment = time.time() + 6
+        not_before: dict[str, float] = {}
+        for _ in range(JOBS // BATCH):
+            delay = moment - (now := time.time())
+            assert delay > 0, "this machine is too slow to prepare the test in time"
+            ids = new_ids(BATCH)
+            backend.enqueue(QUEUE, [NewJob(b"x", job_id, delay=delay) for job_id in ids])
+            not_before.update(dict.fromkeys(ids, now + delay))
+        # When somebody reserves from before that moment until all is done
+        held: list[Lease] = []
+        with Bystander(server) as bystander:
+            while not_before or held:
+                lost, leases = consumer.exchange([Ack(lease) for lease in held], 500, 30 if not_before else 0)
+                now = time.time()
+                assert set(lost) <= {None}
+                # Then each comes once, and in time
+                assert all(not_before.pop(lease.id) <= now for lease in leases)
+                assert leases or not not_before, f"{len(not_before)} jobs are missing"
+                held = leases
+        stats = backend.stats(QUEUE)
+        assert (stats.ready, stats.delayed, stats.reserved) == (0, 0, 0)
+    waits = sorted(bystander.waits)
+    print(
+        f"{len(waits)} PINGs meanwhile: median {waits[len(waits) // 2] * 1000:.2f} ms, "
+        f"p99 {waits[len(waits) * 99 // 100] * 1000:.2f} ms, longest {waits[-1] * 1000:.2f} ms"
+    )

@@ -1,0 +1,129 @@
+"""What a power failure would take, as a model: the log is cut back to what had reached the disk, as a trace shows it.
+
+``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
+some moment, and its log loses all that was written after the beginning of the last sync that had completed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from servers import RedisServer
+
+from multiq.backend import NewJob, State
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+SECONDS = 5.0  # of enqueuing, until the failure
+CERTAIN_AFTER = 3.0  # seconds; everysec aims at one, and starts a sync only when the one before has ended
+
+_CALL = re.compile(r"(\d+) +(write|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>(?P<rest>.*)")
+_RESUMED = re.compile(r"(\d+) +<\.\.\. (write|fdatasync|fsync) resumed>.*= (\d+)")
+_RESULT = re.compile(r"= (\d+)$")
+
+
+class TracedServer(RedisServer):
+    """A server whose writes and syncs are noted in a file."""
+
+    def command(self) -> Sequence[str]:
+        calls = "trace=write,fsync,fdatasync"
+        return ["strace", "-f", "-y", "-s", "0", "-e", calls, "-o", str(self.trace), *super().command()]
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace"
+
+
+@pytest.fixture(autouse=True)
+def _can_trace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: apt-get install strace")
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("ptrace is not allowed here")
+
+
+def lose_power(server: TracedServer) -> None:
+    """Kill the server, and take from its log what had not reached the disk."""
+    server.kill()
+    (log,) = (server.folder / "appendonlydir").glob("*.incr.aof")
+    synced = _synced_bytes(server.trace.read_text().splitlines(), log)
+    with log.open("r+b") as file:
+        file.truncate(synced)
+
+
+def _synced_bytes(trace: Sequence[str], log: Path) -> int:
+    """How much of the log was written before the beginning of the last sync that completed."""
+    written = synced = 0
+    before: dict[str, int] = {}  # thread -> what was written when its sync began
+    for thread, call, result in _calls(trace, log):
+        if call == "write" and result is not None:
+            written += result
+        elif call != "write" and result is None:
+            before[thread] = written
+        elif call != "write":
+            synced = before.pop(thread)
+    return synced
+
+
+def _calls(trace: Sequence[str], log: Path) -> Iterator[tuple[str, str, int | None]]:
+    """Thread, call, and its result; a sync comes twice, as it begins (None) and as it ends."""
+    unfinished: set[str] = set()
+    for line in trace:
+        if (call := _CALL.match(line)) and call["path"] == str(log):
+            thread, name = call[1], call[2]
+            result = _RESULT.search(call["rest"])
+            if name != "write":
+                yield thread, name, None
+            if result is not None:
+                yield thread, name, int(result[1])
+            else:
+                unfinished.add(thread)
+        elif (resumed := _RESUMED.match(line)) and resumed[1] in unfinished:
+            unfinished.remove(resumed[1])
+            yield resumed[1], resumed[2], int(resumed[3])
+
+
+def enqueue_until(backend: Backend, end: float) -> dict[str, float]:
+    """Enqueue one by one. Returns when each id was acknowledged."""
+    acknowledged: dict[str, float] = {}
+    while (now := time.monotonic()) < end:
+        (job_id,) = backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
+        acknowledged[job_id] = now
+    return acknowledged
+
+
+def survivors(backend: Backend) -> set[str]:
+    found: set[str] = set()
+    after: str | None = None
+    while True:
+        page = backend.jobs(QUEUE, State.READY, limit=1000, after=after)
+        found |= {job.id for job in page.jobs}
+        if page.after is None:
+            return found
+        after = page.after
+
+
+@pytest.mark.parametrize(("appendfsync", "certain_after"), [("always", 0.0), ("everysec", CERTAIN_AFTER)])
+def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(
+    appendfsync: str, certain_after: float
+) -> None:
+    with TracedServer(appendonly="yes", appendfsync=appendfsync) as server, open_backend(server.url) as backend:
+        acknowledged = enqueue_until(backend, end := time.monotonic() + SECONDS)
+        lose_power(server)
+        server.start()
+        lost = set(acknowledged) - survivors(backend)
+    print(f"appendfsync {appendfsync}: {len(lost)} of {len(acknowledged)} acknowledged jobs were lost")
+    assert [job_id for job_id in lost if acknowledged[job_id] < end - certain_after] == []
+    assert len(acknowledged) > 100
