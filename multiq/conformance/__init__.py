@@ -16,6 +16,7 @@ It needs pytest and hypothesis: ``pip install 'multiq[conformance]'``.
 from __future__ import annotations
 
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 from multiq.errors import MultiqError
@@ -49,6 +50,7 @@ _HOMES = {
     "without": "marks",
 }
 _EXTRA = ("pytest", "_pytest", "hypothesis")
+_WITH_ASSERTIONS = ("base", "threads", "topics")
 
 
 class ConformanceNotInstalled(MultiqError, ImportError):
@@ -68,6 +70,7 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    _show_values()
     try:
         module = importlib.import_module(f"{__name__}.{home}")
     except ModuleNotFoundError as exc:
@@ -75,6 +78,14 @@ def __getattr__(name: str) -> Any:
             raise
         raise _not_installed(exc) from exc
     return getattr(module, name)
+
+
+def _show_values() -> None:
+    """Inside a test run, have failed assertions show the values that differ; for what is loaded it is too late."""
+    pytest = sys.modules.get("pytest")
+    if pytest is not None:
+        names = (f"{__name__}.{name}" for name in _WITH_ASSERTIONS)
+        pytest.register_assert_rewrite(*(name for name in names if name not in sys.modules))
 
 
 def _not_installed(exc: ModuleNotFoundError) -> ConformanceNotInstalled:

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest keeps modules by name: each run's file has a new one
-_REWRITTEN = ("multiq.conformance.base", "multiq.conformance.topics", "multiq.conformance.threads")
 _SHORT = 12  # lines of a failure's summary
 _TOLD_OF = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # what a user's shell says to pytest is not for us
 
@@ -184,12 +183,6 @@ class _Collector:
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
 
     # --- pytest's hooks ---
-
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Failures show the values that differ, if the modules are not loaded yet."""
-        import pytest
-
-        pytest.register_assert_rewrite(*(name for name in _REWRITTEN if name not in sys.modules))
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.failed:

@@ -1,0 +1,104 @@
+"""The suite and the contract: each names all of the other."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.capabilities import POWERS
+from multiq.conformance.catalogue import TOPICS, suite, topic_name
+from multiq.conformance.ledger import ELSEWHERE, PARAGRAPHS
+from multiq.conformance.marks import PROMISES, REQUIRES, WITHOUT, noted, promise, requires, without
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CONTRACT = Path(__file__, "../../../docs/contract.md").resolve()
+TOPIC_FILES = Path(__file__, "../../../multiq/conformance/topics").resolve()
+
+
+def all_tests() -> Iterator[tuple[str, object]]:
+    """Each test of the suite, with its name."""
+    for topic in TOPICS:
+        for name, value in vars(topic).items():
+            if name.startswith("test_"):
+                yield f"{topic_name(topic)}.{name}", value
+
+
+def numbers_of_the_contract() -> list[str]:
+    return re.findall(r"^- \*\*(\d+\.\d+)\*\* ", CONTRACT.read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_the_ledger_has_the_contracts_paragraphs_in_its_order() -> None:
+    assert list(PARAGRAPHS) == numbers_of_the_contract()
+
+
+def test_every_test_names_a_paragraph() -> None:
+    assert [name for name, test in all_tests() if not noted(test, PROMISES)] == []
+
+
+def test_every_paragraph_has_a_test() -> None:
+    proved = {number for _, test in all_tests() for number in noted(test, PROMISES)}
+    assert set(PARAGRAPHS) - proved == set()
+
+
+def test_what_is_shown_elsewhere_is_a_part_of_a_paragraph_with_a_reason() -> None:
+    assert set(ELSEWHERE) <= set(PARAGRAPHS)
+    assert all(len(reason) > 20 for reason in ELSEWHERE.values())
+
+
+@pytest.mark.parametrize("power", POWERS)
+def test_every_power_has_a_test(power: str) -> None:
+    assert [name for name, test in all_tests() if power in noted(test, REQUIRES)]
+
+
+def test_no_test_requires_a_power_and_its_lack() -> None:
+    assert [name for name, test in all_tests() if set(noted(test, REQUIRES)) & set(noted(test, WITHOUT))] == []
+
+
+def test_there_are_as_many_behaviours_as_a_contract_of_this_length_needs() -> None:
+    assert len(list(all_tests())) >= 150
+
+
+def test_every_test_in_a_topics_file_is_in_the_suite() -> None:
+    written = sum(
+        len(re.findall(r"^    def test_", path.read_text(encoding="utf-8"), re.MULTILINE))
+        for path in TOPIC_FILES.glob("*.py")
+    )
+    assert written == len(list(all_tests()))
+
+
+def test_no_two_tests_of_the_suite_have_one_name() -> None:
+    # a second definition would silently replace the first
+    for path in TOPIC_FILES.glob("*.py"):
+        names = re.findall(r"^class (\w+)|^    def (test_\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert len(set(names)) == len(names), path.name
+
+
+def test_a_suite_has_a_class_for_each_topic() -> None:
+    from multiq.conformance import ManualHarness
+
+    classes = suite(ManualHarness)
+    assert len(classes) == len(TOPICS)
+    assert set(classes) == {f"Test{topic_name(topic)}" for topic in TOPICS}
+    assert all(cls.harness_class is ManualHarness for cls in classes.values())
+
+
+def test_a_function_can_make_the_harnesses() -> None:
+    from multiq.conformance import UrlHarness
+
+    def harness() -> UrlHarness:
+        return UrlHarness("memory://")
+
+    assert suite(harness)["TestAck"].harness_class().prefix != harness().prefix
+
+
+@pytest.mark.parametrize("decorator", [promise, requires, without])
+def test_a_misspelt_paragraph_or_power_is_refused(decorator: object) -> None:
+    with pytest.raises(ValueError, match=r"unknown: 99\.9"):
+        decorator("99.9")  # type: ignore[operator]
+    with pytest.raises(ValueError, match="nothing is named"):
+        decorator()  # type: ignore[operator]
