@@ -1,0 +1,569 @@
+"""What goes wrong with a Redis server and on the way to it: stopped, killed, full, flushed, busy, loading, slow.
+
+One deterministic test each. The server is real, and so is what is done to it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+import redis
+from processes import until, worker
+from proxy import Hole, Latency, Pass, Proxy
+from worker_app import app, nap, quick, read_diary
+
+from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.errors import (
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    LeaseLost,
+    MultiqError,
+)
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from servers import RedisServer
+
+    from multiq.backend import Backend, Consumer, Verdict
+
+    NewRedis = Callable[..., RedisServer]
+
+QUEUE = "mail"
+HOST = "127.0.0.1"
+DEADLINE = 1.0  # seconds, as ?timeout= says it
+GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+def url_of(port: int, **options: object) -> str:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"redis://{HOST}:{port}" + (f"?{query}" if query else "")
+
+
+@pytest.fixture
+def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
+    with Proxy((HOST, redis_server.port)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def producer() -> Iterator[Callable[[str], None]]:
+    """The test app's producing side, on this URL."""
+
+    def point(url: str) -> None:
+        app.close()
+        app._backend, app.url = None, url
+
+    yield point
+    app.close()
+    app._backend = None
+
+
+def numbers(path: Path, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(path) if said == word]
+
+
+# --- nobody answers --------------------------------------------------------------------------------------
+
+
+def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
+    return {
+        "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
+        "settle": lambda: consumer.settle([Ack(lease)]),
+        "peek": lambda: backend.peek(QUEUE, lease.id),
+        "jobs": lambda: backend.jobs(QUEUE, State.READY),
+        "delete": lambda: backend.delete(QUEUE, lease.id),
+        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
+        "kick": lambda: backend.kick(QUEUE, 5),
+        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
+        "pause": lambda: backend.pause(QUEUE, 5),
+        "resume": lambda: backend.resume(QUEUE),
+        "purge": lambda: backend.purge(QUEUE, [State.READY]),
+        "stats": lambda: backend.stats(QUEUE),
+        "queues": backend.queues,
+    }
+
+
+def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
+    """The call ends with a timeout, and not much after its deadline."""
+    start = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        call()
+    took = time.monotonic() - start
+    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
+
+
+def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None:
+    server = new_redis()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given connections that are open, and a lease
+        backend.enqueue(QUEUE, [new()])
+        (lease,) = consumer.reserve(1, 0)
+        calls = verbs(backend, consumer, lease)
+        # When the server is stopped: its kernel still takes what we send
+        server.pause()
+        # Then all give up, at once and each in its time
+        with ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(timed_out, calls.values()))
+        # And once it goes on, the next call is answered rightly
+        server.go_on()
+        assert backend.stats(QUEUE).queue == QUEUE
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.5])
+def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_redis: NewRedis, wait: float) -> None:
+    server = new_redis()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        server.pause()
+        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
+        server.go_on()
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
+
+
+def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_redis: NewRedis) -> None:
+    server = new_redis()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        stopper = threading.Timer(0.3, server.pause)
+        stopper.start()
+        timed_out(lambda: consumer.reserve(1, 2), 2 + DEADLINE)
+        stopper.join()
+
+
+def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
+    proxy.mode = Hole()
+    with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)]
+            list(pool.map(timed_out, calls))
+        proxy.mode = Pass()
+        assert backend.stats("never used").ready == 0
+
+
+def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
+    new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_redis()
+    producer(server.url)
+    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
+        process.wait_until_working()
+        quick.enqueue_many([(number,) for number in range(20)])
+        until(lambda: len(numbers(process.diary, "end")) >= 20)
+        server.pause()
+        time.sleep(2.5)
+        server.go_on()
+        quick.enqueue_many([(number,) for number in range(20, 40)])
+        until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+
+
+# --- nobody is there -------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
+    proxy.refuse()
+    with open_backend(f"redis://:S3CR3T@{HOST}:{proxy.port}") as backend:
+        with pytest.raises(BackendUnavailable, match=str(proxy.port)) as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert "S3CR3T" not in str(refused.value)
+        assert refused.value.__cause__ is not None
+
+
+def test_a_host_that_does_not_exist_is_unavailable() -> None:
+    with open_backend("redis://no-such-host.invalid:6379") as backend, pytest.raises(BackendUnavailable):
+        backend.stats(QUEUE)
+
+
+def test_a_server_that_speaks_something_else_is_a_typed_error() -> None:
+    with socket.create_server((HOST, 0)) as listener:
+
+        def answer() -> None:
+            for _ in range(2):  # the driver may try a second time
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(1000)
+                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        with (
+            open_backend(url_of(listener.getsockname()[1], timeout=DEADLINE)) as backend,
+            pytest.raises(BackendError),
+        ):
+            backend.stats(QUEUE)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_a_worker_that_starts_before_its_server_waits_for_it(
+    new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_redis()
+    server.stop()
+    with worker(tmp_path, server.url) as process:
+        until(
+            lambda: "unavailable" in process.log.lower() or "refused" in process.log.lower(), what=lambda: process.log
+        )
+        server.start()
+        producer(server.url)
+        quick.enqueue(1)
+        until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+
+
+@pytest.mark.parametrize("given", ["", "wrong"])
+def test_a_wrong_password_is_told_without_showing_it(new_redis: NewRedis, given: str) -> None:
+    server = new_redis(requirepass="S3CR3T")
+    with open_backend(f"redis://:{given}@{HOST}:{server.port}" if given else url_of(server.port)) as backend:
+        with pytest.raises(BackendUnavailable, match=r"(?i)password") as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert "wrong" not in str(refused.value).replace("wrong password", "")
+    with open_backend(f"redis://:S3CR3T@{HOST}:{server.port}") as backend:
+        backend.enqueue(QUEUE, [new()])
+
+
+def test_an_account_that_may_not_run_scripts_is_told_what_it_lacks(new_redis: NewRedis) -> None:
+    server = new_redis()
+    server.ask("ACL", "SETUSER", "reader", "on", ">S3CR3T", "~*", "+@read")
+    with open_backend(f"redis://reader:S3CR3T@{HOST}:{server.port}") as backend:
+        with pytest.raises(BackendUnavailable, match=r"(?i)permission|may not|ACL") as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert "S3CR3T" not in str(refused.value)
+
+
+# --- the connection goes away ----------------------------------------------------------------------------
+
+
+def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
+    queue = "reconnects"
+    us = psutil.Process()
+    with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
+        opened = []
+        for _ in range(100):
+            (job_id,) = backend.enqueue(queue, [new()])
+            proxy.cut()
+            (lease,) = consumer.reserve(1, 5)
+            assert (lease.id, lease.attempt) == (job_id, 1)
+            proxy.cut()
+            assert consumer.settle([Ack(lease)]) == [None]
+            opened.append(us.num_fds())
+        until(
+            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
+        )  # the proxy's, too
+        assert backend.queues() == [] or queue not in backend.queues()
+
+
+def test_connections_that_the_server_closes_for_idling_are_opened_again_without_a_word(new_redis: NewRedis) -> None:
+    server = new_redis()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new()])
+        (lease,) = consumer.reserve(1, 0)
+        server.set("timeout", "1")
+        until(lambda: _is_alone(server))
+        assert backend.stats(QUEUE).ready == 1
+        until(lambda: _is_alone(server))
+        assert consumer.settle([Ack(lease)]) == [None]
+        until(lambda: _is_alone(server))
+        assert len(consumer.reserve(1, 5)) == 1
+        assert consumer.reserve(1, 2.5) == []  # nor does it close on one who waits
+
+
+def _is_alone(server: RedisServer) -> bool:
+    """Whether nobody but who asks is connected."""
+    return bool(server.ask("INFO", "clients")["connected_clients"] == 1)
+
+
+def test_a_slow_way_makes_no_lease_end_early(
+    proxy: Proxy, redis_server: RedisServer, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    producer(redis_server.url)
+    proxy.mode = Latency(0.15)
+    nap.enqueue_many([(number, 0.4) for number in range(12)])  # of a ttr of 2 s
+    with worker(tmp_path, url_of(proxy.port), "stop_when_empty=True, threads=2") as process:
+        assert process.wait(60) == 0, process.log
+        assert sorted(numbers(process.diary, "start")) == list(range(12))
+
+
+# --- the server goes away, and comes back ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
+    new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None], end: str
+) -> None:
+    # Given a server that writes a log, a worker, and a producer that notes what was acknowledged
+    server = new_redis(appendonly="yes", appendfsync="everysec")
+    producer(url_of(server.port, timeout=DEADLINE))
+    acknowledged: list[int] = []
+    is_over = threading.Event()
+
+    def produce() -> None:
+        number = 0
+        while not is_over.is_set():
+            try:
+                quick.enqueue(number)
+            except BackendUnavailable:
+                time.sleep(0.02)
+            else:
+                acknowledged.append(number)
+                number += 1
+                time.sleep(0.001)
+
+    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
+        thread = threading.Thread(target=produce)
+        thread.start()
+        try:
+            # When the server ends in the middle of it, again and again
+            for _ in range(3):
+                known = len(acknowledged)
+                until(lambda known=known: len(acknowledged) > known + 100)  # type: ignore[misc]
+                getattr(server, end)()
+                time.sleep(0.2)
+                server.start()
+            known = len(acknowledged)
+            until(lambda: len(acknowledged) > known + 100, what=lambda: process.log)
+        finally:
+            is_over.set()
+            thread.join()
+        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+
+
+def test_delays_leases_and_counts_outlive_a_killed_server(new_redis: NewRedis) -> None:
+    server = new_redis(appendonly="yes", appendfsync="always")
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
+        held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]
+        assert consumer.settle([Release(failed, delay=3600, reason="try later"), Bury(spoilt, "bad")]) == [None, None]
+        server.kill()
+        server.start()
+        records = [backend.peek(QUEUE, job_id) for job_id in job_ids]
+        assert [job.state for job in records] == [State.RESERVED, State.DELAYED, State.DELAYED, State.BURIED]
+        assert [job.attempt for job in records] == [1, 1, 0, 1]
+        assert [job.reason for job in records] == [None, "try later", None, "bad"]
+        assert all(3500 < (job.due_in or 0) <= 3600 for job in records[1:3])
+        assert consumer.settle([Touch(held), Ack(held)]) == [None, None]
+
+
+def test_a_server_that_is_still_loading_is_waited_for_or_named(new_redis: NewRedis) -> None:
+    server = new_redis(save="3600 1", key_load_delay="3000", loading_process_events_interval_bytes="1024")
+    with server.client() as client:
+        pipe = client.pipeline(transaction=False)
+        for number in range(1000):
+            pipe.set(f"filler:{number}", "x" * 100)
+        pipe.execute()
+    with (
+        open_backend(url_of(server.port, timeout=20)) as patient,
+        open_backend(url_of(server.port, timeout=0.3)) as hasty,
+    ):
+        patient.enqueue(QUEUE, [new()])
+        server.stop()
+        server.start(wait=False)
+        until(lambda: _is_loading(server))
+        with pytest.raises(BackendUnavailable, match=r"(?i)load"):
+            hasty.stats(QUEUE)
+        assert patient.stats(QUEUE).ready == 1
+
+
+def _is_loading(server: RedisServer) -> bool:
+    try:
+        server.ask("PING")
+    except redis.BusyLoadingError:
+        return True
+    except redis.RedisError:
+        return False
+    raise AssertionError("the server was quicker to load than this test can look")
+
+
+# --- the server refuses ----------------------------------------------------------------------------------
+
+
+def test_a_full_server_refuses_jobs_whole_and_still_drains(new_redis: NewRedis) -> None:
+    server = new_redis(maxmemory="4mb")
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a queue that was filled until the server refused
+        backend.enqueue(QUEUE, [new(ttr=600) for _ in range(20)])
+        stored = 20 + _fill(backend)
+        # Then nothing of the refused batch is there
+        assert backend.stats(QUEUE).ready == stored
+        # And every verdict, kick, pause and purge is still taken
+        leases = consumer.reserve(4, 0)
+        assert len(leases) == 4
+        verdicts: list[Verdict] = [
+            Touch(leases[0]),
+            Release(leases[1]),
+            Release(leases[2], delay=3600),
+            Bury(leases[3], "bad"),
+        ]
+        assert consumer.settle(verdicts) == [None] * 4
+        assert consumer.settle([Ack(leases[0])]) == [None]
+        assert backend.kick(QUEUE, 1) == 1
+        backend.pause(QUEUE, 60)
+        backend.resume(QUEUE)
+        backend.kick_job(QUEUE, leases[2].id)
+        # And all of it can be drained, after which there is room again
+        done = 1
+        held: list[Any] = []
+        while True:
+            lost, held = consumer.exchange([Ack(lease) for lease in held], 50, 0)
+            assert set(lost) <= {None}
+            done += len(held)
+            if not held:
+                break
+        assert done == stored
+        backend.enqueue(QUEUE, [new(b"x" * 2000)])
+
+
+def _fill(backend: Backend) -> int:
+    """Enqueue until the server refuses. Returns how many jobs it took."""
+    taken = 0
+    while True:
+        try:
+            taken += len(backend.enqueue(QUEUE, [new(b"x" * 2000) for _ in range(10)]))
+        except BackendFull:
+            return taken
+
+
+def test_a_server_whose_snapshots_fail_is_unavailable_until_they_do_not(new_redis: NewRedis, tmp_path: Path) -> None:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    server = new_redis(save="3600 1", dir=str(folder))
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
+        backend.enqueue(QUEUE, [new()])
+        # Given a snapshot that failed, after which the server takes no changes
+        shutil.rmtree(folder)
+        server.ask("BGSAVE")
+        until(lambda: server.ask("INFO", "persistence")["rdb_last_bgsave_status"] == "err")
+        with pytest.raises(BackendUnavailable, match=r"(?i)snapshot|MISCONF|persist|disk"):
+            backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).ready == 1
+        # When there is a disk again
+        server.set("stop-writes-on-bgsave-error", "no")
+        backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).ready == 2
+
+
+def test_a_busy_server_is_a_timeout_at_the_deadline(new_redis: NewRedis) -> None:
+    server = new_redis(busy_reply_threshold="50")
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
+        backend.enqueue(QUEUE, [new()])
+        script = threading.Thread(target=_run_for_ever, args=(server,))
+        script.start()
+        try:
+            until(lambda: _is_busy(server))
+            start = time.monotonic()
+            with pytest.raises(BackendUnavailable, match=r"(?i)busy|script"):
+                backend.enqueue(QUEUE, [new()])
+            assert time.monotonic() - start < DEADLINE + GRACE
+        finally:
+            server.ask("SCRIPT", "KILL")
+            script.join()
+        backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).ready == 2
+
+
+def test_a_busy_server_is_waited_for_until_the_deadline(new_redis: NewRedis) -> None:
+    server = new_redis(busy_reply_threshold="50")
+    with open_backend(url_of(server.port, timeout=20)) as backend:
+        script = threading.Thread(target=_run_for_ever, args=(server,))
+        script.start()
+        until(lambda: _is_busy(server))
+        killer = threading.Timer(0.5, server.ask, args=("SCRIPT", "KILL"))
+        killer.start()
+        backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).ready == 1
+        killer.join()
+        script.join()
+
+
+def _run_for_ever(server: RedisServer) -> None:
+    with pytest.raises(redis.ResponseError):
+        server.ask("EVAL", "while true do end", 0)
+
+
+def _is_busy(server: RedisServer) -> bool:
+    try:
+        server.ask("PING")
+    except redis.ResponseError as exc:
+        return "BUSY" in str(exc)
+    return False
+
+
+# --- somebody deletes ------------------------------------------------------------------------------------
+
+
+def test_scripts_that_were_flushed_are_loaded_again_in_the_middle_of_work(new_redis: NewRedis) -> None:
+    server = new_redis()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE, "other"]) as consumer:
+        held: list[Any] = []
+        done = []
+        for number in range(30):
+            server.ask("SCRIPT", "FLUSH")
+            backend.enqueue(QUEUE if number % 2 else "other", [new(str(number).encode())])
+            server.ask("SCRIPT", "FLUSH")
+            lost, held = consumer.exchange([Ack(lease) for lease in held], 1, 5)
+            assert set(lost) <= {None}
+            done += [lease.body for lease in held]
+        assert consumer.settle([Ack(lease) for lease in held]) == [None]
+        assert done == [str(number).encode() for number in range(30)]
+        assert backend.queues() == []
+
+
+def test_a_flushed_server_ends_leases_and_starts_over(new_redis: NewRedis) -> None:
+    server = new_redis()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new(), new(delay=3600)])
+        (lease,) = consumer.reserve(1, 0)
+        server.ask("FLUSHALL")
+        (answer,) = consumer.settle([Ack(lease)])
+        assert isinstance(answer, LeaseLost)
+        assert consumer.reserve(1, 0) == []
+        assert backend.queues() == []
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        assert [lease.id for lease in consumer.reserve(5, 5)] == [job_id]
+
+
+def test_a_worker_outlives_a_flush(new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]) -> None:
+    server = new_redis()
+    producer(server.url)
+    with worker(tmp_path, server.url) as process:
+        process.wait_until_working()
+        nap.enqueue(1, 0.5)
+        until(lambda: numbers(process.diary, "start") == [1])
+        server.ask("FLUSHALL")
+        quick.enqueue(2)
+        until(lambda: 2 in numbers(process.diary, "end"), what=lambda: process.log)
+
+
+@pytest.mark.parametrize("name", ["ready", "jobs", "delayed"])
+def test_keys_that_somebody_overwrote_are_a_typed_error(new_redis: NewRedis, name: str) -> None:
+    server = new_redis()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new(delay=3600)])
+        keys = [key for key in server.ask("KEYS", "*") if key.endswith(name.encode())]
+        assert keys, f"no key ends with {name}"
+        for key in keys:
+            server.ask("SET", key, "garbage")
+        for call in (lambda: backend.enqueue(QUEUE, [new(), new(delay=1)]), lambda: consumer.reserve(1, 0)):
+            with pytest.raises(MultiqError):
+                call()
