@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import signal
+import time
 import warnings
 from typing import TYPE_CHECKING
+
+from .threads import HANGS
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -13,7 +17,7 @@ if TYPE_CHECKING:
 def fork(work: Callable[[], object]) -> int:
     """Do *work* in a forked child, which ends without any of its parent's clean-up. Returns its process id."""
     with warnings.catch_warnings():
-        # newer Pythons warn that a child does not inherit threads; no thread of the suite holds a lock here
+        # newer Pythons warn of locks that threads hold while the process forks; that a backend can take it is the claim
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
@@ -27,5 +31,13 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def ended_well(child: int) -> bool:
-    """Whether the child's work went through. Waits for its end."""
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    """Whether the child's work went through. Waits for its end; one that hangs is killed."""
+    give_up_at = time.monotonic() + HANGS
+    while True:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status) == 0
+        if time.monotonic() > give_up_at:
+            os.kill(child, signal.SIGKILL)
+            give_up_at = float("inf")
+        time.sleep(0.005)

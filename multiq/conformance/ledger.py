@@ -74,6 +74,7 @@ PARAGRAPHS: dict[str, str] = {
 
 #: paragraph -> what the suite cannot show of it, and where that is shown instead
 ELSEWHERE: dict[str, str] = {
+    "2.3": "EnqueuePartial: no call makes a store fail in mid-batch, so it is shown by each driver's own fault tests",
     "2.5": "a caller's wrong clock: needs a second host's clock, so it is shown by each driver's own tests",
     "11.1": "a killed process: shown by tests/integration and tests/soak, which kill real workers",
     "11.2": "a store that fails: shown by each driver's own fault tests; here only calls that go wrong by themselves",

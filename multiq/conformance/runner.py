@@ -204,8 +204,9 @@ class _Collector:
     def pytest_keyboard_interrupt(self, excinfo: pytest.ExceptionInfo[BaseException]) -> None:
         self._stopped_by = KeyboardInterrupt()
 
-    def pytest_internalerror(self, excrepr: object) -> None:
+    def pytest_internalerror(self, excrepr: object) -> bool:
         self._errors.append(str(excrepr))
+        return True  # told by our own error, not on standard error
 
     # --- how ---
 

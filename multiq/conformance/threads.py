@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HANGS = 120.0  # seconds after which a race counts as hung, whatever the machine
+HANGS = 60.0  # seconds after which a race counts as hung, whatever the machine
 
 
 class Background(Generic[T]):

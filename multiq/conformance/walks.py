@@ -9,7 +9,6 @@ milliseconds; a walk that a stalled machine could not keep up with is given up, 
 from __future__ import annotations
 
 import itertools
-import math
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from hypothesis import HealthCheck, Phase, given, settings
@@ -368,9 +367,11 @@ class Pace:
 
     def __init__(self, harness: Harness, can: Capabilities) -> None:
         self.is_real = harness.real_time
-        self.step = 0.75  # no round number of seconds: what cuts or rounds them is found out
         if self.is_real:
-            self.step = max(2 * math.ceil(can.delay_resolution / 0.5) * 0.5, 0.6)
+            self.step = 2 * max(can.delay_resolution, 0.4)  # half of it is a delay that the backend can tell
+        else:
+            # no round number of seconds, if the backend can tell others: what cuts or rounds them is found out
+            self.step = max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
     def delay(self, ticks: int) -> float:
@@ -383,7 +384,8 @@ class Pace:
 
     def _length(self, ticks: int) -> float:
         """In real time an end lies in the middle between two ticks, so that nothing happens close to it."""
-        return (ticks - 0.5) * self.step if self.is_real else ticks * self.step
+        # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
+        return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step
 
 
 # --- the walk --------------------------------------------------------------------------------------------

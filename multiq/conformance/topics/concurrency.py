@@ -287,10 +287,10 @@ class ConcurrencyTests(Topic):
         # Given many consumers that wait at an empty queue
         consumers = self._consumers_of_their_own()
         waiting = [self.waiting(consumer) for consumer in consumers]
-        # When somebody enqueues elsewhere, then every call returns
-        other = self.another_queue()
-        enqueuing = self.background(lambda: [self.enqueue(queue=other) for _ in range(20)])
-        assert len(enqueuing.result(HANGS)) == 20
+        # When somebody enqueues jobs for later into that very queue, then every call returns
+        enqueuing = self.background(lambda: [self.enqueue(delay=LONG) for _ in range(20)])
+        assert len(self.woken(enqueuing)) == 20
+        assert self.counts() == (0, 20, 0, 0)
         # And the consumers wait on
         assert all(thread.is_alive() for thread in waiting)
 

@@ -103,9 +103,9 @@ class LifecycleTests(Topic):
         read, write = os.pipe()
         child = fork(lambda: os.write(write, self.enqueue(b"from a child").encode()))
         os.close(write)
+        assert ended_well(child)
         with os.fdopen(read) as pipe:
             job_id = pipe.read()
-        assert ended_well(child)
         # Then its job is here
         assert self.peek(job_id).body == b"from a child"
         assert self.take().id == job_id

@@ -11,11 +11,11 @@ class TouchTests(Topic):
 
     @promise("5.4", "4.1")
     def test_a_touch_gives_the_full_ttr_again(self) -> None:
-        # Given a lease of which half is over
+        # Given a lease of which a third is over
         self.enqueue(ttr=self.short_ttr)
         end = self.in_(self.short_ttr)
         lease = self.take()
-        self.harness.advance(self.short_ttr / 2)
+        self.harness.advance(self.short_ttr / 3)
         # When it is touched
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(lease))
@@ -30,7 +30,7 @@ class TouchTests(Topic):
         # Given a lease that was touched once
         self.enqueue(ttr=self.short_ttr)
         lease = self.take()
-        self.harness.advance(self.short_ttr / 2)
+        self.harness.advance(self.short_ttr / 3)
         self.settle(Touch(lease))
         # When a whole ttr has passed since, then it has ended
         self.harness.past(self.in_(self.short_ttr))
@@ -54,7 +54,7 @@ class TouchTests(Topic):
         self.enqueue(ttr=self.short_ttr)
         lease = self.take()
         for _ in range(3):
-            self.harness.advance(self.short_ttr / 2)
+            self.harness.advance(self.short_ttr / 3)
             self.settle(Touch(lease))
         # Then the job is still its own, in its first attempt
         self.settle(Release(lease))
@@ -86,7 +86,7 @@ class TouchTests(Topic):
         self.enqueue_all(b"kept", b"let go", ttr=self.short_ttr)
         kept, let_go = self.reserve()
         end = self.in_(self.short_ttr)
-        self.harness.advance(self.short_ttr / 2)
+        self.harness.advance(self.short_ttr / 3)
         # When one is touched
         new_end = self.in_(self.short_ttr)
         self.settle(Touch(kept))
