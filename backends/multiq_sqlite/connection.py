@@ -37,6 +37,7 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
+_CHECKPOINT_PATIENCE = 100  # milliseconds
 _COMMITS_BETWEEN_LOOKS = 16  # at the length of the log
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
@@ -210,7 +211,10 @@ class Connection:
         self._commits += 1
         if self._commits % _COMMITS_BETWEEN_LOOKS == 0 and _size(self._database.path + "-wal") > opening.LONG_LOG:
             with contextlib.suppress(sqlite3.Error):  # the commit stands; somebody else's next one will do
+                sqlite.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_PATIENCE}")  # until all have read to the end
                 sqlite.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+            with contextlib.suppress(sqlite3.Error):
+                sqlite.execute("PRAGMA busy_timeout = 0")
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
