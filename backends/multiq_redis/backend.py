@@ -35,7 +35,7 @@ from .caller import Callers
 from .consumer import RedisConsumer
 from .doctor import examine
 from .facts import Facts
-from .jobs import MICROSECOND, listed, microseconds, new_jobs, pack_id, peeked
+from .jobs import MICROSECOND, listed, microseconds, new_job, new_jobs, pack_id, peeked
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -108,9 +108,12 @@ class RedisBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
-        self._check_sizes(jobs)
-        if jobs:
-            self._call("enqueue", queue, new_jobs(jobs))
+        alone = new_job(jobs[0]) if len(jobs) == 1 else None
+        if alone is not None:
+            self._callers.call("enqueue_one", queue, alone)
+        elif jobs:
+            self._check_sizes(jobs)
+            self._callers.call("enqueue", queue, new_jobs(jobs))
         return [job.id for job in jobs]
 
     # --- consuming ---
@@ -122,7 +125,7 @@ class RedisBackend(Backend):
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         packed = pack_id(job_id)
-        reply = self._call("peek", queue, (packed,))
+        reply = self._callers.call("peek", queue, (packed,))
         if reply is None:
             raise JobNotFound(queue, job_id)
         found, now = peeked(packed, reply)
@@ -134,7 +137,7 @@ class RedisBackend(Backend):
         shown: list[JobRecord] = []
         while True:
             asked = min(limit + 1 - len(shown), _SLICE)
-            found, now = listed(state, self._call("jobs", queue, (asked, *place), state=state.value))
+            found, now = listed(state, self._callers.call("jobs", queue, (asked, *place), state=state.value))
             for cursor, job in found:
                 if len(shown) == limit:
                     return Page(shown, "{}.{}".format(*place))
@@ -161,7 +164,7 @@ class RedisBackend(Backend):
         return sorted(queue for queue in found if queue is not None)
 
     def stats(self, queue: str) -> QueueStats:
-        ready, delayed, reserved, buried, pause = self._call("stats", queue)
+        ready, delayed, reserved, buried, pause = self._callers.call("stats", queue)
         return QueueStats(
             queue=queue,
             ready=ready,
@@ -172,10 +175,10 @@ class RedisBackend(Backend):
         )
 
     def pause(self, queue: str, seconds: float) -> None:
-        self._call("pause", queue, (microseconds(seconds),))
+        self._callers.call("pause", queue, (microseconds(seconds),))
 
     def resume(self, queue: str) -> None:
-        self._call("pause", queue, (0,))
+        self._callers.call("pause", queue, (0,))
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         self._promote_all(queue)
@@ -191,12 +194,8 @@ class RedisBackend(Backend):
 
     # --- how ---
 
-    def _call(self, verb: str, queue: str, arguments: Sequence[Any] = (), *, state: str | None = None) -> Any:
-        with self._callers.borrowed() as caller:
-            return caller.call(verb, queue, arguments, state=state)
-
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
-        answer = self._call(verb, queue, (pack_id(job_id), *details))
+        answer = self._callers.call(verb, queue, (pack_id(job_id), *details))
         if answer in _REFUSALS:
             raise _REFUSALS[answer](queue, job_id)
 
@@ -204,14 +203,14 @@ class RedisBackend(Backend):
         done = 0
         while done < limit:
             asked = min(_SLICE, limit - done)
-            moved = int(self._call(verb, queue, (asked,), state=state))
+            moved = int(self._callers.call(verb, queue, (asked,), state=state))
             done += moved
             if moved < asked:
                 break
         return done
 
     def _promote_all(self, queue: str) -> None:
-        while self._call("promote", queue) == b"1":
+        while self._callers.call("promote", queue) == b"1":
             pass
 
     def _scan(self) -> Iterator[bytes]:

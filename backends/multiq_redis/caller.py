@@ -104,15 +104,16 @@ class Caller:
         *state* names the set of those scripts that take one of several. With *number* an earlier call is repeated
         that may or may not have arrived. Raises ``BackendError``.
         """
-        is_numbered = script(verb).is_numbered
         if number is None:
             number = self.next_number()
+        if script(verb).is_numbered:
+            arguments = (number, *arguments)
 
         def packed(wire: Wire, *, with_text: bool) -> bytes:
             head = self._head(verb, queue, state, before_7=wire.is_before_7)
             if with_text:
                 head = ("EVAL", script(verb, before_7=wire.is_before_7).text, *head[2:])
-            return pack((*head, number, *arguments) if is_numbered else (*head, *arguments))
+            return pack((*head, *arguments))
 
         return _Tries(self, queue, packed).answer()
 
@@ -278,17 +279,19 @@ class Callers:
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Caller]:
         """A caller for a moment."""
-        try:
-            caller = self._idle.pop()
-        except IndexError:
-            caller = Caller(self.servers, self.prefix)
+        caller = self._take()
         try:
             yield caller
         finally:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append(caller)
-            else:
-                caller.close()
+            self._put_back(caller)
+
+    def call(self, verb: str, queue: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
+        """One call by whichever caller is free, for what it is in ``Caller.call``."""
+        caller = self._take()
+        try:
+            return caller.call(verb, queue, arguments, state=state)
+        finally:
+            self._put_back(caller)
 
     def own(self) -> Caller:
         """A caller to keep."""
@@ -306,3 +309,15 @@ class Callers:
             caller = reference()
             if caller is not None:
                 caller.hang_up()
+
+    def _take(self) -> Caller:
+        try:
+            return self._idle.pop()
+        except IndexError:
+            return Caller(self.servers, self.prefix)
+
+    def _put_back(self, caller: Caller) -> None:
+        if len(self._idle) < _MAX_IDLE:
+            self._idle.append(caller)
+        else:
+            caller.close()

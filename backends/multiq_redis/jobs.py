@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import struct
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,6 +21,7 @@ _REST = struct.Struct(">IQ12xx12x")  # a record from the priority to the body: p
 _RECORD = struct.Struct(">QQIQIIIB12s")  # lua/include/record.lua
 _DELAY = struct.Struct(">Q")
 _BODY_APART = 1
+_INLINE = 1024  # bytes of the largest body that is kept in its job's record; lua/enqueue.lua
 
 _TOKEN_SIZE = 12  # bytes
 _NO_TOKEN = b"?" * _TOKEN_SIZE
@@ -40,11 +42,13 @@ def microseconds(seconds: float) -> int:
 def pack_id(job_id: str) -> bytes:
     """An id as it is stored: a UUID in 16 bytes, anything else as its text and an end mark, in 17 or more."""
     if len(job_id) == 36:
+        digits = job_id.replace("-", "")
         try:
-            packed = bytes.fromhex(job_id.replace("-", ""))
+            packed = bytes.fromhex(digits)
         except ValueError:
             packed = b""
-        if len(packed) == _UUID_SIZE and unpack_id(packed) == job_id:
+        # only what comes back the same: not capitals, not other places for the dashes
+        if packed.hex() == digits and job_id[8] == job_id[13] == job_id[18] == job_id[23] == "-" and len(digits) == 32:
             return packed
     return (job_id.encode("utf-8", "surrogatepass") + _END).ljust(_UUID_SIZE + 1, b"\0")
 
@@ -66,14 +70,21 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
     for job in jobs:
         unique.setdefault(job.id, job)  # the first of an id counts, as if they came one by one
     arguments = [_delays(unique.values())]
-    options: tuple[int, float] | None = None
-    head = b""
     for job in unique.values():
-        if options != (job.priority, job.ttr):
-            options = (job.priority, job.ttr)
-            head = _REST.pack(job.priority, microseconds(job.ttr))
-        arguments += (pack_id(job.id), head + job.body)
+        arguments += (pack_id(job.id), _head(job.priority, job.ttr) + job.body)
     return arguments
+
+
+def new_job(job: NewJob) -> tuple[bytes, int, bytes] | None:
+    """The arguments of ``lua/enqueue_one.lua``, if the job is one for it."""
+    if job.delay or len(job.body) > _INLINE:
+        return None
+    return pack_id(job.id), job.priority, _head(job.priority, job.ttr) + job.body
+
+
+@functools.lru_cache(maxsize=256)
+def _head(priority: int, ttr: float) -> bytes:
+    return _REST.pack(priority, round(ttr * MICROSECOND))
 
 
 def _delays(jobs: Collection[NewJob]) -> bytes:

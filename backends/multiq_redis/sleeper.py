@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import hiredis
 
-from multiq.errors import BackendError
+from multiq.errors import BackendError, BackendTimeout
 
 from . import keys
 from .caller import forks
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _COARSE = 0.5  # seconds: what the server's own timeouts may be late by
 _SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
-_ANSWERS_WITHIN = 1.0  # seconds for a server to confirm that it stopped waiting
+_RINGS_WITHIN = 1.0  # seconds that waking somebody else may take
 _TROUBLED = 0.1  # seconds to sleep without a bell, where there is none to be had at the moment
 _HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}
 
@@ -65,6 +65,9 @@ class Sleeper:
             self._abandon(asleep)
             if code_of(exc) not in _HARMLESS:
                 raise explain(exc, "the server", self._servers.timeout) from exc
+        except (TimeoutError, BackendTimeout) as exc:
+            self._abandon(asleep)
+            raise explain(exc, "the server", self._servers.timeout) from exc
         except (*FAILURES, BackendError):
             self._abandon(asleep)  # looking at the queues will tell what it is
         except BaseException:
@@ -83,7 +86,7 @@ class Sleeper:
     def ring(self, queue: str) -> None:
         """Wake somebody else who sleeps there."""
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
-            deadline = time.monotonic() + _ANSWERS_WITHIN
+            deadline = time.monotonic() + _RINGS_WITHIN
             wire = self._caller.wire(queue, deadline)
             wire.ask(pack(("ZADD", keys.hint(keys.base(self._callers.prefix, queue)), 0, "1")), deadline)
 
@@ -129,14 +132,15 @@ class Sleeper:
             if wire.sock.fileno() not in answered and not self._unblock(queue, wire):
                 wire.close()
                 continue
-            rang = wire.read(time.monotonic() + _ANSWERS_WITHIN) is not None or rang
+            rang = wire.read(time.monotonic() + self._servers.timeout) is not None or rang
         return rang
 
     def _unblock(self, queue: str, wire: Wire) -> bool:
+        """Whether the server let it go. It may not be allowed to: then the connection has to be closed."""
         if not wire.client_id:
             return False
-        with self._callers.borrowed() as caller, contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
-            deadline = time.monotonic() + _ANSWERS_WITHIN
+        deadline = time.monotonic() + self._servers.timeout
+        with self._callers.borrowed() as caller, contextlib.suppress(hiredis.ReplyError):
             caller.wire(queue, deadline).ask(pack(("CLIENT", "UNBLOCK", wire.client_id)), deadline)
             return True
         return False

@@ -14,31 +14,33 @@ local INLINE = 1024 -- bytes of the largest body that is kept in its job's recor
 local BEFORE_BODY = 37 -- bytes of a record from the priority to the body
 
 local ids = {}
-for i = 3, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+for i = 1, (#ARGV - 2) / 2 do ids[i] = ARGV[2 * i + 1] end
 local held = many_got('HMGET', KEYS[2], ids)
-local fresh = {}
+local fresh, count = {}, 0
 for i = 1, #ids do
-    if not held[i] then fresh[#fresh + 1] = i end
+    if not held[i] then
+        count = count + 1
+        fresh[count] = i
+    end
 end
-if #fresh == 0 then return remember('ok') end
+if count == 0 then return remember('ok') end
 
-local sequence = redis.call('INCRBY', KEYS[4], #fresh) - #fresh
+local sequence = redis.call('INCRBY', KEYS[4], count) - count
 local enqueued_at = u64(now)
 local fields, ready, delayed, bodies = {}, {}, {}, {}
 local due_first
-for n = 1, #fresh do
+for n = 1, count do
     local i = fresh[n]
     local id, rest = ids[i], ARGV[2 * i + 2]
-    local head = u64(sequence + n)
+    local head = pack('>I8', sequence + n)
     local place = head .. sub(rest, 1, 4) .. id
     if #rest > BEFORE_BODY + INLINE then
         bodies[#bodies + 1] = id
         bodies[#bodies + 1] = sub(rest, BEFORE_BODY + 1)
         rest = sub(rest, 1, 24) .. '\1' .. NOBODY
     end
-    fields[2 * n - 1] = id
-    fields[2 * n] = head .. enqueued_at .. rest
-    local delay = ARGV[2] == '' and 0 or (struct.unpack('>I8', ARGV[2], 8 * i - 7))
+    fields[2 * n - 1], fields[2 * n] = id, head .. enqueued_at .. rest
+    local delay = ARGV[2] == '' and 0 or (unpacked('>I8', ARGV[2], 8 * i - 7))
     if delay > 0 then
         delayed[#delayed + 1] = now + delay
         delayed[#delayed + 1] = place

@@ -100,23 +100,23 @@ end
 
 local function settle()
     local ids, answers = {}, {}
-    for i = 4, #ARGV, 2 do ids[#ids + 1] = ARGV[i] end
+    for i = 1, (#ARGV - 3) / 2 do ids[i] = ARGV[2 * i + 2] end
     if #ids == 0 then return '' end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
     local is_over = refusals()
-    local settled, places, acked, flagged = {}, {}, {}, {}
+    local settled, places, acked, flagged, count = {}, {}, {}, {}, 0
     for i = 1, #ids do
         local id, record, verdict = ids[i], records[i], ARGV[2 * i + 3]
         local place = record and place_of(id, record)
-        if not record or settled[id] or token_of(record) ~= sub(verdict, 1, 12) or is_over(place) then
+        if not record or settled[id] or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then
             answers[i] = '0'
         else
             answers[i] = '1'
             local kind = sub(verdict, 13, 13)
             settled[id] = kind ~= 't'
             if kind == 'a' then
-                places[#places + 1] = place
-                acked[#acked + 1] = id
+                count = count + 1
+                places[count], acked[count] = place, id
                 if flags_of(record) > 0 then flagged[#flagged + 1] = id end
             else
                 carry_out[kind](id, record, place, sub(verdict, 14))
@@ -135,35 +135,37 @@ local function paused_until()
     return at > now and at or nil
 end
 
-local function show(reply, id, record)
-    reply[#reply + 1] = id
-    reply[#reply + 1] = record
-    if flags_of(record) % 2 == 1 then reply[#reply + 1] = redis.call('HGET', KEYS[3], id) or '' end
+local function show(reply, size, id, record)
+    reply[size + 1] = id
+    reply[size + 2] = record
+    if flags_of(record) % 2 == 0 then return size + 2 end
+    reply[size + 3] = redis.call('HGET', KEYS[3], id) or ''
+    return size + 3
 end
 
 local function hand_out(reply)
     local popped = redis.call('ZPOPMIN', KEYS[5], limit)
-    local ids, fields, leases = {}, {}, {}
-    for i = 1, #popped, 2 do ids[#ids + 1] = id_in(popped[i]) end
-    if #ids == 0 then return ids end
+    local ids, taken, fields, leases = {}, {}, {}, {}
+    for i = 1, #popped / 2 do ids[i] = sub(popped[2 * i - 1], 13) end
+    if #ids == 0 then return taken end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
-    local taken = {}
+    local count, size = 0, #reply
     for i = 1, #ids do
-        local record = records[i]
-        if record then
-            record = sub(record, 1, 28) .. u32(count_at(record, 29) + 1) .. sub(record, 33, 41) .. token
+        local id, record = ids[i], records[i]
+        if record then -- else somebody deleted it by hand
+            record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
                 .. sub(record, 54)
-            taken[#taken + 1] = ids[i]
-            fields[#fields + 1] = ids[i]
-            fields[#fields + 1] = record
-            leases[#leases + 1] = now + ttr_of(record)
-            leases[#leases + 1] = popped[2 * i - 1]
-            show(reply, ids[i], record)
+            count = count + 1
+            taken[count] = id
+            fields[2 * count - 1], fields[2 * count] = id, record
+            leases[2 * count - 1], leases[2 * count] = now + unpacked('>I8', record, 21), popped[2 * i - 1]
+            size = show(reply, size, id, record)
         end
     end
-    if #taken == 0 then return taken end
-    redis.call('HSET', KEYS[2], unpack(fields))
-    redis.call('ZADD', KEYS[7], unpack(leases))
+    if count > 0 then
+        redis.call('HSET', KEYS[2], unpack(fields))
+        redis.call('ZADD', KEYS[7], unpack(leases))
+    end
     return taken
 end
 
@@ -208,7 +210,9 @@ local function again(seen)
     local is_over = refusals()
     for _, id in ipairs(cmsgpack.unpack(sub(seen, colon + 1))) do
         local record = redis.call('HGET', KEYS[2], id)
-        if record and token_of(record) == token and not is_over(place_of(id, record)) then show(reply, id, record) end
+        if record and token_of(record) == token and not is_over(place_of(id, record)) then
+            show(reply, #reply, id, record)
+        end
     end
     return reply
 end

@@ -5,22 +5,23 @@
 -- Its place, the member of whichever sorted set it stands in: sequence, priority, id. So equal scores sort by age.
 -- A job keeps its record wherever it stands; which set holds its place is its state.
 local sub = string.sub
+local pack, unpacked = struct.pack, struct.unpack
 local NOBODY = string.rep('\0', 12)
 
-local function u32(number) return struct.pack('>I4', number) end
+local function u32(number) return pack('>I4', number) end
 
-local function u64(number) return struct.pack('>I8', number) end
+local function u64(number) return pack('>I8', number) end
 
 local function place_of(id, record) return sub(record, 1, 8) .. sub(record, 17, 20) .. id end
 
 local function id_in(place) return sub(place, 13) end
 
-local function priority_in(place) return (struct.unpack('>I4', place, 9)) end
+local function priority_in(place) return (unpacked('>I4', place, 9)) end
 
 local function token_of(record) return sub(record, 42, 53) end
 
 local function flags_of(record) return string.byte(record, 41) end
 
-local function ttr_of(record) return (struct.unpack('>I8', record, 21)) end
+local function ttr_of(record) return (unpacked('>I8', record, 21)) end
 
-local function count_at(record, position) return (struct.unpack('>I4', record, position)) end
+local function count_at(record, position) return (unpacked('>I4', record, position)) end
