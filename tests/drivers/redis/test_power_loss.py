@@ -1,4 +1,6 @@
-"""What a power failure would take, as a model: the log is cut back to what had reached the disk, as a trace shows it.
+"""What a power failure would take, and what a full disk does.
+
+The power failure is a model: the log is cut back to what had reached the disk, as a trace shows it.
 
 ``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
 some moment, and its log loses all that was written after the beginning of the last sync that had completed.
@@ -6,22 +8,24 @@ some moment, and its log loses all that was written after the beginning of the l
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shutil
 import subprocess
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from servers import RedisServer
+from servers import RedisServer, until
 
 from multiq.backend import NewJob, State
+from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
 
     from multiq.backend import Backend
 
@@ -127,3 +131,60 @@ def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(
     print(f"appendfsync {appendfsync}: {len(lost)} of {len(acknowledged)} acknowledged jobs were lost")
     assert [job_id for job_id in lost if acknowledged[job_id] < end - certain_after] == []
     assert len(acknowledged) > 100
+
+
+# --- a disk that fails -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def failing_disk(server: RedisServer) -> Iterator[None]:
+    """Each sync of the server's log fails as on a full disk."""
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(server.pid)]
+    inject = ["-e", "trace=fdatasync,fsync", "-e", "inject=fdatasync,fsync:error=ENOSPC"]
+    with subprocess.Popen([*command, *inject], stderr=subprocess.DEVNULL) as tracer:
+        try:
+            until(lambda: _is_traced(server), "strace holds the server")
+            yield
+        finally:
+            tracer.terminate()
+
+
+def _is_traced(server: RedisServer) -> bool:
+    status = Path(f"/proc/{server.pid}/status").read_text()
+    return "TracerPid:\t0" not in status
+
+
+def test_a_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_lost() -> None:
+    with RedisServer(appendonly="yes", appendfsync="always") as server, open_backend(server.url) as backend:
+        # Given acknowledged jobs, and a disk that fails from then on
+        acknowledged = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(50)])
+        with failing_disk(server):
+            # Then the server ends rather than acknowledge what it could not keep
+            with pytest.raises(BackendUnavailable):
+                backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
+            until(lambda: not server.is_running, "the server has ended")
+        server.start()
+        assert set(acknowledged) <= survivors(backend)
+
+
+def test_a_full_disk_makes_a_server_that_syncs_every_second_refuse_jobs() -> None:
+    with RedisServer(appendonly="yes", appendfsync="everysec") as server, open_backend(server.url) as backend:
+        known = set(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
+        with failing_disk(server):
+            refusals: list[BackendUnavailable] = []
+
+            def is_refused() -> bool:
+                try:
+                    known.update(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
+                except BackendUnavailable as exc:
+                    refusals.append(exc)
+                return bool(refusals)
+
+            until(is_refused, "the server has noticed that it cannot keep anything")
+            assert "MISCONF" in str(refusals[0])
+        # When there is room on the disk again and the server was restarted (7.0 does not try again by itself)
+        server.stop()
+        server.start()
+        # Then it takes jobs again, and has those that it had
+        known.update(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
+        assert known <= survivors(backend)
