@@ -269,7 +269,8 @@ class Topic:
         for power in noted(function, REQUIRES):
             gap = self.can.claim(power)
             if isinstance(gap, Gap):
-                self._request.node.user_properties.append((REFUSED, {"power": power, "gap": gap}))
+                # plain words: pytest-xdist sends properties between processes
+                self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
                 pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
         for power in noted(function, WITHOUT):
             if self.can.claim(power):

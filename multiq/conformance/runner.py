@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiq.capabilities import POWERS, Gap
+from multiq.capabilities import POWERS
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.url import redact
 
@@ -253,9 +253,8 @@ def _with_outcome(row: Row, reports: Sequence[pytest.TestReport]) -> Row:
     if failure is not None:
         changes = {"outcome": "failed", "reason": _short(failure), "detail": failure.longreprtext}
     elif REFUSED in properties:
-        refused = properties[REFUSED]
-        gap: Gap = refused["gap"]
-        changes = {"outcome": "refused", "power": refused["power"], "gap": gap.kind, "reason": gap.reason}
+        power, kind, reason = properties[REFUSED]
+        changes = {"outcome": "refused", "power": power, "gap": kind, "reason": reason}
     elif any(report.skipped for report in reports):
         changes = {"outcome": "does not apply", "reason": properties.get(MEANINGLESS, "it was skipped")}
     return msgspec.structs.replace(row, **changes)

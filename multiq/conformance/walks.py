@@ -148,8 +148,9 @@ Step: TypeAlias = (
 )
 
 
-def _walks(can: Capabilities, stretches: int) -> st.SearchStrategy[list[Step]]:
-    """Walks of what the backend can do, in so many stretches at most, with time between them."""
+def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
+    """Walks of what the backend can do: stretches of steps with time between them, little of it if it is real."""
+    stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
     queue = st.sampled_from([0, 0, 0, 1])  # few jobs are met twice where there is much room
     consumer = st.integers(0, len(WAYS) - 1)
     recent = st.integers(0, 7)  # counted from the newest, so that walks are about what is still there
@@ -177,7 +178,7 @@ def _walks(can: Capabilities, stretches: int) -> st.SearchStrategy[list[Step]]:
         st.builds(Resume, queue),
         st.builds(Purge, queue, st.lists(st.sampled_from(STORED_STATES), max_size=3)),
     )  # fmt: skip
-    tick = st.builds(Tick, st.sampled_from([1, 1, 1, 2, 3]))
+    tick = st.builds(Tick, st.sampled_from(ticks))
     stretch = st.lists(step, min_size=4, max_size=10)
     return st.lists(st.tuples(stretch, tick), min_size=min(6, stretches), max_size=stretches).map(
         lambda parts: [step for stretch, tick in parts for step in (*stretch, tick)]
@@ -368,7 +369,7 @@ class Pace:
     def __init__(self, harness: Harness, can: Capabilities) -> None:
         self.is_real = harness.real_time
         if self.is_real:
-            self.step = 2 * max(can.delay_resolution, 0.4)  # half of it is a delay that the backend can tell
+            self.step = 2 * max(can.delay_resolution, 0.3)  # half of it is a delay that the backend can tell
         else:
             # no round number of seconds, if the backend can tell others: what cuts or rounds them is found out
             self.step = max(can.delay_resolution, 0.75)
@@ -560,7 +561,7 @@ def run_walks(harness: Harness, backend: Backend, can: Capabilities, *, derandom
         report_multiple_bugs=False,
         print_blob=False,
     )
-    @given(_walks(can, stretches=4 if harness.real_time else 10))
+    @given(_walks(can, real_time=harness.real_time))
     def walk(steps: list[Step]) -> None:
         try:
             take(steps)
