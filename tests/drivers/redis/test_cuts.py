@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 OTHER = "other"
-EVERY_BYTE = 160  # of a reply up to this length; of a longer one the two ends, and a spread between them
+EVERY_BYTE = 1000  # of a reply up to this length; of a longer one the two ends, and a spread between them
 
 SEVERAL = ("a", "b", "c")
 
