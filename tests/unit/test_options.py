@@ -47,7 +47,7 @@ NEVER_A_NUMBER: list[Any] = [
     b"5",
     [],
     {},
-    object(),
+    Ellipsis,
     math.nan,
     math.inf,
     -math.inf,
