@@ -66,6 +66,7 @@ class _Server(NamedTuple):
     wire: Wire
     host: str | None
     """None: a UNIX socket."""
+    user: str
     timeout: float
     is_encrypted: bool
     is_cluster: bool
@@ -79,8 +80,9 @@ def _examine(servers: Servers, address: Address) -> list[Finding]:
     try:
         wire = servers.open(address, time.monotonic() + servers.timeout)
         try:
-            host = address[0] if isinstance(address, tuple) else None
-            server = _Server(wire, host, servers.timeout, servers.login.tls is not None, servers.is_cluster)
+            login, host = servers.login, address[0] if isinstance(address, tuple) else None
+            user = login.username or "default"
+            server = _Server(wire, host, user, servers.timeout, login.tls is not None, servers.is_cluster)
             return list(_findings(server))
         finally:
             wire.close()
@@ -233,7 +235,7 @@ def _access(server: _Server) -> Iterator[Finding]:
             "set requirepass, or ACL SETUSER default off",
         )
     else:
-        yield Finding("ok", "password", f"needed; we are user {_text(server.ask('ACL', 'WHOAMI'))}")
+        yield Finding("ok", "password", f"needed; we are user {server.user}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -281,7 +283,10 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
 
 
 def _cluster(server: _Server) -> Finding:
-    told = _pairs(_text(server.ask("CLUSTER", "INFO")))
+    try:
+        told = _pairs(_text(server.ask("CLUSTER", "INFO")))
+    except hiredis.ReplyError:
+        return Finding("unknown", "cluster_state", "this account may not ask for it", "allow it +cluster|info")
     state, covered = told.get("cluster_state"), told.get("cluster_slots_ok")
     found = f"{state}: {covered} of {_SLOTS} slots are served"
     if (state, covered) == ("ok", _SLOTS):
