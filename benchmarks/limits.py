@@ -11,10 +11,15 @@ import sqlite3
 import time
 from typing import TYPE_CHECKING
 
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
 if TYPE_CHECKING:
     from pathlib import Path
 
 BATCH = 100
+BULK = 500
 
 
 class SqliteLimit:
@@ -63,3 +68,72 @@ class SqliteLimit:
 
     def close(self) -> None:
         self._db.close()
+
+
+class RedisLimit:
+    """Plain redis-py with hiredis on a server of its own, bodies as large as those of a no-op task."""
+
+    _PUT = """
+        local scored = {}
+        for i = 1, #ARGV, 2 do
+            scored[i], scored[i + 1] = i, ARGV[i]
+        end
+        redis.call('HSET', KEYS[1], unpack(ARGV))
+        redis.call('ZADD', KEYS[2], unpack(scored))
+    """
+    _TAKE = """
+        if #ARGV > 1 then
+            redis.call('ZREM', KEYS[3], unpack(ARGV, 2))
+            redis.call('HDEL', KEYS[1], unpack(ARGV, 2))
+        end
+        local ready = redis.call('ZRANGE', KEYS[2], 0, ARGV[1] - 1)
+        if #ready == 0 then return ready end
+        redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #ready - 1)
+        local held = {}
+        for i = 1, #ready do
+            held[2 * i - 1], held[2 * i] = 1, ready[i]
+        end
+        redis.call('ZADD', KEYS[3], unpack(held))
+        return {ready, redis.call('HMGET', KEYS[1], unpack(ready))}
+    """
+    _KEYS = ("limit:jobs", "limit:ready", "limit:reserved")
+
+    def __init__(self, port: int, body: bytes) -> None:
+        self._body = body
+        self._redis = redis.Redis(port=port, protocol=2, retry=Retry(NoBackoff(), 0))
+        self._redis.delete(*self._KEYS, "limit:list")
+
+    def put_one_by_one(self, count: int) -> float:
+        """``LPUSH`` per second, each with a round trip of its own."""
+        self._redis.lpush("limit:list", self._body)
+        start = time.perf_counter()
+        for _ in range(count):
+            self._redis.lpush("limit:list", self._body)
+        return count / (time.perf_counter() - start)
+
+    def put_in_batches(self, count: int) -> float:
+        """Jobs per second, 500 in a script."""
+        put = self._redis.register_script(self._PUT)
+        put(self._KEYS, ("first", self._body))
+        start = time.perf_counter()
+        for first in range(0, count, BULK):
+            jobs: list[int | bytes] = []
+            for number in range(first, first + BULK):
+                jobs += (number, self._body)
+            put(self._KEYS, jobs)
+        return count / (time.perf_counter() - start)
+
+    def take_in_batches(self) -> float:
+        """Jobs per second: forget the last 100 and take the next 100 in one script, until there are none."""
+        take = self._redis.register_script(self._TAKE)
+        start, count = time.perf_counter(), 0
+        held: list[bytes] = []
+        while True:
+            answer = take(self._KEYS, (BATCH, *held))
+            if not answer:
+                return count / (time.perf_counter() - start)
+            held = answer[0]
+            count += len(held)
+
+    def close(self) -> None:
+        self._redis.close()

@@ -200,12 +200,14 @@ class _Tries:
         self._queue = queue
         self._packed = packed
         self._deadline = time.monotonic() + self._servers.timeout
-        self._pause = _FIRST_PAUSE
-        self._with_text = False  # the script's text, to a server that does not know its digest
-        self._has_lost_a_reply = False
         self._address: Address | None = None
-        self._detour: Address | None = None  # where a slot is on its way to; for one try
         self._wire: Wire | None = None
+
+    # the rest is needed by few calls, and so is not set in each
+    _pause = _FIRST_PAUSE
+    _with_text = False  # the script's text, to a server that does not know its digest
+    _has_lost_a_reply = False
+    _detour: Address | None = None  # where a slot is on its way to; for one try
 
     def answer(self) -> Any:
         while True:

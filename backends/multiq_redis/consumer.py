@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from .caller import Callers
     from .wire import Word
 
-_LOOK_EVERY = 5.0  # seconds: without a bell, the queues are looked at so often
-_HORIZON = 6.0  # seconds; lua/include/bell.lua
+_LOOK_EVERY = 4.5  # seconds: without a bell, the queues are looked at so often...
+_LOOK_LATE = 1.0  # ...or so much later, where a call ends then anyway
+_HORIZON = 6.0  # seconds, more than both; lua/include/bell.lua
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
 
@@ -217,7 +218,7 @@ class RedisConsumer(Consumer):
                 break
             change_at = min(self._change_at.values(), default=_NEVER)
             look_at = min(change_at, self._looked_at + _LOOK_EVERY)
-            wake_at = min(look_at, give_up_at)
+            wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
             rang = False
             if wake_at > now:
                 exact = change_at == wake_at or wake_at - now < _COARSE_FROM

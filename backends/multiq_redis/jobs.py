@@ -70,8 +70,13 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
     for job in jobs:
         unique.setdefault(job.id, job)  # the first of an id counts, as if they came one by one
     arguments = [_delays(unique.values())]
+    options: tuple[int, float] | None = None
+    head = b""
     for job in unique.values():
-        arguments += (pack_id(job.id), _head(job.priority, job.ttr) + job.body)
+        if options != (job.priority, job.ttr):  # most have the same
+            options = job.priority, job.ttr
+            head = _head(*options)
+        arguments += (pack_id(job.id), head + job.body)
     return arguments
 
 
