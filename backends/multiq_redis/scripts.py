@@ -2,7 +2,7 @@
 
 A line ``--- include <name>`` stands for ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
 shebang that Redis 7.0 introduced. Redis 6.2 takes none: there the first write decides whether a script may run at
-maxmemory, and lines that begin with ``--- before 7.0:`` see to it that it is a harmless one.
+maxmemory, and lines that begin with ``--- before 7.0:`` see to it that it is a harmless one, in those that may.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ def script(verb: str, *, before_7: bool = False) -> Script:
     assert flags is not None and names is not None, verb  # noqa: PT018, S101 - the files are part of this package
     body = _included(source[flags.end() :])
     shebang = "#!lua\n" if flags[1] == "none" else f"#!lua flags={flags[1]}\n"
-    text = _BEFORE_7.sub(r"\1", body) if before_7 else shebang + body
+    if before_7:
+        text = _BEFORE_7.sub("" if flags[1] == "none" else r"\1", body)
+    else:
+        text = shebang + body
     keys = tuple(_KEY.findall(names[1].replace("\n--", "\n")))
     return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), keys)  # noqa: S324 - Redis names scripts so
 

@@ -91,6 +91,9 @@ class Wire:
         """End it. What is sent after that raises ``OSError``."""
         self.sock.close()
 
+    def __del__(self) -> None:
+        self.close()
+
     def hang_up(self) -> None:
         """End it from another thread: whoever waits on it sees that it ended."""
         with contextlib.suppress(OSError):

@@ -1,0 +1,124 @@
+"""The scripts: their headers, and what runs on servers before 7.0, a full one included."""
+
+from __future__ import annotations
+
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+import multiq_redis
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.errors import BackendFull
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_redis.scripts import STATES_SET, script
+from multiq_redis.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers import RedisServer
+
+
+QUEUE = "mail"
+FOLDER = Path(multiq_redis.__file__).parent / "lua"
+VERBS = sorted(path.stem for path in FOLDER.glob("*.lua"))
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_script_uses_the_keys_of_its_header_and_no_others(verb: str) -> None:
+    made = script(verb)
+    used = {int(number) for number in re.findall(r"KEYS\[(\d+)\]", made.text)}
+    assert used == set(range(1, len(made.keys) + 1))
+    assert "KEYS[#" not in made.text
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_script_says_what_it_takes_and_gives(verb: str) -> None:
+    text = (FOLDER / f"{verb}.lua").read_text()
+    assert text.startswith("--- flags: ")
+    assert "\n-- KEYS  1 " in text
+    assert "\n-- =>    " in text
+    assert STATES_SET not in script(verb).keys or verb in {"jobs", "purge"}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_only_newer_servers_see_a_shebang(verb: str) -> None:
+    assert script(verb).text.startswith("#!lua")
+    assert not script(verb, before_7=True).text.startswith("#!")
+    assert "--- " not in re.sub(r"-- --- \w+ ---", "", script(verb, before_7=True).text)
+
+
+@pytest.fixture
+def old_redis(new_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch) -> RedisServer:
+    """A server to which the scripts for 6.2 are sent. It treats them as 6.2 did: the first write decides."""
+    monkeypatch.setattr(Wire, "is_before_7", property(lambda _: True))
+    return new_redis()
+
+
+def test_every_verb_works_before_7(old_redis: RedisServer) -> None:
+    with open_backend(old_redis.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [NewJob(b"%d" % number, str(number)) for number in range(6)])
+        leases = consumer.reserve(5, 0)
+        verdicts = [
+            Ack(leases[0]),
+            Release(leases[1], 60),
+            Bury(leases[2], "why"),
+            Touch(leases[3]),
+            GiveBack(leases[4]),
+        ]
+        assert consumer.settle(verdicts) == [None] * 5
+        stats = backend.stats(QUEUE)
+        assert (stats.ready, stats.delayed, stats.reserved, stats.buried) == (2, 1, 1, 1)
+        backend.kick_job(QUEUE, "1")
+        assert backend.kick(QUEUE, 10) == 1
+        backend.reschedule(QUEUE, "5", 60)
+        backend.delete(QUEUE, "4")
+        backend.pause(QUEUE, 60)
+        assert consumer.reserve(1, 0) == []
+        backend.resume(QUEUE)
+        assert [job.id for job in backend.jobs(QUEUE, State.READY).jobs] == ["1", "2"]
+        assert backend.purge(QUEUE, [State.READY, State.DELAYED]) == 3
+
+
+def test_a_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServer) -> None:
+    with open_backend(old_redis.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a server without room
+        backend.enqueue(QUEUE, [NewJob(b"x", new_id(), ttr=1) for _ in range(20)])
+        leases = consumer.reserve(10, 0)
+        old_redis.set("maxmemory", "1")
+        # Then it takes no job
+        for jobs in ([NewJob(b"x", new_id())], [NewJob(b"x", new_id()), NewJob(b"x", new_id())]):
+            with pytest.raises(BackendFull):
+                backend.enqueue(QUEUE, jobs)
+        # And all else goes on, whatever comes first
+        assert consumer.settle([Touch(leases[0])]) == [None]
+        assert consumer.settle([Release(leases[0], 60)]) == [None]
+        assert consumer.settle([Ack(lease) for lease in leases[1:9]]) == [None] * 8
+        assert len(consumer.reserve(20, 0)) == 10
+        time.sleep(1.1)
+        assert len(consumer.reserve(20, 0)) == 11
+        backend.pause(QUEUE, 60)
+        backend.resume(QUEUE)
+
+
+def test_a_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer) -> None:
+    # Given two calls of one caller
+    redis_server.ask("FLUSHALL")
+    with open_backend(redis_server.url) as backend:
+        backend.enqueue(QUEUE, [NewJob(b"", job_id) for job_id in "abc"])
+        with backend.consumer([QUEUE]) as consumer:
+            consumer.settle([Bury(lease) for lease in consumer.reserve(3, 0)])
+        caller = backend._callers.own()  # type: ignore[attr-defined]
+        first, second = caller.next_number(), caller.next_number()
+        assert caller.call("kick", QUEUE, (1,), number=first) == b"1"
+        # When the first arrives again, then it has the same answer and no effect
+        assert caller.call("kick", QUEUE, (1,), number=first) == b"1"
+        assert backend.stats(QUEUE).buried == 2
+        # And when it arrives after the second, it has none either
+        assert caller.call("kick", QUEUE, (1,), number=second) == b"1"
+        caller.call("kick", QUEUE, (1,), number=first)
+        assert backend.stats(QUEUE).buried == 1
