@@ -46,10 +46,7 @@ def script(verb: str, *, before_7: bool = False) -> Script:
     assert flags is not None and names is not None, verb  # noqa: PT018, S101 - the files are part of this package
     body = _included(source[flags.end() :])
     shebang = "#!lua\n" if flags[1] == "none" else f"#!lua flags={flags[1]}\n"
-    if before_7:
-        text = _BEFORE_7.sub("" if flags[1] == "none" else r"\1", body)
-    else:
-        text = shebang + body
+    text = _BEFORE_7.sub("" if flags[1] == "none" else r"\1", body) if before_7 else shebang + body
     keys = tuple(_KEY.findall(names[1].replace("\n--", "\n")))
     return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), keys)  # noqa: S324 - Redis names scripts so
 

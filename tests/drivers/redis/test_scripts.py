@@ -49,7 +49,7 @@ def test_a_script_says_what_it_takes_and_gives(verb: str) -> None:
 def test_only_newer_servers_see_a_shebang(verb: str) -> None:
     assert script(verb).text.startswith("#!lua")
     assert not script(verb, before_7=True).text.startswith("#!")
-    assert "--- " not in re.sub(r"-- --- \w+ ---", "", script(verb, before_7=True).text)
+    assert not re.search("^--- ", script(verb, before_7=True).text, re.MULTILINE)
 
 
 @pytest.fixture
@@ -63,13 +63,8 @@ def test_every_verb_works_before_7(old_redis: RedisServer) -> None:
     with open_backend(old_redis.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [NewJob(b"%d" % number, str(number)) for number in range(6)])
         leases = consumer.reserve(5, 0)
-        verdicts = [
-            Ack(leases[0]),
-            Release(leases[1], 60),
-            Bury(leases[2], "why"),
-            Touch(leases[3]),
-            GiveBack(leases[4]),
-        ]
+        kinds: list[Callable[[Lease], Verdict]] = [Ack, lambda lease: Release(lease, 60), Bury, Touch, GiveBack]
+        verdicts = [kind(lease) for kind, lease in zip(kinds, leases, strict=True)]
         assert consumer.settle(verdicts) == [None] * 5
         stats = backend.stats(QUEUE)
         assert (stats.ready, stats.delayed, stats.reserved, stats.buried) == (2, 1, 1, 1)
