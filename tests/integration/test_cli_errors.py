@@ -118,7 +118,7 @@ def test_a_wrong_call_is_told_in_two_lines(shell: Shell, arguments: list[str], s
 @pytest.mark.parametrize(
     ("url", "code", "says"),
     [
-        ("kafka://localhost", 2, "no backend 'kafka' is installed (there are: memory, sqlite"),
+        ("kafka://localhost", 2, "no backend 'kafka' is installed (there are: memory, "),
         ("sqlit:///x.db", 2, "did you mean 'sqlite'?"),
         ("sqlite:///x.db?timeuot=1", 2, "did you mean 'timeout'?"),
         ("sqlite:///no/such/folder/x.db", None, "no/such/folder"),
