@@ -84,7 +84,10 @@ class Wire:
             self.close()
             raise
         if isinstance(reply, hiredis.ReplyError):
-            raise reply
+            try:
+                raise reply
+            finally:
+                del reply  # else it and this frame would keep each other, and the socket, alive
         return reply
 
     def close(self) -> None:

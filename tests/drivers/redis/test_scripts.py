@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
     from servers import RedisServer
 
+    from multiq.backend import Lease, Verdict
+
 
 QUEUE = "mail"
 FOLDER = Path(multiq_redis.__file__).parent / "lua"
@@ -117,3 +119,4 @@ def test_a_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServ
         assert caller.call("kick", QUEUE, (1,), number=second) == b"1"
         caller.call("kick", QUEUE, (1,), number=first)
         assert backend.stats(QUEUE).buried == 1
+        caller.close()
