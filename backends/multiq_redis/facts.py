@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _RECORD_SIZE = 1024  # bytes, and more than enough, that are stored in one string with a body
 _KEEPS_NOTHING = "this server writes nothing to its disk: a restart loses all jobs (appendonly yes keeps them)"
-_KEEPS_SNAPSHOTS = "this server saves snapshots only: a crash loses all since the last one (appendonly yes keeps them)"
+_KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since the last (appendonly yes keeps them)"
 
 
 class Facts:
@@ -45,14 +45,16 @@ class Facts:
 
 
 def _gap_of_persistence(caller: Caller, address: Any) -> Gap | None:
-    with contextlib.suppress(_Refused):
+    try:
         told = _asked(caller, address, "INFO", "persistence")
-        if b"aof_enabled:1" in told:
-            return None
+    except _Refused:
+        return None
+    if b"aof_enabled:0" not in told:
+        return None
     with contextlib.suppress(_Refused):
-        settings = _asked(caller, address, "CONFIG", "GET", "save")
-        return Gap("cannot today", _KEEPS_SNAPSHOTS if settings[1:] != [b""] else _KEEPS_NOTHING)
-    return None
+        if _asked(caller, address, "CONFIG", "GET", "save")[1:] == [b""]:
+            return Gap("cannot today", _KEEPS_NOTHING)
+    return Gap("cannot today", _KEEPS_SNAPSHOTS)
 
 
 def _largest_body(caller: Caller, address: Any, default: int) -> int:

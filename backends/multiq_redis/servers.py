@@ -57,7 +57,13 @@ class Servers(ABC):
         """A server says that the queue is there."""
 
     def open(self, address: Address, deadline: float) -> Wire:
-        """A new connection. Raises as ``wire.open_wire`` does."""
+        """A new connection. Raises as ``wire.open_wire`` does.
+
+        A server that was stopped still accepts: where another may have taken its place, there is time left to ask.
+        """
+        if self.has_others:
+            now = time.monotonic()
+            deadline = now + (deadline - now) * _SHARE
         return open_wire(address, self.login, deadline)
 
 
