@@ -1,0 +1,144 @@
+"""Sleeping at the server: what it costs, markers that are lost or too many, and interrupts without CLIENT UNBLOCK."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers import until
+
+from multiq.backend import Ack, NewJob
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_redis import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers import RedisServer
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+HINT = keys.hint(keys.base("multiq", QUEUE))
+
+
+@pytest.fixture
+def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
+    return new_redis()
+
+
+@pytest.fixture
+def backend(server: RedisServer) -> Iterator[Backend]:
+    with open_backend(server.url) as backend:
+        yield backend
+
+
+def commands(server: RedisServer) -> int:
+    """What consumers have sent so far."""
+    stats = server.ask("INFO", "commandstats")
+    words = ("evalsha", "bzpopmin", "client|unblock")
+    return sum(int(stats[f"cmdstat_{word}"]["calls"]) for word in words if f"cmdstat_{word}" in stats)
+
+
+def asleep(server: RedisServer, count: int = 1) -> None:
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+
+
+def test_an_idle_consumer_sends_next_to_nothing(server: RedisServer, backend: Backend) -> None:
+    with backend.consumer([QUEUE, "other", "third"]) as consumer:
+        consumer.reserve(1, 0)
+        before = commands(server)
+        assert consumer.reserve(1, 3) == []
+        assert commands(server) - before <= 3
+
+
+def test_a_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> None:
+    with backend.consumer([QUEUE]) as consumer:
+        server.ask("ZADD", HINT, 0, "1")
+        started = time.monotonic()
+        assert consumer.reserve(1, 0.5) == []
+        assert time.monotonic() - started >= 0.5
+
+
+def test_a_lost_marker_keeps_no_job_for_good(server: RedisServer, backend: Backend) -> None:
+    # Given somebody who takes the marker and does nothing, and a consumer that waits behind him
+    with server.client() as thief, backend.consumer([QUEUE]) as consumer:
+        stealing = threading.Thread(target=thief.bzpopmin, args=(HINT,), kwargs={"timeout": 10})
+        stealing.start()
+        asleep(server)
+        found: list[Any] = []
+        waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 15)))
+        waiting.start()
+        asleep(server, 2)
+        # When a job comes, then the consumer finds it when it looks for itself
+        (job_id,) = backend.enqueue(QUEUE, [NewJob(b"", new_id())])
+        stealing.join()
+        waiting.join()
+        assert [lease.id for lease in found] == [job_id]
+
+
+def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backend: Backend) -> None:
+    # Given two who sleep, and a delayed job, of which the bell tells one
+    one, other = backend.consumer([QUEUE]), backend.consumer([QUEUE])
+    found: list[Any] = []
+    waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 4))) for c in (one, other)]
+    for count, thread in enumerate(waiting, start=1):
+        thread.start()
+        asleep(server, count)
+    backend.enqueue(QUEUE, [NewJob(b"", new_id(), delay=1.0)])
+    enqueued_at = time.monotonic()
+    time.sleep(0.3)
+    # When that one leaves, which is the one who slept first
+    one.interrupt()
+    waiting[0].join()
+    # Then the other one takes the job when it is due, and not when it would have looked for itself
+    waiting[1].join()
+    assert len(found) == 1
+    assert time.monotonic() - enqueued_at < 3.5
+    one.close()
+    other.close()
+
+
+def test_an_interrupt_ends_a_wait_where_unblocking_is_forbidden(server: RedisServer) -> None:
+    server.ask("ACL", "SETUSER", "worker", "on", ">secret", "~*", "+@all", "-client|unblock")
+    url = server.url.replace("redis://", "redis://worker:secret@")
+    with open_backend(url) as backend, backend.consumer([QUEUE]) as consumer:
+        for _ in range(3):
+            found: list[Any] = []
+            waiting = threading.Thread(target=lambda found=found: found.extend(consumer.reserve(1, 60)))
+            waiting.start()
+            asleep(server)
+            consumer.interrupt()
+            waiting.join()
+            assert found == []
+        (job_id,) = backend.enqueue(QUEUE, [NewJob(b"", new_id())])
+        leases = consumer.reserve(1, 0)
+        assert [lease.id for lease in leases] == [job_id]
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None]
+
+
+def test_parent_and_child_have_callers_of_their_own(backend: Backend) -> None:
+    # Given a parent with open connections and a job in hand
+    backend.enqueue(QUEUE, [NewJob(b"", "before")])
+    with backend.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(1, 0)
+        # When both go on, the child with the parent's very objects
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - in the child
+            try:
+                for number in range(20):
+                    backend.enqueue(QUEUE, [NewJob(b"", f"child {number}")])
+                lost = consumer.settle([Ack(lease) for lease in leases])
+                os._exit(0 if lost == [None] else 1)
+            finally:
+                os._exit(2)
+        for number in range(20):
+            backend.enqueue(QUEUE, [NewJob(b"", f"parent {number}")])
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        # Then no reply went astray, and nothing was taken for somebody else's call
+        expected = {f"{who} {number}" for who in ("child", "parent") for number in range(20)}
+        assert {lease.id for lease in consumer.reserve(100, 0)} == expected
