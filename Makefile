@@ -8,6 +8,8 @@
 #   make clean    remove the environment and all caches
 
 ARGS ?=
+# most tests wait (for leases, due times, servers that start), so more of them than cores run side by side
+SIDE_BY_SIDE ?= -n 6 --dist worksteal
 VENV := .venv
 BIN := $(VENV)/bin
 
@@ -25,7 +27,7 @@ demo: $(DEMO_STAMP)
 
 test: $(VENV)/.dev
 	@.ci/install-servers
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check
