@@ -23,7 +23,7 @@ QUEUE = "mail"
 MOST_BYTES = 450  # of the server's memory per waiting job with a body of 100 bytes
 
 IDS = [
-    new_id(),
+    "01890a5d-ac96-774b-8cce-b302099a8057",
     "01890a5d-ac96-774b-bcce-b302099a8057".upper(),
     "01890a5dac96-774b-bcce-b302099a8057-",
     "0" * 36,
