@@ -44,7 +44,7 @@ class Harness(ABC):
     threads: int = 4
     """How many consumers or producers race."""
 
-    walks: int = 3
+    walks: int = 24
     """How many random walks are compared with the model."""
 
     patience: float = 10.0

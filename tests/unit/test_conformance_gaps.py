@@ -108,6 +108,9 @@ class PoorBackend(MemoryBackend):
 
 
 class PoorHarness(ManualHarness):
+    walks = 30
+    rounds = 10
+
     def open(self) -> PoorBackend:
         return PoorBackend(name=f"poor/{self.prefix}", clock=self.clock)
 
