@@ -67,6 +67,7 @@ class Sleeper:
                 raise explain(exc, "the server", self._servers.timeout) from exc
         except (TimeoutError, BackendTimeout) as exc:
             self._abandon(asleep)
+            self._servers.suspect(None)  # another may have taken its place
             raise explain(exc, "the server", self._servers.timeout) from exc
         except (*FAILURES, BackendError):
             self._abandon(asleep)  # looking at the queues will tell what it is
