@@ -227,7 +227,7 @@ def test_two_objects_for_one_private_url_are_one_store() -> None:
 
 _RUN = """\
 from multiq.conformance import run
-report = run("memory://", select=["ack"])
+report = run("memory://", select=["ack", "walk"], walks=1)
 print(report.summary())
 """
 
@@ -245,7 +245,7 @@ def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
     )
     # Then it runs, says nothing but what was asked, and leaves no file
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("memory: 5 kept")
+    assert done.stdout.startswith("memory: 6 kept")
     assert done.stderr == ""
     assert sorted(path.name for path in tmp_path.iterdir()) == before
 
