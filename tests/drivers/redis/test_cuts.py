@@ -329,6 +329,7 @@ def places(size: int) -> list[int]:
 
 @every_verb
 def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
+    play(stage, scene)
     _, size = play(stage, scene)
     assert size > 0
     for at in places(size):
@@ -338,6 +339,7 @@ def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage,
 
 @every_verb
 def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
+    play(stage, scene)  # a server that does not know the scripts yet is sent their text, too
     size, _ = play(stage, scene)
     for at in sorted({0, 1, size // 2, size - 1}):
         play(stage, scene, lambda at=at: stage.proxy.arm(CutRequest(at=at)))  # type: ignore[misc]
