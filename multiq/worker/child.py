@@ -29,7 +29,7 @@ EXIT_OK = 0
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
 
-_IDLE = 2.0  # seconds: an idle worker looks up this often, for what no notification brings (a dead supervisor)
+_IDLE = 5.0  # seconds: an idle worker looks up this often, for what no notification brings (a dead supervisor)
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
 
