@@ -20,16 +20,17 @@ from .pump import Pump
 from .runner import Runner
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from multiq.app import App
-    from multiq.backend import Verdict
+    from multiq.backend import Lease, Verdict
 
 EXIT_OK = 0
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
 
 _IDLE = 5.0  # seconds: an idle worker looks up this often, for what no notification brings (a dead supervisor)
+_BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
 
@@ -73,6 +74,7 @@ class Child:
         self._given_back = threading.Event()
         self._paused = False
         self._taken = 0
+        self._counting = threading.Lock()
         self._changed = threading.Event()
         self._pump = Pump(app.backend.consumer(settings.queues), app.events, self.name)
         self._runner = Runner(app)
@@ -154,8 +156,10 @@ class Child:
             self._events.emit(WorkerLooping(worker=self.name))
         leases = self._pump.exchange(finished, room, self._patience())
         self._prefetch.saw_batch(room, len(leases))
-        self._taken += len(leases)
-        if leases:
+        self._count(len(leases))
+        if leases and self._stopping is not None:
+            self._give_back(leases)  # told to stop while it asked: none of these begins
+        elif leases:
             self._hold(True)
             executor.start(leases)
         elif executor.busy == 0:
@@ -186,7 +190,7 @@ class Child:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
             return 0.0 if self._settings.stop_when_empty and not self._paused else _IDLE
-        return min(_IDLE, self._pump.next_beat_in(), TICK if self._executor.waiting else _IDLE)
+        return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
@@ -242,8 +246,16 @@ class Child:
     def _give_back_waiting(self) -> None:
         leases = self._executor.take_back()
         if leases:
-            self._taken -= len(leases)
-            self._pump.settle([GiveBack(lease) for lease in leases])
+            self._give_back(leases)
+
+    def _give_back(self, leases: Sequence[Lease]) -> None:
+        self._count(-len(leases))
+        self._pump.settle([GiveBack(lease) for lease in leases])
+
+    def _count(self, change: int) -> None:
+        """The loop takes jobs and the heartbeat gives some back."""
+        with self._counting:
+            self._taken += change
 
     def _give_back_all(self) -> None:
         executor = self._executor

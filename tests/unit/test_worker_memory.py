@@ -379,3 +379,29 @@ class TestPrefetch:
 
     def test_every_slot_has_a_job_at_least(self) -> None:
         assert Prefetch(8, 1).size == 8
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_comes_in_after_the_stop_does_not_begin(
+    app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a worker that is told to stop in the very moment in which it is handed a job
+    ran: list[int] = []
+    handle = app.task(name="append")(ran.append).enqueue(1)
+    worker = multiq.Worker(app, **mode)
+    make = app.backend.consumer
+
+    class StopsInTheMiddle(FlakyConsumer):
+        def reserve(self, limit: int, timeout: float) -> list[Any]:
+            leases = self._inner.reserve(limit, timeout)
+            worker.stop()
+            return leases
+
+        def settle(self, verdicts: Any) -> list[Any]:
+            return self._inner.settle(verdicts)
+
+    monkeypatch.setattr(app.backend, "consumer", lambda queues: StopsInTheMiddle(make(queues)))
+    # When it runs, then the job is ready as if nobody had ever had it
+    assert worker.run() == 0
+    assert ran == []
+    assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)
