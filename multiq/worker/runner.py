@@ -82,9 +82,9 @@ class Runner:
         running.set(call.job)  # this coroutine has a context of its own
         try:
             result = await self._await(call)
-        except asyncio.CancelledError:
-            return GiveBack(lease)
         except BaseException as exc:  # noqa: BLE001
+            if isinstance(exc, asyncio.CancelledError) and _is_cancelled_from_outside():
+                return GiveBack(lease)  # by a worker that ends: not the job's doing, unlike one that cancels itself
             return self._failed(call, exc, time.perf_counter() - started)
         return self._done(call, result, time.perf_counter() - started)
 
@@ -232,6 +232,12 @@ class Runner:
         if task is not None and task.on_failure is not None:
             _isolated(job, task.on_failure, BuryJob(reason) if error is None else error)
         return verdict
+
+
+def _is_cancelled_from_outside() -> bool:
+    """Whether somebody has asked for the end of the coroutine that runs here."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:

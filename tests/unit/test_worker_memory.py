@@ -93,6 +93,22 @@ class TestVerdicts:
         assert (info.state, info.attempt) == (State.BURIED, 2)
         assert type(error).__name__ in str(info.reason)
 
+    def test_a_coroutine_that_cancels_itself_has_failed_and_its_attempt_counts(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
+        @app.task(max_attempts=2, backoff=0)
+        async def give_in() -> None:
+            raise asyncio.CancelledError
+
+        handle = give_in.enqueue()
+        worker = multiq.Worker(app, stop_when_empty=True, **mode)
+        hang_guard = threading.Timer(10, worker.stop)
+        hang_guard.start()
+        worker.run()
+        hang_guard.cancel()
+        info = handle.peek()
+        assert (info.state, info.attempt) == (State.BURIED, 2)
+
     def test_the_backoff_is_the_delay(self, app: multiq.App, mode: dict[str, Any]) -> None:
         @app.task(backoff=[100, 200])
         def fail() -> None:
