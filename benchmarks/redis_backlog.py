@@ -25,7 +25,7 @@ from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from servers import RedisServer
+from servers.redis import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

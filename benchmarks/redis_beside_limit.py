@@ -30,7 +30,8 @@ from multiq.ids import new_id, new_ids
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 
-from servers import RedisServer, until
+from servers.process import until
+from servers.redis import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable

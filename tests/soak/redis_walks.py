@@ -18,7 +18,7 @@ from multiq.conformance.walks import run_walks
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from servers import RedisServer
+from servers.redis import RedisServer
 
 _SHARE = 10  # walks that a process takes before it says how far it is
 

@@ -10,7 +10,7 @@ from multiq.conformance import Harness, suite
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
-    from servers import RedisCluster
+    from servers.redis import RedisCluster
 
     from multiq.backend import Backend
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from servers import SentinelTrio
+from servers.redis import SentinelTrio
 
 from multiq.conformance import Harness, suite
 from multiq.registry import open_backend

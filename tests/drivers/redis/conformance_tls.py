@@ -10,7 +10,7 @@ from multiq.conformance import Harness, suite
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
     from multiq.backend import Backend
 

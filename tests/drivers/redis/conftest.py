@@ -6,7 +6,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
-from servers import Certificate, RedisCluster, RedisServer, SentinelTrio
+from servers.certificate import Certificate
+from servers.redis import RedisCluster, RedisServer, SentinelTrio
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

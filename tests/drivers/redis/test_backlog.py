@@ -17,7 +17,7 @@ from multiq.registry import open_backend
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
     from multiq.backend import Lease
 

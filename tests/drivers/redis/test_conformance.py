@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 import pytest
-from servers import RedisServer
+from servers.redis import RedisServer
 
 from multiq.conformance import Harness, suite
 from multiq.registry import open_backend

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from servers import require
+from servers.process import require
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from proxy import CutReply, CutRequest, Pass, Proxy, Slice
-from servers import RedisServer
+from servers.redis import RedisServer
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.errors import BackendUnavailable, JobNotFound

@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import psutil
 import pytest
-from servers import HOST, RedisCluster, RedisServer, SentinelTrio
+from servers.process import HOST
 
 from multiq.errors import BackendUnavailable
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from servers.redis import RedisCluster, RedisServer, SentinelTrio
 
     from multiq.backend import Finding
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
     from multiq.backend import Backend, Consumer, Verdict
 

@@ -17,7 +17,7 @@ from multiq_redis.servers import slot_of
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import RedisCluster, RedisServer
+    from servers.redis import RedisCluster, RedisServer
 
 QUEUE = "mail"
 MOST_BYTES = 450  # of the server's memory per waiting job with a body of 100 bytes

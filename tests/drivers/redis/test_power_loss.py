@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from servers import RedisServer, until
+from servers.process import until
+from servers.redis import RedisServer
 
 from multiq.backend import NewJob, State
 from multiq.errors import BackendUnavailable

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 from proxy import CutReply, CutRequest, Hole, Latency, Pass, Proxy, Slice
-from servers import until
+from servers.process import until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
 PONG = b"+PONG\r\n"
 

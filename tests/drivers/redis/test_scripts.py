@@ -20,7 +20,7 @@ from multiq_redis.wire import Wire
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
     from multiq.backend import Lease, Verdict
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 import servers
-from servers import RedisServer, until
+from servers import process
+from servers.process import until
+from servers.redis import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 START_AND_DIE = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-from servers import RedisServer
+from servers.redis import RedisServer
 server = RedisServer().start()
 print(server.pid, flush=True)
 os.kill(os.getpid(), 9)
@@ -29,10 +31,10 @@ def test_a_missing_server_is_skipped_with_what_to_install_and_fails_under_ci(mon
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt-get install redis-server"):
-        servers.require("redis-server")
+        process.require("redis-server")
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="apt-get install redis-server"):
-        servers.require("redis-server")
+        process.require("redis-server")
 
 
 def test_a_server_that_does_not_start_shows_its_log() -> None:
@@ -56,7 +58,7 @@ def test_a_server_keeps_its_address_and_its_settings_when_it_is_started_again(
 
 
 def test_a_server_ends_with_tests_that_are_killed() -> None:
-    command = [sys.executable, "-c", START_AND_DIE, str(Path(servers.__file__).parent)]
+    command = [sys.executable, "-c", START_AND_DIE, str(Path(servers.__file__).parent.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     pid = int(done.stdout)
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE, "it has ended")

@@ -8,7 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from servers import Certificate, RedisCluster, RedisServer, until
+from servers.certificate import Certificate
+from servers.process import until
+from servers.redis import RedisCluster, RedisServer
 
 from multiq.backend import Ack, NewJob, State
 from multiq.errors import BackendError, BackendUnavailable
@@ -20,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Self
 
-    from servers import SentinelTrio
+    from servers.redis import SentinelTrio
 
     from multiq.backend import Backend
 

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from servers import until
+from servers.process import until
 
 from multiq.backend import Ack, NewJob
 from multiq.ids import new_id
@@ -18,7 +18,7 @@ from multiq_redis import keys
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers import RedisServer
+    from servers.redis import RedisServer
 
     from multiq.backend import Backend
 
