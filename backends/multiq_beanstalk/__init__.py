@@ -1,0 +1,1 @@
+"""The beanstalkd driver: a queue is a tube, a lease is a reservation of one connection."""

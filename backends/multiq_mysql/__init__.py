@@ -1,0 +1,1 @@
+"""The MySQL and MariaDB driver: a table that is polled with care."""
