@@ -1,0 +1,172 @@
+"""``beanstalkd``, and a bare connection to it that says words and shows the reply."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from servers.process import HOST, PATIENCE, Server, free_port, until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+    from typing import Self
+
+#: replies that end with the length of a body, which follows
+_WITH_BODY = frozenset({b"OK", b"RESERVED", b"FOUND"})
+
+
+class BeanstalkServer(Server):
+    """``beanstalkd`` on a TCP port, or on a UNIX socket alone; nothing is written to disk unless *binlog* says so.
+
+    With *binlog* it logs to a folder of its own, that outlives restarts, and syncs every *fsync_ms* milliseconds (0:
+    before each answer; None: as the server does unless told). *max_job_size* is ``-z``; *address* is where it listens.
+    """
+
+    program = "beanstalkd"
+
+    def __init__(
+        self,
+        *,
+        binlog: bool = False,
+        fsync_ms: int | None = 0,
+        max_job_size: int | None = None,
+        log_file_size: int | None = None,
+        address: str = HOST,
+        unix: bool = False,
+    ) -> None:
+        super().__init__()
+        self.port = free_port()
+        self.socket = self.folder / "b.sock"
+        self.binlog = self.folder / "binlog" if binlog else None
+        self._is_unix = unix
+        self._arguments = ["-l", f"unix:{self.socket}"] if unix else ["-l", address, "-p", str(self.port)]
+        if self.binlog is not None:
+            self.binlog.mkdir()
+            self._arguments += ["-b", str(self.binlog)]
+            self._arguments += [] if fsync_ms is None else [f"-f{fsync_ms}"]
+        if max_job_size is not None:
+            self._arguments += ["-z", str(max_job_size)]
+        if log_file_size is not None:
+            self._arguments += ["-s", str(log_file_size)]
+
+    @property
+    def url(self) -> str:
+        """The URL for multiq."""
+        return f"beanstalk+unix://{self.socket}" if self._is_unix else f"beanstalk://{HOST}:{self.port}"
+
+    @property
+    def address(self) -> tuple[str, int] | str:
+        """Where clients connect to."""
+        return str(self.socket) if self._is_unix else (HOST, self.port)
+
+    @property
+    def binlog_files(self) -> list[Path]:
+        """The write-ahead log, oldest first."""
+        return (
+            [] if self.binlog is None else sorted(self.binlog.glob("binlog.*"), key=lambda file: int(file.suffix[1:]))
+        )
+
+    @property
+    def connections(self) -> int:
+        """How many are open, that of who asks not counted."""
+        with self.client() as client:
+            return int(client.stats()["current-connections"]) - 1
+
+    @contextlib.contextmanager
+    def client(self) -> Iterator[BareClient]:
+        """A plain connection, behind multiq's back."""
+        with contextlib.closing(BareClient(self.address)) as made:
+            yield made
+
+    def drain(self) -> None:
+        """SIGUSR1: puts are refused from now on, everything else goes on; only a restart ends it."""
+        os.kill(self.pid, signal.SIGUSR1)
+        until(self._is_draining, "the server drains")
+
+    def start(self, *, wait: bool = True) -> Self:
+        with contextlib.suppress(FileNotFoundError):
+            self.socket.unlink()  # one that was killed leaves it behind, and another could not bind it
+        super().start(wait=wait)
+        return self
+
+    def arguments(self) -> Sequence[str]:
+        return self._arguments
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError), self.client() as client:
+            return client.ask(b"stats").startswith(b"OK")
+        return False
+
+    def _is_draining(self) -> bool:
+        with self.client() as client:
+            return client.stats()["draining"] == "true"
+
+
+class BareClient:
+    """One connection, spoken to in the protocol's own words. A server that hangs up raises ``ConnectionError``."""
+
+    def __init__(self, address: tuple[str, int] | str) -> None:
+        if isinstance(address, str):
+            self.socket = socket.socket(socket.AF_UNIX)
+            self.socket.settimeout(PATIENCE)
+            self.socket.connect(address)
+        else:
+            self.socket = socket.create_connection(address, timeout=PATIENCE)
+            self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._replies = self.socket.makefile("rb")
+
+    def ask(self, command: bytes) -> bytes:
+        """The reply to one command, its body on the lines below."""
+        self.send(command)
+        return self.reply()
+
+    def send(self, *commands: bytes) -> None:
+        """Without waiting for what it answers."""
+        self.socket.sendall(b"".join(command + b"\r\n" for command in commands))
+
+    def reply(self) -> bytes:
+        """The next reply. One with a body is ``OK 3``, a line's end, and the body."""
+        line = self._replies.readline()
+        if not line.endswith(b"\r\n"):
+            raise ConnectionError(f"the server hung up after {line!r}")
+        words = line.split()
+        if words[0] not in _WITH_BODY:
+            return line[:-2]
+        body = self._replies.read(int(words[-1]) + 2)
+        return line + body[:-2]
+
+    def put(self, body: bytes, *, tube: str = "default", priority: int = 1024, delay: int = 0, ttr: int = 60) -> int:
+        """Put a job; its id."""
+        assert self.ask(b"use " + tube.encode()).startswith(b"USING")
+        reply = self.ask(b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(body), body))
+        assert reply.startswith(b"INSERTED "), reply
+        return int(reply.split()[1])
+
+    def watch(self, tube: str) -> None:
+        """This tube, and no other."""
+        assert self.ask(b"watch " + tube.encode()).startswith(b"WATCHING")
+        if tube != "default":
+            self.ask(b"ignore default")
+
+    def reserve(self, timeout: int = 0) -> tuple[int, bytes] | None:
+        """Id and body; None if nothing was due."""
+        reply = self.ask(b"reserve-with-timeout %d" % timeout)
+        if not reply.startswith(b"RESERVED "):
+            return None
+        head, _, body = reply.partition(b"\r\n")
+        return int(head.split()[1]), body
+
+    def stats(self, *of: str) -> dict[str, str]:
+        """``stats``, ``stats("tube", name)``, ``stats("job", id)``; a tube or job that is not there has none."""
+        reply = self.ask("-".join(["stats", *of[:1]]).encode() + b"".join(b" " + word.encode() for word in of[1:]))
+        _, _, text = reply.partition(b"\r\n")
+        lines = (line.partition(": ") for line in text.decode().splitlines() if ": " in line)
+        return {name: value.strip('"') for name, _, value in lines}
+
+    def close(self) -> None:
+        self._replies.close()
+        self.socket.close()
