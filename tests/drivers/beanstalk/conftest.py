@@ -1,0 +1,26 @@
+"""beanstalkd servers for tests: one for the whole run where nobody breaks it, and new ones for those who do."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.beanstalk import BeanstalkServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def beanstalk_server() -> Iterator[BeanstalkServer]:
+    """One server for all tests that leave it as they found it, each in tubes of its own."""
+    with BeanstalkServer() as server:
+        yield server
+
+
+@pytest.fixture
+def new_beanstalk() -> Iterator[Callable[..., BeanstalkServer]]:
+    """Starts a server for this test alone: ``new_beanstalk(binlog=True)``."""
+    with ExitStack() as stack:
+        yield lambda **options: stack.enter_context(BeanstalkServer(**options))
