@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import socket
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from servers.process import HOST, PATIENCE, Server, free_port, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-    from pathlib import Path
     from typing import Self
 
 #: replies that end with the length of a body, which follows
@@ -87,6 +88,17 @@ class BeanstalkServer(Server):
         os.kill(self.pid, signal.SIGUSR1)
         until(self._is_draining, "the server drains")
 
+    @contextlib.contextmanager
+    def little_memory(self, more: int) -> Iterator[None]:
+        """So many bytes more than the server has, and no more."""
+        pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[0])
+        soft, hard = resource.prlimit(self.pid, resource.RLIMIT_AS)
+        resource.prlimit(self.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
+        try:
+            yield
+        finally:
+            resource.prlimit(self.pid, resource.RLIMIT_AS, (soft, hard))
+
     def start(self, *, wait: bool = True) -> Self:
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()  # one that was killed leaves it behind, and another could not bind it
@@ -145,6 +157,15 @@ class BareClient:
         reply = self.ask(b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(body), body))
         assert reply.startswith(b"INSERTED "), reply
         return int(reply.split()[1])
+
+    def fill(self, tube: str = "default", *, batch: int = 1000) -> None:
+        """As many ready jobs as an empty tube has places for: the next one makes the server want twice the memory."""
+        count = 2**15 - 2  # places grow from 2 to twice what is needed
+        assert self.ask(b"use " + tube.encode()).startswith(b"USING")
+        for at in range(0, count, batch):
+            puts = [b"put 1024 0 60 1\r\nx"] * min(batch, count - at)
+            self.send(*puts)
+            assert all(self.reply().startswith(b"INSERTED") for _ in puts)
 
     def watch(self, tube: str) -> None:
         """This tube, and no other."""

@@ -1,0 +1,316 @@
+"""What the driver relies on, asked of the real server, with no driver in between.
+
+The protocol's text leaves much of this open, and some of it is not what one would think. A server that answers
+differently here needs another driver.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.process import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.beanstalk import BareClient, BeanstalkServer
+
+    NewBeanstalk = Callable[..., BeanstalkServer]
+
+_numbers = itertools.count(1)
+
+
+@pytest.fixture
+def tube() -> str:
+    """A name that nobody has used on this server."""
+    return f"tube-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def client(beanstalk_server: BeanstalkServer) -> Iterator[BareClient]:
+    with beanstalk_server.client() as client:
+        yield client
+
+
+@pytest.fixture
+def other(beanstalk_server: BeanstalkServer) -> Iterator[BareClient]:
+    with beanstalk_server.client() as client:
+        yield client
+
+
+def state_of(client: BareClient, job: int) -> str | None:
+    return client.stats("job", str(job)).get("state")
+
+
+# --- replies ---------------------------------------------------------------------------------------------
+
+
+def test_commands_sent_together_are_answered_in_their_order(client: BareClient, tube: str) -> None:
+    client.ask(b"use " + tube.encode())
+    client.watch(tube)
+    put = b"put 1 0 60 1\r\nx"
+    client.send(put, put, b"reserve-with-timeout 0", b"peek 0", b"reserve-with-timeout 0", b"reserve-with-timeout 0")
+    first, second, *rest = (client.reply() for _ in range(6))
+    assert (first.split()[0], second.split()[0]) == (b"INSERTED", b"INSERTED")
+    ids = first.split()[1], second.split()[1]
+    reserved = [b"RESERVED %b 1\r\nx" % job_id for job_id in ids]
+    assert rest == [reserved[0], b"NOT_FOUND", reserved[1], b"TIMED_OUT"]
+
+
+def test_commands_behind_a_reserve_that_waits_are_answered_after_it(
+    client: BareClient, other: BareClient, tube: str
+) -> None:
+    client.watch(tube)
+    client.send(b"reserve-with-timeout 20", b"peek 0")
+    until(lambda: other.stats("tube", tube)["current-waiting"] == "1", "it waits")
+    job = other.put(b"x", tube=tube)
+    assert [client.reply(), client.reply()] == [b"RESERVED %d 1\r\nx" % job, b"NOT_FOUND"]
+
+
+def test_a_body_over_the_limit_is_swallowed_and_the_next_command_gets_its_own_reply(client: BareClient) -> None:
+    limit = int(client.stats()["max-job-size"])
+    assert limit == 65535
+    client.send(b"put 1 0 60 %d\r\n%b" % (limit + 1, b"x" * (limit + 1)), b"peek 0")
+    assert [client.reply(), client.reply()] == [b"JOB_TOO_BIG", b"NOT_FOUND"]
+    job = client.put(b"x" * limit)
+    assert client.ask(b"delete %d" % job) == b"DELETED"
+
+
+@pytest.mark.parametrize(
+    "numbers", [b"4294967296 0 60", b"1 4294967296 60", b"1 0 4294967296", b"-1 0 60", b"1 0.5 60"]
+)
+def test_after_a_put_with_a_wrong_number_its_body_is_taken_for_commands(client: BareClient, numbers: bytes) -> None:
+    client.send(b"put %b 6\r\npeek 0" % numbers)
+    assert [client.reply(), client.reply()] == [b"BAD_FORMAT", b"NOT_FOUND"]
+
+
+@pytest.mark.parametrize(("name", "is_fine"), [("a" * 200, True), ("a" * 201, False), ("_A.b-9", True), ("-a", False)])
+def test_every_name_of_a_multiq_queue_is_one_of_a_tube(client: BareClient, name: str, is_fine: bool) -> None:
+    assert (client.ask(b"watch " + name.encode()) == b"BAD_FORMAT") is not is_fine
+
+
+def test_there_is_no_mode_for_strict_order(client: BareClient) -> None:
+    assert client.ask(b"reserve-mode strict") == b"BAD_FORMAT"
+    assert client.ask(b"no-such-command") == b"UNKNOWN_COMMAND"
+
+
+# --- order -----------------------------------------------------------------------------------------------
+
+
+def test_jobs_come_by_priority_then_id_and_one_that_was_released_goes_first_again(
+    client: BareClient, tube: str
+) -> None:
+    client.watch(tube)
+    ids = [client.put(b"x", tube=tube) for _ in range(12)]  # across 9 and 10, or 99 and 100
+    urgent = client.put(b"x", tube=tube, priority=0)
+    assert client.reserve() == (urgent, b"x")
+    assert client.reserve() == (ids[0], b"x")
+    assert client.ask(b"release %d 1024 0" % ids[0]) == b"RELEASED"
+    taken = [client.reserve() for _ in range(12)]
+    assert [found[0] for found in taken if found is not None] == ids
+
+
+def test_of_several_tubes_the_lowest_priority_number_wins_wherever_it_is(client: BareClient, tube: str) -> None:
+    high, low = tube + "-high", tube + "-low"
+    client.put(b"high", tube=high, priority=500)
+    client.put(b"low", tube=low, priority=1)
+    client.watch(high)
+    client.ask(b"watch " + low.encode())
+    first = client.reserve()
+    assert first is not None
+    assert first[1] == b"low"
+
+
+# --- reservations ----------------------------------------------------------------------------------------
+
+
+def test_jobs_come_back_the_moment_their_connection_ends_and_nothing_counts_it(
+    beanstalk_server: BeanstalkServer, client: BareClient, tube: str
+) -> None:
+    job = client.put(b"x", tube=tube)
+    with beanstalk_server.client() as worker:
+        worker.watch(tube)
+        assert worker.reserve() == (job, b"x")
+    client.watch(tube)
+    assert client.reserve(20) == (job, b"x")
+    counts = client.stats("job", str(job))
+    assert [counts[name] for name in ("reserves", "timeouts", "releases", "buries")] == ["2", "0", "0", "0"]
+
+
+def test_a_connection_that_is_closed_while_it_waits_takes_no_job_with_it(
+    beanstalk_server: BeanstalkServer, client: BareClient, tube: str
+) -> None:
+    with beanstalk_server.client() as worker:
+        worker.watch(tube)
+        worker.send(b"reserve-with-timeout 60")
+        until(lambda: client.stats("tube", tube)["current-waiting"] == "1", "it waits")
+        client.send(b"use " + tube.encode(), b"put 1 0 60 1\r\nx")
+        worker.socket.shutdown(socket.SHUT_RDWR)
+        assert client.reply().startswith(b"USING")
+        job = int(client.reply().split()[1])
+    client.watch(tube)
+    assert client.reserve(20) == (job, b"x")
+
+
+def test_only_the_holder_settles_but_anybody_deletes_what_nobody_holds(
+    client: BareClient, other: BareClient, tube: str
+) -> None:
+    client.watch(tube)
+    job = client.put(b"x", tube=tube)
+    assert client.reserve() == (job, b"x")
+    for command in (b"delete %d", b"release %d 1 0", b"bury %d 1", b"touch %d"):
+        assert other.ask(command % job) == b"NOT_FOUND"
+    assert client.ask(b"bury %d 1" % job) == b"BURIED"
+    assert other.ask(b"delete %d" % job) == b"DELETED"
+    late = client.put(b"x", tube=tube, delay=60)
+    assert other.ask(b"delete %d" % late) == b"DELETED"
+
+
+def test_after_its_end_a_reservation_is_refused_for_all_but_a_delete(client: BareClient, tube: str) -> None:
+    client.watch(tube)
+    job = client.put(b"x", tube=tube, ttr=1)
+    assert client.reserve() == (job, b"x")
+    until(lambda: state_of(client, job) == "ready", "its time is over")
+    for command in (b"release %d 1 0", b"bury %d 1", b"touch %d"):
+        assert client.ask(command % job) == b"NOT_FOUND"
+    counts = client.stats("job", str(job))
+    assert (counts["reserves"], counts["timeouts"]) == ("1", "1")
+    assert client.ask(b"delete %d" % job) == b"DELETED"
+
+
+def test_a_reservation_of_less_than_a_second_more_answers_every_reserve_at_once(client: BareClient, tube: str) -> None:
+    client.watch(tube)
+    assert client.put(b"x", tube=tube, ttr=0)  # raised to 1
+    assert client.reserve() is not None
+    assert client.ask(b"reserve-with-timeout 60") == b"DEADLINE_SOON"
+
+
+def test_a_kick_wakes_delayed_jobs_once_none_is_buried(client: BareClient, tube: str) -> None:
+    client.watch(tube)
+    buried, late = client.put(b"x", tube=tube), client.put(b"x", tube=tube, delay=60)
+    assert client.reserve() == (buried, b"x")
+    client.ask(b"bury %d 1" % buried)
+    assert client.ask(b"kick 10") == b"KICKED 1"
+    assert (state_of(client, buried), state_of(client, late)) == ("ready", "delayed")
+    assert client.ask(b"kick 10") == b"KICKED 1"
+    assert state_of(client, late) == "ready"
+    assert client.ask(b"kick-job %d" % late) == b"NOT_FOUND"  # of one that is ready
+
+
+# --- tubes -----------------------------------------------------------------------------------------------
+
+
+def test_a_tube_is_there_while_it_has_jobs_or_somebody_uses_it(
+    beanstalk_server: BeanstalkServer, client: BareClient, tube: str
+) -> None:
+    assert client.stats("tube", tube) == {}
+    assert client.ask(b"pause-tube %b 60" % tube.encode()) == b"NOT_FOUND"
+    with beanstalk_server.client() as user:
+        user.ask(b"use " + tube.encode())
+        assert client.ask(b"pause-tube %b 60" % tube.encode()) == b"PAUSED"
+        assert client.stats("tube", tube)["pause"] == "60"
+    until(lambda: client.stats("tube", tube) == {}, "the tube is gone, and with it its pause")
+
+
+def test_a_pause_of_no_seconds_ends_one(client: BareClient, other: BareClient, tube: str) -> None:
+    job = client.put(b"x", tube=tube)
+    client.ask(b"pause-tube %b 3600" % tube.encode())
+    other.watch(tube)
+    assert other.reserve() is None
+    other.send(b"reserve-with-timeout 60")
+    until(lambda: client.stats("tube", tube)["current-waiting"] == "1", "it waits")
+    client.ask(b"pause-tube %b 0" % tube.encode())
+    assert other.reply() == b"RESERVED %d 1\r\nx" % job
+
+
+# --- refusals --------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_drains_refuses_jobs_and_nothing_else(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with server.client() as client:
+        job = client.put(b"x")
+        server.drain()
+        client.send(b"put 1 0 60 6\r\npeek 0", b"peek 0")
+        assert [client.reply(), client.reply()] == [b"DRAINING", b"NOT_FOUND"]  # the body is swallowed
+        assert client.reserve() == (job, b"x")
+        assert client.ask(b"release %d 1 0" % job) == b"RELEASED"
+
+
+def test_a_server_out_of_memory_refuses_a_job_and_stores_nothing(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(max_job_size=10_000_000)
+    with server.client() as client:
+        assert client.put(b"x")
+        with server.little_memory(1_000_000):
+            client.send(b"put 1 0 60 5000000\r\n" + b"x" * 5_000_000, b"peek 0")
+            assert [client.reply(), client.reply()] == [b"OUT_OF_MEMORY", b"NOT_FOUND"]
+        assert client.stats()["current-jobs-ready"] == "1"
+        assert client.ask(b"put 1 0 60 1\r\nx").startswith(b"INSERTED")
+
+
+def test_a_job_that_does_not_fit_into_the_order_is_buried_with_its_put(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with server.client() as client:
+        client.fill()
+        with server.little_memory(128 * 1024):  # enough for one more job, not for twice the places
+            word, job_id = client.ask(b"put 1 0 60 1\r\nx").split()
+        assert word == b"BURIED"
+        assert state_of(client, int(job_id)) == "buried"
+
+
+# --- its log ---------------------------------------------------------------------------------------------
+
+
+def test_the_log_counts_a_record_for_all_that_a_restart_remembers(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, log_file_size=8192)
+    with server.client() as client:
+        client.watch("default")
+        job = client.put(b"x")
+        client.reserve()
+        client.ask(b"release %d 7 0" % job)
+        client.reserve()
+        assert records(client) == 1  # neither reserving nor releasing at once is remembered
+        for number, command in enumerate((b"release %d 7 100", b"kick-job %d", b"bury %d 7", b"delete %d"), start=2):
+            if command.startswith(b"bury"):
+                client.reserve()
+            client.ask(command % job)
+            assert records(client) == number
+        for _ in range(100):
+            client.ask(b"delete %d" % client.put(b"x" * 500))
+        assert records(client) == 205
+        assert client.stats()["total-jobs"] == "101"
+
+
+def records(client: BareClient) -> int:
+    """How many changes the log has taken since the server started, moves to a new file not counted."""
+    stats = client.stats()
+    return int(stats["binlog-records-written"]) - int(stats["binlog-records-migrated"])
+
+
+def test_a_log_that_cannot_begin_a_new_file_refuses_jobs(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, log_file_size=4096)
+    assert server.binlog is not None
+    with server.client() as client:
+        server.binlog.rename(server.folder / "away")
+        replies = [client.ask(b"put 1 0 60 500\r\n" + b"x" * 500) for _ in range(20)]
+        assert replies[0].startswith(b"INSERTED")
+        assert replies[-1] == b"OUT_OF_MEMORY"
+        (server.folder / "away").rename(server.binlog)
+        assert client.ask(b"put 1 0 60 500\r\n" + b"x" * 500).startswith(b"INSERTED")
+
+
+@pytest.mark.parametrize("binlog", [False, True])
+def test_ids_begin_anew_when_an_empty_server_is_restarted(new_beanstalk: NewBeanstalk, binlog: bool) -> None:
+    server = new_beanstalk(binlog=binlog)
+    with server.client() as client:
+        first = client.put(b"x")
+        client.ask(b"delete %d" % first)
+    for _ in range(2):  # the first one still reads of the job in its log
+        server.stop()
+        server.start()
+    with server.client() as client:
+        assert client.put(b"y") == first
