@@ -128,7 +128,17 @@ class GiveBack(msgspec.Struct, frozen=True):
     lease: Lease
 
 
-Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack
+class Abandon(msgspec.Struct, frozen=True):
+    """Ready again in its old place, its attempt counted: its worker died, and somebody says so before the lease ends.
+
+    With ``portable_leases`` it is counted as a crash; elsewhere nobody but the dead worker could have said it.
+    """
+
+    lease: Lease
+    reason: str | None = None
+
+
+Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,7 +159,7 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
     age: float | None
     """Seconds since it was enqueued (or rescheduled)."""
     reason: str | None
-    """The reason of the last release or bury."""
+    """The reason of the last verdict that takes one."""
 
 
 class Page(msgspec.Struct, frozen=True):

@@ -24,6 +24,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from .backend import (
+    Abandon,
     Ack,
     Backend,
     Bury,
@@ -228,6 +229,7 @@ class MemoryBackend(Backend):
         transactional_enqueue=Gap("never", "there is no database whose transaction it could join"),
         reasons=True,
         stable_ids=True,
+        portable_leases=True,
         fenced_late=True,
     )
     store_class: ClassVar[type[Store]] = Store
@@ -428,6 +430,9 @@ class MemoryConsumer(Consumer):
             case GiveBack():
                 job.attempt -= 1
                 queue.make_ready(job)
+            case Abandon(reason=reason):
+                job.reason = reason
+                queue.make_ready(job, crashed=True)
 
     def _nap(self, now: int) -> float:
         """Seconds that nothing can happen in without a notification."""

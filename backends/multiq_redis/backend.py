@@ -74,6 +74,7 @@ class RedisBackend(Backend):
         transactional_enqueue=Gap("never", "Redis has no transaction that a database's could take part in"),
         reasons=True,
         stable_ids=True,
+        portable_leases=True,
         fenced_late=True,
     )
     options: ClassVar[Mapping[str, Option]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from multiq.backend import Ack, Bury, Consumer, GiveBack, Release, Touch
+from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Release, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 
 from .jobs import MICROSECOND, fence, leases, microseconds, pack_id
@@ -259,6 +259,8 @@ def _details(verdict: Verdict) -> bytes:
             return b"t"
         case Bury(reason=reason):
             return b"b" + _text(reason)
+        case Abandon(reason=reason):
+            return b"x" + _text(reason)
         case Release(delay=delay, priority=priority, reason=reason):
             return b"r%d:%b:%b" % (microseconds(delay), b"" if priority is None else b"%d" % priority, _text(reason))
 

@@ -80,6 +80,7 @@ class SqliteBackend(Backend):
         transactional_enqueue=True,
         reasons=True,
         stable_ids=True,
+        portable_leases=True,
         fenced_late=True,
     )
     options: ClassVar[Mapping[str, Option]] = {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
-from multiq.backend import Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
+from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
 from multiq.clock import SECOND
 from multiq.errors import BackendError, LeaseLost
 
@@ -120,7 +120,7 @@ class SqliteConsumer(Consumer):
 
     def _tell_others(self, verdicts: Sequence[Verdict]) -> None:
         """Wake who waits in this process if a verdict may have made a job ready or due."""
-        if any(isinstance(verdict, Release | GiveBack) for verdict in verdicts):
+        if any(isinstance(verdict, Release | GiveBack | Abandon) for verdict in verdicts):
             self._database.bell.ring()
 
     # --- waiting ---
@@ -198,7 +198,8 @@ def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> 
     fences = [_fence(verdict.lease) for verdict in verdicts]
     held = _held(transaction, [seq for seq, _ in fences], now)
     answers: list[LeaseLost | None] = []
-    allowed: dict[type[Verdict], list[tuple[int, Any]]] = {Touch: [], Ack: [], GiveBack: [], Release: [], Bury: []}
+    kinds = (Touch, Ack, GiveBack, Release, Bury, Abandon)
+    allowed: dict[type[Verdict], list[tuple[int, Any]]] = {kind: [] for kind in kinds}
     for verdict, (seq, token) in zip(verdicts, fences, strict=True):
         kind = type(verdict)
         if held.get(seq) != token:
@@ -238,3 +239,5 @@ def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple
         transaction.execute("release", moved | {"seq": seq, "reason": clean(verdict.reason)})
     for seq, verdict in allowed[Bury]:
         transaction.execute("bury", {"seq": seq, "reason": clean(verdict.reason)})
+    for seq, verdict in allowed[Abandon]:
+        transaction.execute("abandon", {"seq": seq, "reason": clean(verdict.reason)})

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
 import pytest
 
-from multiq.backend import Ack, Bury, Consumer, GiveBack, NewJob, Release, State, Touch
+from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, NewJob, Release, State, Touch
 from multiq.capabilities import Gap
 from multiq.errors import LeaseLost, MultiqError
 from multiq.ids import new_id
@@ -313,4 +313,5 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
     "bury": lambda lease: Bury(lease, reason="stale"),
     "touch": Touch,
     "give_back": GiveBack,
+    "abandon": Abandon,
 }

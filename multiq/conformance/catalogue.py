@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from .topics.abandon import AbandonTests
 from .topics.ack import AckTests
 from .topics.bury import BuryTests
 from .topics.capabilities import CapabilitiesTests
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 #: in the order of the contract, what takes longest last
 TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, LeaseTests, AckTests, ReleaseTests, BuryTests, TouchTests,
-    GiveBackTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests, PeekTests, JobsTests, StatsTests,
-    QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests, TransactionTests, WaitingTests,
-    ConcurrencyTests, WalkTests,
+    GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests, PeekTests,
+    JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
+    TransactionTests, WaitingTests, ConcurrencyTests, WalkTests,
 )  # fmt: skip
 
 

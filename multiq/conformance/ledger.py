@@ -41,6 +41,8 @@ PARAGRAPHS: dict[str, str] = {
     "5.7": "many verdicts in one call, each by itself",
     "5.8": "one verdict per reservation",
     "5.9": "exchange settles first, then reserves",
+    "5.10": "an abandoned job is ready, and a crash is counted",
+    "5.11": "whoever knows a lease can settle it",
     "6.1": "kick: the longest buried, and nothing but buried",
     "6.2": "kick_job: one buried or delayed job",
     "6.3": "a kicked job keeps priority, age and attempts",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
-from multiq.backend import Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
+from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 from multiq.clock import SECOND
 from multiq.ids import new_id
 from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer
@@ -242,6 +242,21 @@ class _CountsGivenBack(MemoryConsumer):
 )
 class _GiveBackCounts(_Planted):
     consumer_class = _CountsGivenBack
+
+
+class _AbandonReleases(MemoryConsumer):
+    def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+        job.crashes -= isinstance(verdict, Abandon)
+        super()._carry_out(verdict, queue, job, now)
+
+
+@_plant(
+    "abandon is no crash",
+    "a job that is abandoned for a dead worker is not counted as a crash",
+    "Abandon.test_each_crash_is_counted_once",
+)
+class _AbandonIsNoCrash(_Planted):
+    consumer_class = _AbandonReleases
 
 
 @_plant(

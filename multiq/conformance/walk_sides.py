@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
 from multiq.errors import JobError
 from multiq.ids import new_id
 
@@ -170,6 +170,8 @@ class Side:
                 return Bury(lease, say.reason)
             case "touch":
                 return Touch(lease)
+            case "abandon":
+                return Abandon(lease, say.reason)
             case _:
                 return GiveBack(lease)
 

@@ -166,6 +166,7 @@ def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step
     later = st.sampled_from(TICKS)
     limit = st.integers(1, 4)
     kinds = ["ack", "release", "bury", "touch", *(["give_back"] if can.give_back else [])]
+    kinds += ["abandon"] if can.portable_leases else []
     priority = st.one_of(st.none(), st.sampled_from(PRIORITIES))
     reason = st.sampled_from([None, "one", "other"])
     verdicts = st.lists(st.builds(Say, st.sampled_from(kinds), recent, later, priority, reason), min_size=1, max_size=4)

@@ -9,18 +9,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 import pytest
 
-from multiq.backend import GiveBack, Page, Release, State
+from multiq.backend import Abandon, GiveBack, Page, Release, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.conformance import ManualHarness, Report
 from multiq.conformance.runner import run_harness
-from multiq.errors import PayloadTooLarge
+from multiq.errors import LeaseLost, PayloadTooLarge
 from multiq.memory import MemoryBackend, MemoryConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import Lease, NewJob, Verdict
-    from multiq.errors import LeaseLost
 
 MAX_BODY = 65_535
 MIN_TTR = 3.0
@@ -39,7 +38,12 @@ class PoorConsumer(MemoryConsumer):
         return leases
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        return super().settle([poorly(verdict) for verdict in verdicts])
+        own = [verdict.lease.token in self._held for verdict in verdicts]
+        answers = iter(
+            super().settle([poorly(verdict) for verdict, is_own in zip(verdicts, own, strict=True) if is_own])
+        )
+        lost = [LeaseLost(verdict.lease.queue, verdict.lease.id) for verdict in verdicts]
+        return [next(answers) if is_own else refusal for is_own, refusal in zip(own, lost, strict=True)]
 
     def close(self) -> None:
         with self._store.changed:
@@ -73,6 +77,7 @@ class PoorBackend(MemoryBackend):
         transactional_enqueue=Gap("never", "there is no database"),
         reasons=Gap("cannot today", "the store has no room for them"),
         stable_ids=Gap("never", "the store gives a rescheduled job a new number"),
+        portable_leases=Gap("never", "a lease is its connection's own"),
         fenced_late=Gap("cannot today", "the driver looks at its own clock"),
     )
     numbers: ClassVar[itertools.count[int]] = itertools.count(1)
@@ -118,7 +123,7 @@ class PoorHarness(ManualHarness):
 def poorly(verdict: Verdict) -> Verdict:
     """A verdict as such a store understands it."""
     match verdict:
-        case GiveBack(lease=lease):
+        case GiveBack(lease=lease) | Abandon(lease=lease):
             return Release(lease)
         case Release():
             return msgspec.structs.replace(verdict, delay=math.ceil(verdict.delay), reason=None)

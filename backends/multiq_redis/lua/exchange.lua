@@ -4,7 +4,7 @@
 --       10 paused   11 hint
 -- ARGV  1 number   2 token for the new leases   3 how many of them
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
---       a ack   g give back   t touch   b bury, reason   r release, "delay in us:priority or nothing:", reason
+--       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
 -- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
@@ -57,6 +57,14 @@ function carry_out.g(id, record, place)
     local attempts = count_at(record, 29) - 1
     record = sub(record, 1, 28) .. u32(attempts) .. sub(record, 33, 41) .. NOBODY .. sub(record, 54)
     redis.call('HSET', KEYS[2], id, record)
+    make_ready(place)
+end
+
+function carry_out.x(id, record, place, reason)
+    redis.call('ZREM', KEYS[7], place)
+    record = with_reason(id, record, reason)
+    local crashes = count_at(record, 33) + 1
+    redis.call('HSET', KEYS[2], id, sub(record, 1, 32) .. u32(crashes) .. sub(record, 37))
     make_ready(place)
 end
 

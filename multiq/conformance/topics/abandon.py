@@ -1,0 +1,89 @@
+"""Abandoning: somebody says of a job that its worker died, before its lease ends."""
+
+from __future__ import annotations
+
+from multiq.backend import Abandon, Ack, Release, State, Touch
+from multiq.conformance.base import Topic, promise, requires, without
+
+
+class AbandonTests(Topic):
+    """What the verdict ``Abandon`` promises, and that a lease may be settled by others than its holder."""
+
+    @promise("5.10")
+    def test_an_abandoned_job_is_ready_for_others(self) -> None:
+        # Given a job whose worker died in its first attempt
+        job_id = self.enqueue(priority=9)
+        self.settle(Abandon(self.take()))
+        # Then somebody else gets it at once, in its second
+        assert self.state(job_id) is State.READY
+        lease = self.take(by=self.another_consumer())
+        assert (lease.id, lease.priority, lease.attempt) == (job_id, 9, 2)
+
+    @promise("5.10", "4.6")
+    @requires("portable_leases")
+    def test_each_crash_is_counted_once(self) -> None:
+        # Given a job that was abandoned twice, and released in between
+        self.enqueue()
+        self.settle(Abandon(self.take()))
+        lease = self.take()
+        assert (lease.attempt, lease.crashes) == (2, 1)
+        self.settle(Release(lease))
+        self.settle(Abandon(self.take()))
+        # Then two crashes are counted, and three attempts
+        lease = self.take()
+        assert (lease.attempt, lease.crashes) == (4, 2)
+
+    @promise("5.10", "3.5")
+    def test_abandoned_jobs_are_in_their_old_places(self) -> None:
+        # Given jobs whose worker died, and one that came later
+        self.enqueue_all(b"1", b"2", b"3")
+        leases = self.reserve(2)
+        self.enqueue(b"4")
+        # When they are abandoned in any order, then the queue is as it was
+        self.settle(Abandon(leases[1]), Abandon(leases[0]))
+        assert self.bodies() == [b"1", b"2", b"3", b"4"]
+
+    @promise("5.8", "5.10")
+    def test_an_abandoned_job_takes_no_second_verdict(self) -> None:
+        # Given a worker that was believed dead
+        job_id = self.enqueue()
+        lease = self.take()
+        self.settle(Abandon(lease))
+        # When it comes back, then its verdict is refused
+        self.refused(Ack(lease), Touch(lease), Abandon(lease))
+        assert self.state(job_id) is State.READY
+
+    @promise("5.10", "5.6")
+    @requires("reasons")
+    def test_abandoning_keeps_its_reason(self) -> None:
+        # Given a job that failed before its worker died
+        job_id = self.enqueue()
+        self.settle(Release(self.take(), reason="failed before"))
+        self.settle(Abandon(self.take(), "killed by SIGKILL"))
+        # Then the newer reason is kept
+        assert self.peek(job_id).reason == "killed by SIGKILL"
+
+    @promise("5.11")
+    @requires("portable_leases")
+    def test_another_consumer_that_knows_the_lease_may_settle_it(self) -> None:
+        # Given a lease that was told to somebody else
+        self.enqueue_all(b"gone", b"kept")
+        leases = self.reserve(2)
+        other = self.another_consumer()
+        # When that one settles it
+        self.settle(Ack(leases[0]), Touch(leases[1]), by=other)
+        # Then it counts, and the holder's own verdict comes too late
+        self.refused(Ack(leases[0]))
+        self.settle(Ack(leases[1]))
+        assert [self.backend.stats(self.queue).reserved, self.bodies()] == [0, []]
+
+    @promise("5.11", "4.4")
+    @without("portable_leases")
+    def test_where_leases_are_not_portable_nobody_else_can_settle_them(self) -> None:
+        # Given a lease that was told to somebody else
+        job_id = self.enqueue()
+        lease = self.take()
+        # When that one settles it, then it is refused, and the holder still can
+        self.refused(Ack(lease), by=self.another_consumer())
+        assert self.state(job_id) is State.RESERVED
+        self.settle(Ack(lease))
