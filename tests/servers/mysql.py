@@ -1,0 +1,215 @@
+"""``mariadbd`` with a data folder of its own, or the server that ``MULTIQ_TEST_MYSQL_URL`` names, in databases of its own.
+
+with MysqlServer(default_time_zone="+13:45") as server, server.database() as place:
+    open_backend(place.url)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+import uuid
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import quote, unquote, urlsplit
+
+import pymysql
+
+from servers.process import HOST, PATIENCE, Server, free_port, require
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pymysql.connections import Connection
+
+    from servers.certificate import Certificate
+
+
+_RUNNING = "MULTIQ_TEST_MYSQL_URL"
+
+#: durable, as the figures and the fault tests need it, and small, as many run side by side
+_SETTINGS = {
+    "innodb_flush_log_at_trx_commit": "1",
+    "innodb_buffer_pool_size": "64M",
+    "innodb_log_file_size": "48M",
+    "performance_schema": "OFF",
+    "max_connections": "300",
+}
+
+
+class Place(NamedTuple):
+    """A database that nobody else uses, and how to get there."""
+
+    url: str
+    """For multiq, over TCP."""
+    name: str
+
+
+class MysqlDatabases:
+    """A server that tests leave as they found it."""
+
+    def __init__(
+        self, host: str, port: int, user: str = "root", password: str = "", socket: Path | None = None
+    ) -> None:
+        self.host, self.port, self.user, self.password = host, port, user, password
+        self.socket = socket
+        """Preferred by ``client``; None: there is TCP only."""
+
+    @contextlib.contextmanager
+    def database(self, *, options: str = "") -> Iterator[Place]:
+        """A new, empty database, dropped at the end; *options* follow the ``?`` of its URL."""
+        name = f"multiq_{uuid.uuid4().hex}"
+        self.ask(f"CREATE DATABASE {name}")
+        try:
+            yield Place(self.url(name, options), name)
+        finally:
+            self.ask(f"DROP DATABASE IF EXISTS {name}")
+
+    def url(self, database: str, options: str = "", *, port: int | None = None, user: str | None = None) -> str:
+        """The URL for multiq; *port* is a proxy's, *user* may bring a password: ``ann:secret``."""
+        password = f":{quote(self.password, safe='')}" if self.password else ""
+        who = user or f"{quote(self.user, safe='')}{password}"
+        return f"mysql://{who}@{self.host}:{port or self.port}/{database}" + (f"?{options}" if options else "")
+
+    def connect(self, database: str | None = None, **options: Any) -> Connection[Any]:
+        """A plain connection behind multiq's back, autocommitting unless told."""
+        place: dict[str, Any] = {"host": self.host, "port": self.port}
+        if self.socket is not None:
+            place["unix_socket"] = str(self.socket)
+        patience = {"connect_timeout": int(PATIENCE), "read_timeout": 600, "autocommit": True}
+        return pymysql.connect(
+            **{**place, "user": self.user, "password": self.password, "database": database, **patience, **options}
+        )
+
+    @contextlib.contextmanager
+    def client(self, database: str | None = None, **options: Any) -> Iterator[Connection[Any]]:
+        """``connect``, closed at the end."""
+        with contextlib.closing(self.connect(database, **options)) as connection:
+            yield connection
+
+    def ask(self, statement: str, *values: object, database: str | None = None) -> tuple[tuple[Any, ...], ...]:
+        """The rows of one statement's answer."""
+        with self.client(database) as connection, connection.cursor() as cursor:
+            cursor.execute(statement, values or None)
+            return tuple(cursor.fetchall())
+
+    def set(self, name: str, value: object) -> None:
+        """``SET GLOBAL``: new sessions have it; a restart forgets it."""
+        self.ask(f"SET GLOBAL {name} = %s", value)
+
+    def variable(self, name: str) -> str:
+        """The value of a global variable, as text."""
+        ((_, value),) = self.ask("SHOW GLOBAL VARIABLES LIKE %s", name)
+        return str(value)
+
+    def status(self, name: str) -> int:
+        """A counter of the server's."""
+        ((_, value),) = self.ask("SHOW GLOBAL STATUS LIKE %s", name)
+        return int(value)
+
+
+class MysqlServer(MysqlDatabases, Server):
+    """``mariadbd`` on a UNIX socket and a TCP port, whose data outlive restarts. User root needs no password.
+
+    Settings are the server's own, with underscores: ``MysqlServer(sql_mode="ANSI")``. *system_zone* is its machine's
+    time zone, as POSIX writes it; MariaDB's own setting goes no further than +13:00.
+    """
+
+    program = "mariadbd"
+
+    def __init__(
+        self, *, certificate: Certificate | None = None, system_zone: str = "UTC0", **settings: object
+    ) -> None:
+        Server.__init__(self)
+        MysqlDatabases.__init__(self, HOST, free_port(), socket=self.folder / "m.sock")
+        self._system_zone = system_zone
+        self.data = self.folder / "data"
+        self._settings = {
+            **_SETTINGS,
+            "datadir": self.data,
+            "socket": self.socket,
+            "port": self.port,
+            "bind_address": HOST,
+            "pid_file": self.folder / "pid",
+            "tmpdir": self.folder,
+            "skip_name_resolve": 1,
+            **({} if certificate is None else _tls(certificate)),
+            **settings,
+        }
+        if os.geteuid() == 0:
+            self._settings["user"] = "root"  # it refuses to unless told
+        shutil.copytree(_template(), self.data)
+
+    def command(self) -> Sequence[str]:
+        return ["env", f"TZ={self._system_zone}", *super().command()]
+
+    def arguments(self) -> Sequence[str]:
+        return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
+
+    def change(self, **settings: object) -> None:
+        """For the next start."""
+        self._settings.update(settings)
+
+    def restart(self) -> None:
+        """A clean end, and a new start."""
+        self.stop()
+        self.start()
+
+    def answers(self) -> bool:
+        with contextlib.suppress(pymysql.MySQLError, OSError):
+            return self.ask("SELECT 1") == ((1,),)
+        return False
+
+
+def running() -> MysqlDatabases | None:
+    """The server that ``MULTIQ_TEST_MYSQL_URL`` names, if it does; its user must be allowed to create databases."""
+    text = os.environ.get(_RUNNING)
+    if not text:
+        return None
+    parts = urlsplit(text)
+    return MysqlDatabases(
+        parts.hostname or HOST,
+        parts.port or 3306,
+        user=unquote(parts.username or "root"),
+        password=unquote(parts.password or ""),
+    )
+
+
+def _tls(certificate: Certificate) -> dict[str, object]:
+    return {"ssl_cert": certificate.pair, "ssl_key": certificate.pair, "ssl_ca": certificate.authority}
+
+
+@functools.cache
+def _template() -> Path:
+    """An empty data folder: made once in a process, in half a second, and copied for each server."""
+    install = require("mariadb-install-db")
+    folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
+    _kept.append(folder)
+    data = Path(folder.name) / "data"
+    done = subprocess.run(
+        [
+            install,
+            "--no-defaults",
+            f"--datadir={data}",
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=8M",
+            "--innodb-buffer-pool-size=16M",
+            *(["--user=root"] if os.geteuid() == 0 else []),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise AssertionError(f"mariadb-install-db failed:\n{done.stdout[-3000:]}")
+    return data
+
+
+_kept: list[tempfile.TemporaryDirectory[str]] = []
