@@ -1,6 +1,6 @@
-"""``mariadbd`` with a data folder of its own, or the server that ``MULTIQ_TEST_MYSQL_URL`` names, in databases of its own.
+"""``mariadbd`` with a data folder of its own, or the server that ``MULTIQ_TEST_MYSQL_URL`` names.
 
-with MysqlServer(default_time_zone="+13:45") as server, server.database() as place:
+with MysqlServer(sql_mode="ANSI") as server, server.database() as place:
     open_backend(place.url)
 """
 

@@ -1,0 +1,37 @@
+"""MariaDB for tests: one server for the whole run where nobody breaks it, and new ones for those who do."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.mysql import MysqlDatabases, MysqlServer, Place, running
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+
+@pytest.fixture(scope="session")
+def mysql_server() -> Iterator[MysqlDatabases]:
+    """One server for all tests that leave it as they found it, each in a database of its own."""
+    named = running()
+    if named is not None:
+        yield named
+        return
+    with MysqlServer() as server:
+        yield server
+
+
+@pytest.fixture
+def place(mysql_server: MysqlDatabases) -> Iterator[Place]:
+    """An empty database for this test alone."""
+    with mysql_server.database() as made:
+        yield made
+
+
+@pytest.fixture
+def new_mysql() -> Iterator[Callable[..., MysqlServer]]:
+    """Starts a server for this test alone: ``new_mysql(sql_mode="ANSI")``."""
+    with ExitStack() as stack:
+        yield lambda **settings: stack.enter_context(MysqlServer(**settings))
