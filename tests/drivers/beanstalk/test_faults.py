@@ -1,0 +1,484 @@
+"""What goes wrong with a beanstalkd server and on the way to it: stopped, refusing, slow, draining, full, old.
+
+One deterministic test each. The server is real, and so is what is done to it.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from processes import until, worker
+from proxy import Hole, Latency, Pass, Proxy
+from servers.process import HOST
+from worker_app import app, nap, quick, read_diary
+
+from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.errors import (
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    EnqueuePartial,
+    EnqueueUncertain,
+    LeaseLost,
+    MultiqError,
+    PayloadTooLarge,
+)
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from servers.beanstalk import BeanstalkServer
+
+    from multiq.backend import Backend, Consumer
+
+    NewBeanstalk = Callable[..., BeanstalkServer]
+
+QUEUE = "mail"
+DEADLINE = 1.0  # seconds, as ?timeout= says it
+GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+def url_of(port: int, **options: object) -> str:
+    query = "&".join(f"{name}={value}" for name, value in options.items())
+    return f"beanstalk://{HOST}:{port}" + (f"?{query}" if query else "")
+
+
+@pytest.fixture
+def proxy(beanstalk_server: BeanstalkServer) -> Iterator[Proxy]:
+    with Proxy(beanstalk_server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def producer() -> Iterator[Callable[[str], None]]:
+    """The test app's producing side, on this URL."""
+    yield app.connect
+    app.close()
+
+
+def numbers(path: Path, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(path) if said == word]
+
+
+# --- nobody answers --------------------------------------------------------------------------------------
+
+
+def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
+    return {
+        "settle": lambda: consumer.settle([Ack(lease)]),
+        "peek": lambda: backend.peek(QUEUE, lease.id),
+        "jobs": lambda: backend.jobs(QUEUE, State.READY, limit=1),
+        "delete": lambda: backend.delete(QUEUE, lease.id),
+        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
+        "kick": lambda: backend.kick(QUEUE, 5),
+        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
+        "pause": lambda: backend.pause(QUEUE, 5),
+        "resume": lambda: backend.resume(QUEUE),
+        "purge": lambda: backend.purge(QUEUE, [State.READY]),
+        "stats": lambda: backend.stats(QUEUE),
+        "queues": backend.queues,
+    }
+
+
+def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
+    """The call ends with a timeout, and not much after its deadline."""
+    start = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        call()
+    took = time.monotonic() - start
+    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
+
+
+def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given connections that are open, and a lease
+        backend.enqueue(QUEUE, [new()])
+        (lease,) = consumer.reserve(1, 0)
+        calls = verbs(backend, consumer, lease)
+        # When the server is stopped: its kernel still takes what we send
+        server.pause()
+        # Then all give up, at once and each in its time
+        with ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(timed_out, calls.values()))
+        # And an enqueue that was sent says that nobody can know
+        job = new()
+        start = time.monotonic()
+        with pytest.raises((EnqueueUncertain, BackendTimeout)):
+            backend.enqueue(QUEUE, [job])
+        assert time.monotonic() - start < DEADLINE + GRACE
+        # And once it goes on, the next call is answered rightly
+        server.go_on()
+        assert backend.stats(QUEUE).queue == QUEUE
+
+
+def test_an_enqueue_to_a_server_that_stops_has_its_jobs_in_hand(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
+        backend.enqueue(QUEUE, [new()])
+        server.pause()
+        jobs = [new(), new()]
+        with pytest.raises(EnqueueUncertain) as caught:
+            backend.enqueue(QUEUE, jobs)
+        assert list(caught.value.jobs) == jobs
+        assert caught.value.__cause__ is not None
+        server.go_on()
+        until(lambda: backend.stats(QUEUE).ready == 3)
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.5])
+def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(
+    new_beanstalk: NewBeanstalk, wait: float
+) -> None:
+    server = new_beanstalk()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        server.pause()
+        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
+        server.go_on()
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
+
+
+def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        stopper = threading.Timer(0.3, server.pause)
+        stopper.start()
+        timed_out(lambda: consumer.reserve(1, 2), 2 + DEADLINE)
+        stopper.join()
+
+
+def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
+    proxy.mode = Hole()
+    with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [lambda: backend.stats(QUEUE), lambda: consumer.reserve(1, 0)]
+            list(pool.map(timed_out, calls))
+        with pytest.raises((EnqueueUncertain, BackendTimeout)):
+            backend.enqueue(QUEUE, [new()])
+        proxy.mode = Pass()
+        assert backend.stats("never used").ready == 0
+
+
+def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_beanstalk()
+    producer(server.url)
+    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
+        process.wait_until_working()
+        quick.enqueue_many([(number,) for number in range(20)])
+        until(lambda: len(numbers(process.diary, "end")) >= 20)
+        server.pause()
+        time.sleep(2.5)
+        server.go_on()
+        quick.enqueue_many([(number,) for number in range(20, 40)])
+        until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+
+
+# --- nobody is there -------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_fails_at_once_with_the_address(proxy: Proxy) -> None:
+    proxy.refuse()
+    with open_backend(url_of(proxy.port)) as backend:
+        # nothing was sent, so nothing is uncertain
+        with pytest.raises(BackendUnavailable, match=str(proxy.port)) as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert refused.value.__cause__ is not None
+
+
+def test_a_socket_that_does_not_exist_is_unavailable(tmp_path: Path) -> None:
+    with (
+        open_backend(f"beanstalk+unix://{tmp_path}/no.sock") as backend,
+        pytest.raises(BackendUnavailable, match=r"no\.sock"),
+    ):
+        backend.enqueue(QUEUE, [new()])
+
+
+def test_a_host_that_does_not_exist_is_unavailable() -> None:
+    with open_backend("beanstalk://no-such-host.invalid:11300") as backend, pytest.raises(BackendUnavailable):
+        backend.stats(QUEUE)
+
+
+@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR unknown command\r\n", b"OK x\r\n", b""])
+def test_a_server_that_speaks_something_else_is_a_typed_error(answer: bytes) -> None:
+    with socket.create_server((HOST, 0)) as listener:
+
+        def speak() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.recv(1000)
+                    client.sendall(answer)
+
+        thread = threading.Thread(target=speak, daemon=True)
+        thread.start()
+        with open_backend(url_of(listener.getsockname()[1], timeout=DEADLINE)) as backend:
+            with pytest.raises(BackendError):
+                backend.stats(QUEUE)
+            with pytest.raises(BackendError):
+                backend.enqueue(QUEUE, [new()])
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_a_worker_that_starts_before_its_server_waits_for_it(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_beanstalk()
+    server.stop()
+    with worker(tmp_path, server.url) as process:
+        until(
+            lambda: "unavailable" in process.log.lower() or "refused" in process.log.lower(), what=lambda: process.log
+        )
+        server.start()
+        producer(server.url)
+        quick.enqueue(1)
+        until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+
+
+# --- the connection goes away ----------------------------------------------------------------------------
+
+
+def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
+    queue = "reconnects"
+    us = psutil.Process()
+    with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
+        opened = []
+        for _ in range(100):
+            (job_id,) = backend.enqueue(queue, [new()])
+            (lease,) = consumer.reserve(1, 5)
+            assert lease.id == job_id
+            proxy.cut()
+            assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
+            (again,) = consumer.reserve(1, 5)
+            assert again.id == job_id
+            assert consumer.settle([Ack(again)]) == [None]
+            opened.append(us.num_fds())
+        until(
+            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
+        )  # the proxy's, too
+        assert queue not in backend.queues()
+
+
+def test_an_enqueue_on_a_connection_that_was_closed_meanwhile_makes_another_one(proxy: Proxy) -> None:
+    with open_backend(url_of(proxy.port)) as backend:
+        backend.enqueue("closed", [new()])
+        proxy.cut()
+        time.sleep(0.1)  # until the end has arrived here; nothing was sent, so nothing is uncertain
+        backend.enqueue("closed", [new()])
+        assert backend.stats("closed").ready == 2
+        assert backend.purge("closed", [State.READY]) == 2
+
+
+def test_the_next_consumer_has_a_job_as_soon_as_its_holders_connection_drops(
+    proxy: Proxy, beanstalk_server: BeanstalkServer
+) -> None:
+    with (
+        open_backend(url_of(proxy.port)) as far,
+        open_backend(beanstalk_server.url) as near,
+        far.consumer(["dropped"]) as holder,
+        near.consumer(["dropped"]) as next_one,
+    ):
+        near.enqueue("dropped", [new(ttr=3600)])
+        (lost,) = holder.reserve(1, 0)
+        proxy.cut()
+        (lease,) = next_one.reserve(1, 20)
+        assert (lease.id, lease.attempt, lease.crashes) == (lost.id, 2, 1)
+        assert isinstance(holder.settle([Ack(lost)])[0], LeaseLost)
+        assert next_one.settle([Ack(lease)]) == [None]
+
+
+def test_a_worker_hears_of_its_lost_connection_and_runs_the_job_again(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_beanstalk()
+    producer(server.url)
+    with Proxy(server.address) as proxy, worker(tmp_path, url_of(proxy.port)) as process:
+        process.wait_until_working()
+        nap.enqueue(1, 1.0)
+        until(lambda: numbers(process.diary, "start") == [1])
+        proxy.cut()
+        until(lambda: len(numbers(process.diary, "end")) == 2, what=lambda: process.log)
+        until(lambda: app.backend.queues() == [], what=lambda: process.log)
+        assert "lease" in process.log
+
+
+def test_a_slow_way_makes_no_lease_end_early(
+    proxy: Proxy, new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_beanstalk()
+    producer(server.url)
+    with Proxy(server.address) as slow:
+        slow.mode = Latency(0.15)
+        nap.enqueue_many([(number, 0.4) for number in range(12)])  # of a ttr of 3 s
+        with worker(tmp_path, url_of(slow.port), "stop_when_empty=True, threads=2") as process:
+            assert process.wait(60) == 0, process.log
+            assert sorted(numbers(process.diary, "start")) == list(range(12))
+
+
+# --- the server refuses ----------------------------------------------------------------------------------
+
+
+def test_a_server_that_drains_refuses_jobs_and_finishes_what_it_has(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_beanstalk()
+    producer(server.url)
+    quick.enqueue_many([(number,) for number in range(20)])
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new(delay=3600)])
+        (lease,) = consumer.reserve(1, 0)
+        server.drain()
+        for jobs in ([new()], [new(), new()]):
+            with pytest.raises(BackendError, match=r"(?i)drain") as refused:
+                backend.enqueue(QUEUE, jobs)
+            assert not isinstance(refused.value, EnqueueUncertain | EnqueuePartial)
+        assert consumer.settle([Touch(lease), Release(lease)]) == [None, None]
+        (lease,) = consumer.reserve(1, 0)
+        assert consumer.settle([Bury(lease)]) == [None]
+        assert backend.kick(QUEUE, 1) == 1
+        assert backend.stats(QUEUE).ready == 1
+    with worker(tmp_path, server.url, "stop_when_empty=True") as process:
+        assert process.wait(60) == 0, process.log
+    assert sorted(numbers(process.diary, "end")) == list(range(20))
+
+
+def test_a_reschedule_on_a_server_that_drains_leaves_the_job_as_it_is(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend:
+        (job_id,) = backend.enqueue(QUEUE, [new(delay=3600)])
+        server.drain()
+        with pytest.raises(BackendError, match=r"(?i)drain"):
+            backend.reschedule(QUEUE, job_id, 0)
+        assert backend.peek(QUEUE, job_id).state == State.DELAYED
+        assert backend.stats(QUEUE).ready == 0
+
+
+def test_a_server_without_memory_is_full_and_still_drains(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(max_job_size=10_000_000)
+    large = b"x" * 5_000_000
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new()])
+        with server.little_memory(1_000_000):
+            with pytest.raises(BackendFull, match=r"(?i)memory"):
+                backend.enqueue(QUEUE, [new(large)])
+            # of a batch, it says which were taken
+            with pytest.raises(EnqueuePartial, match=r"(?i)memory") as partial:
+                backend.enqueue(QUEUE, [new(b"first"), new(large), new(b"last")])
+            (lease,) = consumer.reserve(1, 0)
+            assert consumer.settle([Ack(lease)]) == [None]
+        assert sorted(partial.value.accepted) == [0, 2] or sorted(partial.value.accepted) == [0]
+        for position, job_id in partial.value.accepted.items():
+            assert backend.peek(QUEUE, job_id).body == (b"first", large, b"last")[position]
+        assert backend.stats(QUEUE).ready == len(partial.value.accepted)
+        backend.enqueue(QUEUE, [new(large)])
+
+
+def test_a_job_that_was_buried_with_its_put_is_refused_and_not_left_behind(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, server.client() as client:
+        client.fill(QUEUE)
+        with server.little_memory(128 * 1024), pytest.raises(BackendFull):
+            backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).buried == 0
+        assert backend.stats(QUEUE).ready == 2**15 - 2
+
+
+@pytest.mark.parametrize("limit", [100, 65535, 200_000])
+def test_a_body_over_the_servers_limit_is_refused_before_it_is_sent(new_beanstalk: NewBeanstalk, limit: int) -> None:
+    server = new_beanstalk(max_job_size=limit)
+    with Proxy(server.address) as proxy, open_backend(url_of(proxy.port)) as backend:
+        backend.enqueue(QUEUE, [new(b"x" * limit)])
+        sent = proxy.sent
+        with pytest.raises(PayloadTooLarge, match="-z") as refused:
+            backend.enqueue(QUEUE, [new(), new(b"x" * (limit + 1))])
+        assert (refused.value.size_bytes, refused.value.limit_bytes) == (limit + 1, limit)
+        assert proxy.sent == sent
+        assert backend.stats(QUEUE).ready == 1
+
+
+def test_a_limit_that_was_lowered_meanwhile_is_a_typed_refusal(new_beanstalk: NewBeanstalk) -> None:
+    generous = new_beanstalk()
+    strict = new_beanstalk(max_job_size=100)
+    with Proxy(generous.address) as proxy, open_backend(url_of(proxy.port)) as backend:
+        backend.enqueue(QUEUE, [new(b"x" * 1000)])
+        proxy._upstream = strict.address
+        proxy.cut()
+        time.sleep(0.1)
+        with pytest.raises(PayloadTooLarge):
+            backend.enqueue(QUEUE, [new(b"x" * 1000)])
+        backend.enqueue(QUEUE, [new()])
+        assert backend.stats(QUEUE).ready == 1
+
+
+class OldLink(Proxy):
+    """Makes a word unknown to the real server, by misspelling it on the way there."""
+
+    unknown: tuple[bytes, ...] = ()
+
+    def _of_request(self, data: bytes) -> Any:
+        for word in self.unknown:
+            data = data.replace(word, b"?" + word[1:])
+        return super()._of_request(data)
+
+
+def test_a_server_too_old_for_a_command_is_told_so(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with OldLink(server.address) as link, open_backend(url_of(link.port)) as backend, server.client() as client:
+        job_id = str(client.put(b"x", tube=QUEUE, delay=3600))
+        assert backend.peek(QUEUE, job_id).state == State.DELAYED
+        link.unknown = (b"kick-job ", b"pause-tube ")
+        with pytest.raises(MultiqError, match=r"(?i)unknown|version|old"):
+            backend.kick_job(QUEUE, job_id)
+        with pytest.raises(MultiqError, match=r"(?i)unknown|version|old"):
+            backend.pause(QUEUE, 60)
+        # and the answers stay in step
+        assert backend.peek(QUEUE, job_id).state == State.DELAYED
+        assert backend.stats(QUEUE).delayed == 1
+
+
+def test_a_lease_that_is_about_to_end_makes_no_busy_loop(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer, server.client() as client:
+        backend.enqueue(QUEUE, [new(ttr=3)])
+        (first,) = consumer.reserve(1, 0)
+        before = int(client.stats()["cmd-reserve-with-timeout"])
+        # the server answers DEADLINE_SOON during the lease's last second, and then has the job again
+        (again,) = consumer.reserve(1, 30)
+        assert again.id == first.id
+        assert int(client.stats()["cmd-reserve-with-timeout"]) - before < 20
+
+
+def test_a_server_that_was_emptied_by_a_restart_ends_leases_and_starts_over(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new(), new(delay=3600)])
+        (lease,) = consumer.reserve(1, 0)
+        server.stop()
+        server.start()
+        with server.client() as client:
+            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # the ids begin anew
+        (answer,) = consumer.settle([Ack(lease)])
+        assert isinstance(answer, LeaseLost)
+        assert [found.body for found in consumer.reserve(5, 5)] == [b"another"]

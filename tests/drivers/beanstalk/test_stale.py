@@ -1,0 +1,215 @@
+"""Whoever comes too late changes nothing, though beanstalkd itself would let anybody delete what nobody holds.
+
+A thousand leases end, by time or by their connection; somebody else has the jobs meanwhile, in every state there is;
+then the late one comes with every verdict there is. ``MULTIQ_TEST_STALE`` is how many of them.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice, product
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from proxy import Proxy
+from worker_app import app, nap, read_diary
+
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.errors import LeaseLost
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from pathlib import Path
+
+    from servers.beanstalk import BeanstalkServer
+
+    from multiq.backend import Backend, Consumer, Lease, Verdict
+
+ATTEMPTS = int(os.environ.get("MULTIQ_TEST_STALE", "1000"))
+BATCH = 200
+QUEUE = "stale"
+TTR = 6.0  # seconds; the rival is done well within it
+LONG = 3600
+
+VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
+    "ack": Ack,
+    "release": Release,
+    "release late": partial(Release, delay=5),
+    "bury": Bury,
+    "touch": Touch,
+    "give back": GiveBack,
+}
+
+
+@dataclass
+class Rival:
+    """Who got the jobs meanwhile, and what he did with them."""
+
+    backend: Backend
+    consumer: Consumer
+
+    def take(self, count: int) -> dict[str, Lease]:
+        leases: list[Lease] = []
+        while found := self.consumer.reserve(BATCH, 5 if len(leases) < count else 0):
+            leases += found
+        return {lease.id: lease for lease in leases}
+
+    def hold(self, leases: Sequence[Lease]) -> None:
+        """Goes on working."""
+
+    def release(self, leases: Sequence[Lease]) -> None:
+        assert not any(self.consumer.settle([Release(lease) for lease in leases]))
+
+    def release_late(self, leases: Sequence[Lease]) -> None:
+        assert not any(self.consumer.settle([Release(lease, delay=LONG) for lease in leases]))
+
+    def bury(self, leases: Sequence[Lease]) -> None:
+        assert not any(self.consumer.settle([Bury(lease) for lease in leases]))
+
+    def reschedule(self, leases: Sequence[Lease]) -> None:
+        self.release(leases)
+        for lease in leases:
+            self.backend.reschedule(QUEUE, lease.id, LONG)
+
+    def ack(self, leases: Sequence[Lease]) -> None:
+        assert not any(self.consumer.settle([Ack(lease) for lease in leases]))
+
+    @property
+    def deeds(self) -> list[Callable[[Sequence[Lease]], None]]:
+        return [self.hold, self.release, self.release_late, self.bury, self.reschedule, self.ack]
+
+
+@pytest.fixture
+def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
+    return new_beanstalk()
+
+
+@pytest.fixture
+def rival(server: BeanstalkServer) -> Iterator[Rival]:
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        yield Rival(backend, consumer)
+
+
+@pytest.fixture
+def proxy(server: BeanstalkServer) -> Iterator[Proxy]:
+    with Proxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def stale(proxy: Proxy) -> Iterator[Consumer]:
+    with open_backend(f"beanstalk://127.0.0.1:{proxy.port}") as backend, backend.consumer([QUEUE]) as consumer:
+        yield consumer
+
+
+def reserve_all(stale: Consumer, backend: Backend, count: int, ttr: float) -> list[Lease]:
+    backend.enqueue(QUEUE, [NewJob(b"x", job_id, ttr=ttr) for job_id in new_ids(count)])
+    leases: list[Lease] = []
+    while len(leases) < count:
+        leases += stale.reserve(min(BATCH, count - len(leases)), 0)
+    return leases
+
+
+def everything_about(server: BeanstalkServer, ids: Sequence[str]) -> list[dict[str, str]]:
+    """All that the server knows of these jobs, but for how time passes."""
+    with server.client() as client:
+        records = [client.stats("job", job_id) for job_id in ids]
+    return [{k: v for k, v in record.items() if k not in {"age", "time-left"}} for record in records]
+
+
+def come_late(server: BeanstalkServer, stale: Consumer, rival: Rival, leases: Sequence[Lease]) -> None:
+    """The rival takes the jobs and does one thing with each; the late one settles them, in vain."""
+    taken = rival.take(len(leases))
+    assert sorted(taken) == sorted(lease.id for lease in leases)
+    pairs = list(islice(cycle(product(rival.deeds, VERDICTS.values())), len(leases)))
+    kept: list[Lease] = []
+    for deed in rival.deeds:
+        done = [taken[lease.id] for lease, (its, _) in zip(leases, pairs, strict=True) if its == deed]
+        kept += done if deed == rival.hold else []
+        deed(done)
+    before = everything_about(server, [lease.id for lease in leases])
+    answers: list[LeaseLost | None] = []
+    verdicts = [verdict(lease) for lease, (_, verdict) in zip(leases, pairs, strict=True)]
+    for at in range(0, len(verdicts), BATCH):
+        answers += stale.settle(verdicts[at : at + BATCH])
+    refused = [answer for answer in answers if isinstance(answer, LeaseLost)]
+    assert len(refused) == len(leases)
+    assert everything_about(server, [lease.id for lease in leases]) == before
+    assert not any(rival.consumer.settle([Ack(lease) for lease in kept]))
+    print(f"\n{len(leases)} late verdicts, {len(refused)} refused, nothing changed")
+
+
+@pytest.mark.timeout(300)
+def test_after_its_end_no_lease_changes_what_became_of_the_job(
+    server: BeanstalkServer, stale: Consumer, rival: Rival
+) -> None:
+    leases = reserve_all(stale, rival.backend, ATTEMPTS, TTR)
+    with server.client() as client:
+        until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
+    come_late(server, stale, rival, leases)
+
+
+@pytest.mark.timeout(300)
+def test_after_its_connection_no_lease_changes_what_became_of_the_job(
+    server: BeanstalkServer, proxy: Proxy, stale: Consumer, rival: Rival
+) -> None:
+    leases = reserve_all(stale, rival.backend, ATTEMPTS, LONG)
+    proxy.cut()
+    come_late(server, stale, rival, leases)
+
+
+def test_after_its_end_a_lease_changes_nothing_that_nobody_has_taken_yet(
+    server: BeanstalkServer, stale: Consumer, rival: Rival
+) -> None:
+    leases = reserve_all(stale, rival.backend, 50, 3)
+    with server.client() as client:
+        until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
+    before = everything_about(server, [lease.id for lease in leases])
+    answers = stale.settle([verdict(lease) for lease, verdict in zip(leases, cycle(VERDICTS.values()), strict=False)])
+    assert all(isinstance(answer, LeaseLost) for answer in answers)
+    assert everything_about(server, [lease.id for lease in leases]) == before
+
+
+def test_the_same_consumer_cannot_settle_its_old_lease_of_a_job_that_it_holds_again(
+    server: BeanstalkServer, stale: Consumer, rival: Rival
+) -> None:
+    first = reserve_all(stale, rival.backend, 50, 3)
+    with server.client() as client:
+        until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
+    second = stale.reserve(50, 5)
+    assert [lease.id for lease in second] == [lease.id for lease in first]
+    old = [verdict(lease) for lease, verdict in zip(first, cycle(VERDICTS.values()), strict=False)]
+    assert all(isinstance(answer, LeaseLost) for answer in stale.settle(old))
+    assert stale.settle([Ack(lease) for lease in second]) == [None] * 50
+
+
+def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_settle(
+    server: BeanstalkServer, rival: Rival, tmp_path: Path
+) -> None:
+    app.connect(server.url)
+    queue = app.queue().name
+    handle = nap.enqueue(1, 2.0)  # of a ttr of 3 s
+    with worker(tmp_path, server.url) as process, rival.backend.consumer([queue]) as consumer:
+        # Given a worker in the middle of a job, that is stopped until its lease is over
+        until(lambda: read_diary(process.diary), what=lambda: process.log)
+        os.killpg(process.process.pid, signal.SIGSTOP)
+        try:
+            (lease,) = consumer.reserve(1, 30)
+            assert lease.id == handle.id
+            assert consumer.settle([Bury(lease)]) == [None]
+        finally:
+            os.killpg(process.process.pid, signal.SIGCONT)
+        # When it goes on, and ends the job
+        until(lambda: len(read_diary(process.diary)) == 2, what=lambda: process.log)
+        until(lambda: "lease" in process.log.lower(), what=lambda: process.log)
+        # Then the job stays where the other one put it
+        time.sleep(0.2)
+        assert rival.backend.peek(queue, handle.id).state == State.BURIED
+    app.close()
