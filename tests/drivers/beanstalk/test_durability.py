@@ -1,0 +1,271 @@
+"""What a beanstalkd that is killed, restarted or out of luck with its disk still has, and what it has forgotten.
+
+The table in ``docs/durability.md`` says the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import until, worker
+from worker_app import app, quick, read_diary
+
+from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq.errors import BackendError, BackendFull, BackendUnavailable, EnqueueUncertain, LeaseLost
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.beanstalk import BeanstalkServer
+
+    from multiq.backend import Backend
+
+    NewBeanstalk = Callable[..., BeanstalkServer]
+
+QUEUE = "mail"
+DEADLINE = 1.0  # seconds, as ?timeout= says it
+KILLS = int(os.environ.get("MULTIQ_TEST_KILLS", "3"))
+JOBS_BETWEEN = int(os.environ.get("MULTIQ_TEST_JOBS", "100"))
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+def numbers(path: Path, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(path) if said == word]
+
+
+# --- kill -9 ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, end: str
+) -> None:
+    # Given a server that syncs before it answers, a worker, and a producer that notes what was acknowledged
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    app.connect(f"{server.url}?timeout={DEADLINE}")
+    acknowledged: list[int] = []
+    uncertain: list[int] = []
+    resumed: list[float] = []
+    is_over = threading.Event()
+
+    def produce() -> None:
+        number = 0
+        while not is_over.is_set():
+            try:
+                quick.enqueue(number)
+            except EnqueueUncertain:
+                uncertain.append(number)
+            except BackendUnavailable:
+                time.sleep(0.02)
+                continue
+            else:
+                acknowledged.append(number)
+                time.sleep(0.001)
+            number += 1
+
+    with worker(tmp_path, app.url, "threads=2") as process:
+        process.wait_until_working()
+        thread = threading.Thread(target=produce)
+        thread.start()
+        try:
+            # When the server ends in the middle of it, again and again
+            for _ in range(KILLS):
+                known = len(acknowledged)
+                until(lambda known=known: len(acknowledged) > known + JOBS_BETWEEN)  # type: ignore[misc]
+                getattr(server, end)()
+                time.sleep(0.2)
+                done = len(numbers(process.diary, "end"))
+                server.start()
+                accepted_at = time.monotonic()
+                until(lambda done=done: len(numbers(process.diary, "end")) > done, what=lambda: process.log)  # type: ignore[misc]
+                resumed.append(time.monotonic() - accepted_at)
+            known = len(acknowledged)
+            until(lambda: len(acknowledged) > known + JOBS_BETWEEN, what=lambda: process.log)
+        finally:
+            is_over.set()
+            thread.join()
+        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+        done_in_all = set(numbers(process.diary, "end"))
+    assert done_in_all <= {*acknowledged, *uncertain}
+    app.close()
+    print(
+        f"\n{KILLS} times {end}: {len(acknowledged)} acknowledged, none lost; {len(uncertain)} uncertain, of which "
+        f"{len(done_in_all & set(uncertain))} were there; resumed after {', '.join(f'{s:.2f}' for s in resumed)} s"
+    )
+
+
+def test_a_killed_server_keeps_jobs_and_forgets_what_its_log_leaves_out(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        held, retried, late, spoilt, kicked, delayed = backend.enqueue(
+            QUEUE, [*(new(priority=10 + number, ttr=600) for number in range(5)), new(delay=3600, priority=3)]
+        )
+        leases = {lease.id: lease for lease in consumer.reserve(5, 0)}
+        assert consumer.settle(
+            [Release(leases[retried], priority=77), Release(leases[late], delay=3600, priority=88)]
+        ) == [None, None]
+        assert consumer.settle([Bury(leases[spoilt], "bad"), Bury(leases[kicked], "bad")]) == [None, None]
+        backend.kick_job(QUEUE, kicked)
+        backend.pause(QUEUE, 3600)
+        before = {job_id: backend.peek(QUEUE, job_id) for job_id in (held, retried, late, spoilt, kicked, delayed)}
+        assert [job.attempt for job in before.values()] == [1, 1, 1, 1, 1, 0]
+
+        server.kill()
+        server.start()
+
+        after = {job_id: backend.peek(QUEUE, job_id) for job_id in before}
+        states = [after[job_id].state for job_id in (held, retried, late, spoilt, kicked, delayed)]
+        # Every job is there, and what was reserved is ready
+        assert states == [
+            State.READY,
+            State.READY,
+            State.DELAYED,
+            State.BURIED,
+            State.READY,
+            State.DELAYED,
+        ]
+        assert all(3500 < (after[job_id].due_in or 0) <= 3600 for job_id in (late, delayed))
+        assert [job.ttr for job in after.values()] == [job.ttr for job in before.values()]
+        # A release with a delay, a burial and a kick are in the log, and with them the attempts so far
+        kept = (late, spoilt, kicked, delayed)
+        assert [after[job_id].attempt for job_id in kept] == [1, 1, 1, 0]
+        assert [after[job_id].priority for job_id in kept] == [88, before[spoilt].priority, before[kicked].priority, 3]
+        # Reserving and releasing at once are not: their attempts and the new priority are forgotten
+        assert [after[job_id].attempt for job_id in (held, retried)] == [0, 0]
+        assert (before[retried].priority, after[retried].priority) == (77, 11)
+        # And so is the pause
+        assert backend.stats(QUEUE).paused_for is None
+        # The lease ended with its connection
+        (answer,) = consumer.settle([Ack(leases[held])])
+        assert isinstance(answer, LeaseLost)
+
+
+def test_without_a_log_a_restart_takes_all_jobs(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend:
+        backend.enqueue(QUEUE, [new(), new(delay=3600)])
+        server.stop()
+        server.start()
+        assert backend.stats(QUEUE).ready == 0
+        assert backend.queues() == []
+
+
+def test_a_batch_that_a_killed_server_did_not_answer_is_uncertain_and_each_job_whole(
+    new_beanstalk: NewBeanstalk,
+) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    bodies = [b"%d:" % number + b"x" * 100 for number in range(3000)]
+    with open_backend(server.url) as backend, server.client() as client:
+
+        def kill_in_the_middle() -> None:
+            until(lambda: int(client.stats()["total-jobs"]) > 300, timeout=60)
+            server.kill()
+
+        killer = threading.Thread(target=kill_in_the_middle)
+        killer.start()
+        with pytest.raises(EnqueueUncertain) as caught:
+            backend.enqueue(QUEUE, [new(body) for body in bodies])
+        killer.join()
+        server.start()
+        certain = len(bodies) - len(caught.value.jobs)
+        assert [job.body for job in caught.value.jobs] == bodies[certain:]
+        with backend.consumer([QUEUE]) as consumer:
+            leases = []
+            while found := consumer.reserve(500, 0):
+                leases += found
+            stored = [lease.body for lease in leases]
+        assert stored == bodies[: len(stored)]
+        assert len(stored) >= certain > 0
+
+
+# --- a disk that fails -----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def can_trace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: apt-get install strace")
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("ptrace is not allowed here")
+
+
+@contextlib.contextmanager
+def failing_write(server: BeanstalkServer, call: str = "write") -> Iterator[None]:
+    """The next call of this kind on the server's log fails."""
+    (log,) = server.binlog_files[-1:]
+    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(server.pid), "-P", str(log)]
+    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error=EIO:when=1"]
+    with subprocess.Popen([*command, *inject], stderr=subprocess.DEVNULL) as tracer:
+        try:
+            status = Path(f"/proc/{server.pid}/status")
+            until(lambda: "TracerPid:\t0" not in status.read_text())
+            yield
+        finally:
+            tracer.terminate()
+
+
+@pytest.mark.usefixtures("can_trace")
+def test_a_log_that_failed_once_is_off_for_good_and_only_the_doctor_tells(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    with open_backend(server.url) as backend:
+        backend.enqueue(QUEUE, [new(b"before")])
+        assert log_level(server) == "ok"
+        # When a single write fails
+        with failing_write(server), pytest.raises(BackendError):
+            backend.enqueue(QUEUE, [new(b"failed")])
+        # Then that job was refused, and those after it are acknowledged, though nobody writes them down
+        backend.enqueue(QUEUE, [new(b"after") for _ in range(5)])
+        assert log_level(server) == "bad"
+        server.kill()
+        server.start()
+        with backend.consumer([QUEUE]) as consumer:
+            assert [lease.body for lease in consumer.reserve(10, 0)] == [b"before"]
+
+
+def log_level(server: BeanstalkServer) -> str:
+    """What the doctor says of the log, in whose words it is in use."""
+    with open_backend(server.url) as backend:
+        return {finding.what: finding.level for finding in backend.doctor()}["binlog-records-written"]
+
+
+def test_a_log_without_room_refuses_jobs_and_takes_them_again(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0, log_file_size=8192)
+    assert server.binlog is not None
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        server.binlog.rename(server.folder / "away")
+        acknowledged = _fill(backend)
+        assert acknowledged > 0
+        # Verdicts go on, as a job has its place in the log from the beginning
+        (lease,) = consumer.reserve(1, 0)
+        assert consumer.settle([Ack(lease)]) == [None]
+        (server.folder / "away").rename(server.binlog)
+        backend.enqueue(QUEUE, [new(b"last")])
+        server.kill()
+        server.start()
+        assert backend.stats(QUEUE).ready == acknowledged
+
+
+def _fill(backend: Backend) -> int:
+    """Enqueue until the server refuses. Returns how many jobs it took."""
+    taken = 0
+    while True:
+        try:
+            taken += len(backend.enqueue(QUEUE, [new(b"x" * 500)]))
+        except BackendFull:
+            return taken
