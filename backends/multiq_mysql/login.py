@@ -1,0 +1,189 @@
+"""How a connection begins: where the server is, who logs in, where the password comes from, and what kind of TLS."""
+
+from __future__ import annotations
+
+import os
+import ssl
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pymysql
+
+from multiq.errors import UrlInvalid
+from multiq.url import Option, choice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from pymysql.connections import Connection
+
+    from multiq.url import BackendUrl
+
+PORT = 3306
+_SCHEMES = ("mysql", "mysql+pymysql")  # the latter is how SQLAlchemy writes the same address
+_LONGEST_NAME = 64  # characters of a database's name
+
+OPTIONS: Mapping[str, Option] = {
+    "unix_socket": Option(str, None, "path of the server's UNIX socket, instead of a host"),
+    "password_file": Option(str, None, "file with the password, read anew for each connection"),
+    "password_env": Option(str, None, "name of the environment variable that has the password"),
+    "tls": Option(choice("yes", "no"), "no", "TLS, the server's certificate and name checked; ssl_ca means yes, too"),
+    "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
+    "ssl_cert": Option(str, None, "file with this client's certificate, where the server wants one"),
+    "ssl_key": Option(str, None, "file with its private key, where it is not in the same file"),
+    "dangerously_skip_tls_verification": Option(
+        choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
+    ),
+}
+"""The options of a URL that are about the way to the server."""
+
+
+class Login(NamedTuple):
+    """All that is needed to open a connection."""
+
+    database: str
+    host: str | None = None
+    """None: a UNIX socket."""
+    port: int = PORT
+    unix_socket: str | None = None
+    username: str | None = None
+    """None: who runs this process, as with MySQL's own clients."""
+    fixed_password: str | None = None
+    password_file: str | None = None
+    password_env: str | None = None
+    tls: ssl.SSLContext | None = None
+
+    @classmethod
+    def from_url(cls, url: BackendUrl) -> Self:
+        """Raises ``UrlInvalid``. Reads the certificates, and asks nobody."""
+        given = url.options
+        if url.scheme not in _SCHEMES:
+            raise UrlInvalid(f"{url} cannot be used: the scheme is mysql://")
+        if len(url.hosts) > 1:
+            raise UrlInvalid(f"{url} cannot be used: it names several hosts, name the primary")
+        if (url.host is None) == (given["unix_socket"] is None):
+            raise UrlInvalid(
+                f"{url} cannot be used: name a host, as in mysql://user@localhost/jobs, or a UNIX socket, as in "
+                "mysql://user@/jobs?unix_socket=/run/mysqld/mysqld.sock, and not both"
+            )
+        sources = [url.password, given["password_file"], given["password_env"]]
+        if sum(source is not None for source in sources) > 1:
+            raise UrlInvalid(
+                f"{url} cannot be used: the password is given twice; write it into the URL, or name a password_file "
+                "or a password_env"
+            )
+        return cls(
+            database=_database(url),
+            host=url.host,
+            port=url.port or PORT,
+            unix_socket=given["unix_socket"],
+            username=url.username,
+            fixed_password=url.password,
+            password_file=given["password_file"],
+            password_env=given["password_env"],
+            tls=_tls(url),
+        )
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        return f"Login({self.username or ''}@{self.place}/{self.database})"
+
+    @property
+    def place(self) -> str:
+        """Where the server is, for messages."""
+        return self.unix_socket or f"{self.host}:{self.port}"
+
+    @property
+    def password(self) -> str:
+        """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
+        if self.password_file is not None:
+            return _of_file(self.password_file)
+        if self.password_env is not None:
+            return _of_environment(self.password_env)
+        return self.fixed_password or ""
+
+    def connect(self, timeout: float, **more: Any) -> Connection[Any]:
+        """A new connection; *more* goes to ``pymysql.connect``. No read or write takes longer than *timeout* seconds.
+
+        Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
+        """
+        bounds = {"connect_timeout": timeout, "read_timeout": timeout, "write_timeout": timeout}
+        # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
+        tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
+        return pymysql.connect(
+            **{
+                "host": self.host,
+                "port": self.port,
+                "unix_socket": self.unix_socket,
+                "user": self.username,
+                "password": self.password.encode(),  # PyMySQL would take Latin-1 for a string
+                "database": self.database,
+                "charset": "utf8mb4",
+                **bounds,
+                **tls,
+                **more,
+            }
+        )
+
+
+def _database(url: BackendUrl) -> str:
+    name = url.path.removeprefix("/")
+    if not name or "/" in name or len(name) > _LONGEST_NAME:
+        raise UrlInvalid(f"{url} cannot be used: name a database, as in mysql://user@host/jobs")
+    return name
+
+
+def _tls(url: BackendUrl) -> ssl.SSLContext | None:
+    given = url.options
+    ca, cert, key = given["ssl_ca"], given["ssl_cert"], given["ssl_key"]
+    is_unchecked = given["dangerously_skip_tls_verification"] == "yes"
+    if given["tls"] == "no" and not (ca or cert or key or is_unchecked):
+        return None
+    if given["unix_socket"] is not None:
+        raise UrlInvalid(f"{url} cannot be used: TLS is for the network, a UNIX socket stays on this machine")
+    return tls_context(ca, cert, key, unchecked=is_unchecked)
+
+
+def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked: bool) -> ssl.SSLContext:
+    """TLS that checks the server's certificate and name, against *ca* or the system's authorities.
+
+    Raises ``UrlInvalid`` for files that cannot be used.
+    """
+    try:
+        context = ssl.create_default_context(cafile=ca)
+        if cert is not None:
+            context.load_cert_chain(cert, key)
+    except OSError as exc:  # SSLError, too
+        named = (("ssl_ca", ca), ("ssl_cert", cert), ("ssl_key", key))
+        files = ", ".join(f"{name}={path}" for name, path in named if path)
+        raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
+    if unchecked:
+        warnings.warn(
+            "dangerously_skip_tls_verification is set: the connection is encrypted, but whoever sits in between can "
+            "read and change every job; name the server's authority with ?ssl_ca= instead",
+            stacklevel=2,
+        )
+        context.check_hostname = False
+        context.verify_mode = ssl.CERT_NONE
+    return context
+
+
+def _of_file(path: str) -> str:
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as exc:
+        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
+        # not chained for a ValueError: its message may quote the password
+        raise UrlInvalid(f"the password cannot be read from password_file={path}: {why}") from (
+            exc if isinstance(exc, OSError) else None
+        )
+    return text.rstrip("\r\n")
+
+
+def _of_environment(name: str) -> str:
+    value = os.environ.get(name)
+    if value is None:
+        raise UrlInvalid(f"password_env={name} names an environment variable that is not set: set it, or name another")
+    return value
