@@ -1,0 +1,37 @@
+-- The jobs and the pauses.
+--
+-- state: 0 ready, 1 delayed, 2 reserved, 3 buried, 4 ready again (see docs/decisions/0013). All times are microseconds
+-- since 1970 of the server's clock.
+-- place: what a state is sorted by. A ready job's priority, when a delayed job is due, when a reserved job's lease
+-- ends, a buried job's place among the buried. So one index serves every state, and a move costs one entry out and one in.
+-- seq is a job's age. A job that is rescheduled gets another one.
+-- token: the fence of the last reservation. It stays when a verdict ends the lease, so that a verdict whose reply was
+-- lost can be told from none; it is 0 once time has ended the lease.
+--
+-- Names and ids are binary, so that no collation takes two of them for one. Columns that a reservation changes have a
+-- fixed size, so that it is done in place.
+CREATE TABLE IF NOT EXISTS multiq_jobs (
+    seq BIGINT UNSIGNED NOT NULL AUTO_INCREMENT,
+    queue VARBINARY(128) NOT NULL,
+    id VARBINARY(255) NOT NULL,
+    state TINYINT UNSIGNED NOT NULL,
+    place BIGINT NOT NULL,
+    priority INT UNSIGNED NOT NULL,
+    ttr BIGINT NOT NULL,
+    enqueued_at BIGINT NOT NULL,
+    token BIGINT UNSIGNED NOT NULL DEFAULT 0,
+    attempt INT UNSIGNED NOT NULL DEFAULT 0,
+    crashes INT UNSIGNED NOT NULL DEFAULT 0,
+    kicks INT UNSIGNED NOT NULL DEFAULT 0,
+    reason LONGBLOB NULL,
+    body LONGBLOB NOT NULL,
+    PRIMARY KEY (seq),
+    UNIQUE KEY multiq_jobs_id (queue, id),
+    KEY multiq_jobs_place (queue, state, place, seq)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
+
+CREATE TABLE IF NOT EXISTS multiq_queues (
+    queue VARBINARY(128) NOT NULL,
+    paused_until BIGINT NOT NULL,
+    PRIMARY KEY (queue)
+) ENGINE = InnoDB ROW_FORMAT = DYNAMIC;
