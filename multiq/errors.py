@@ -135,6 +135,10 @@ class BackendCorrupt(BackendError):
     """What the backend holds is damaged, or not multiq's, or of a newer multiq."""
 
 
+class SchemaNotReady(BackendError):
+    """The store's tables are missing, or older than this multiq needs. The message has the command that helps."""
+
+
 class BackendNotInstalled(MultiqError, LookupError):
     """No driver of this name is installed, or its client library is missing."""
 
