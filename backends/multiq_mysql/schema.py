@@ -1,0 +1,280 @@
+"""The tables: numbered migrations, run once each, whoever else runs them at the same time or was killed at it.
+
+``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
+programs can go on working with the tables as they are: a migration that only adds leaves it alone, one that takes
+something away raises it. ``doing`` is the statement of the next migration that was begun: DDL commits by itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.resources
+import random
+import re
+import time
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pymysql
+
+from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from importlib.resources.abc import Traversable
+
+    from pymysql.connections import Connection
+
+_FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
+_OLDEST = re.compile(r"^-- oldest: (\d+)$", re.MULTILINE)
+
+_BOOKKEEPING = (
+    (
+        "CREATE TABLE IF NOT EXISTS multiq_schema (only_one TINYINT NOT NULL PRIMARY KEY, "
+        "version INT NOT NULL, oldest INT NOT NULL, doing INT NULL) ENGINE=InnoDB"
+    ),
+    "INSERT IGNORE INTO multiq_schema VALUES (1, 0, 0, NULL)",
+)
+_READ = "SELECT version, oldest, doing FROM multiq_schema WHERE only_one = 1"
+
+_NO_SUCH_TABLE = 1146
+_NO_SUCH_COLUMN = 1054
+_FORBIDDEN = frozenset({1044, 1142, 1227, 1370})
+_WAITED_TOO_LONG = 1205
+#: a table, column or index that is there already, or is gone already
+_DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
+
+_LOCK_WAIT = 2  # seconds: a DDL statement that waits makes everybody else's statements wait behind it
+_PAUSE = 0.5  # seconds that the others get before it is tried again
+_PATIENCE = 300.0  # seconds for one statement to get its turn under load
+
+
+class Migration(NamedTuple):
+    """One file."""
+
+    version: int
+    name: str
+    oldest: int
+    statements: tuple[str, ...]
+
+
+class Found(NamedTuple):
+    """What ``multiq_schema`` says."""
+
+    version: int
+    oldest: int
+    doing: int | None
+
+
+NOTHING = Found(0, 0, None)
+
+
+@functools.cache
+def shipped() -> tuple[Migration, ...]:
+    """The migrations of this multiq."""
+    return read(importlib.resources.files(__package__) / "migrations")
+
+
+def read(folder: Traversable) -> tuple[Migration, ...]:
+    """The migrations in a folder, in their order.
+
+    Statements end with a semicolon at the end of a line; a line ``-- oldest: N`` says which programs can stay.
+    """
+    found = [
+        _parse(int(match[1]), match[2], entry.read_text(encoding="utf-8"))
+        for entry in folder.iterdir()
+        if (match := _FILE.fullmatch(entry.name))
+    ]
+    migrations = tuple(sorted(found))
+    if [migration.version for migration in migrations] != list(range(1, len(migrations) + 1)):
+        raise ValueError(f"the migrations in {folder} are not numbered 1, 2, 3...")
+    return migrations
+
+
+def ensure(connection: Connection[Any], *, timeout: float = 5.0, migrations: Sequence[Migration] | None = None) -> None:
+    """Make sure, with one question, that the tables are fit for this multiq; make them where there are none at all.
+
+    Older ones are left alone: bringing them up may take long, and is for a person to decide. *connection*
+    autocommits. Raises ``SchemaNotReady`` with the command, ``BackendCorrupt`` if this multiq is too old,
+    ``BackendTimeout``, ``pymysql.MySQLError``.
+    """
+    known = shipped() if migrations is None else migrations
+    found = look(connection)
+    if not found.version:
+        try:
+            with _alone(connection, timeout):
+                bring_up(connection, known, upgrade=False)
+        except pymysql.MySQLError as exc:
+            if exc.args and exc.args[0] in _FORBIDDEN:
+                raise SchemaNotReady(_missing(connection)) from exc
+            raise
+        found = look(connection)
+    judge(found, known, _database(connection))
+
+
+def judge(found: Found, known: Sequence[Migration], database: str) -> None:
+    """Raises ``SchemaNotReady`` if the tables are too old for this multiq, ``BackendCorrupt`` if they are too new."""
+    version = len(known)
+    if found.version < version:
+        raise SchemaNotReady(
+            f"the tables in database {database} are of version {found.version}, and this multiq needs {version}: run "
+            "multiq schema up with this connection's URL (programs that run go on meanwhile)"
+        )
+    if found.oldest > version:
+        raise BackendCorrupt(
+            f"the tables in database {database} are of version {found.version}, which no multiq below version "
+            f"{found.oldest} can use, and this one is of version {version}: upgrade multiq here"
+        )
+
+
+def look(connection: Connection[Any]) -> Found:
+    """What is there. Raises ``BackendCorrupt`` for a table of that name that is not ours, ``pymysql.MySQLError``."""
+    try:
+        rows = _rows(connection, _READ)
+    except pymysql.err.ProgrammingError as exc:
+        if exc.args[0] == _NO_SUCH_TABLE:
+            return NOTHING
+        raise
+    except pymysql.err.OperationalError as exc:
+        if exc.args[0] == _NO_SUCH_COLUMN:
+            raise BackendCorrupt(
+                f"database {_database(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
+                "another database"
+            ) from exc
+        raise
+    return Found(*rows[0]) if rows else NOTHING
+
+
+def up(
+    connection: Connection[Any], *, timeout: float = 60.0, migrations: Sequence[Migration] | None = None
+) -> list[str]:
+    """Run what is missing, one runner at a time. Returns the names of the migrations that were run.
+
+    Safe while jobs are worked off. Raises as ``ensure``.
+    """
+    known = shipped() if migrations is None else migrations
+    try:
+        with _alone(connection, timeout):
+            done = bring_up(connection, known, upgrade=True)
+    except pymysql.MySQLError as exc:
+        if exc.args and exc.args[0] in _FORBIDDEN:
+            raise SchemaNotReady(_missing(connection)) from exc
+        raise
+    judge(look(connection), known, _database(connection))
+    return done
+
+
+def bring_up(connection: Connection[Any], known: Sequence[Migration], *, upgrade: bool) -> list[str]:
+    """What is missing, while nobody else changes the tables; without *upgrade*, only where there are none."""
+    found = look(connection)
+    if found.version >= len(known) or (found.version and not upgrade):
+        return []
+    if found == NOTHING:
+        for text in _BOOKKEEPING:
+            _run(connection, text)
+    doing = found.doing
+    todo = known[found.version :]
+    for migration in todo:
+        _migrate(connection, migration, doing)
+        doing = None
+    return [f"{migration.version:04}_{migration.name}" for migration in todo]
+
+
+def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str:
+    """The same as a script, for whoever may not let a program create tables. Asks nobody."""
+    known = shipped() if migrations is None else migrations
+    lines = [] if since else [f"{text};" for text in _BOOKKEEPING]
+    for migration in known[since:]:
+        lines.append(f"\n-- {migration.version:04}_{migration.name}")
+        lines += [f"{text};" for text in migration.statements]
+        lines.append(f"{_finished(migration)};")
+    return "\n".join(lines).lstrip("\n") + "\n"
+
+
+# --- one migration ---------------------------------------------------------------------------------------
+
+
+def _migrate(connection: Connection[Any], migration: Migration, doing: int | None) -> None:
+    """Its statements; *doing* is the one at which an earlier run was killed, after or before it took effect."""
+    for number, text in enumerate(migration.statements):
+        if doing is not None and number < doing:
+            continue
+        _run(connection, f"UPDATE multiq_schema SET doing = {number} WHERE only_one = 1")  # noqa: S608 - a number
+        try:
+            _patiently(connection, text)
+        except pymysql.MySQLError as exc:
+            if number != doing or exc.args[0] not in _DONE_ALREADY:
+                raise
+    _run(connection, _finished(migration))
+
+
+def _finished(migration: Migration) -> str:
+    to = f"version = {migration.version}, oldest = {migration.oldest}, doing = NULL"
+    return f"UPDATE multiq_schema SET {to} WHERE only_one = 1"  # noqa: S608 - two numbers
+
+
+def _patiently(connection: Connection[Any], text: str) -> None:
+    """Try again and again to get the table for a moment, rather than have everybody queue up behind one long wait."""
+    give_up_at = time.monotonic() + _PATIENCE
+    while True:
+        try:
+            _run(connection, text)
+        except pymysql.err.OperationalError as exc:
+            if exc.args[0] != _WAITED_TOO_LONG or time.monotonic() > give_up_at:
+                raise
+            time.sleep(_PAUSE * random.uniform(0.5, 1.5))  # noqa: S311 - a pause
+        else:
+            return
+
+
+@contextlib.contextmanager
+def _alone(connection: Connection[Any], timeout: float) -> Iterator[None]:
+    """While this holds nobody else migrates this database. A runner that dies lets go."""
+    name = f"multiq schema {hashlib.sha256(_database(connection).encode()).hexdigest()[:32]}"
+    if _rows(connection, "SELECT GET_LOCK(%s, %s)", name, max(1, int(timeout))) != ((1,),):
+        raise BackendTimeout(
+            f"somebody else has been changing the tables in database {_database(connection)} for {timeout:g} s: try "
+            "again later (SHOW PROCESSLIST shows who)"
+        )
+    try:
+        _run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
+        yield
+    finally:
+        with contextlib.suppress(pymysql.MySQLError):  # what ends the connection ends the lock
+            _run(connection, "SET SESSION lock_wait_timeout = DEFAULT")
+            _rows(connection, "SELECT RELEASE_LOCK(%s)", name)
+
+
+# --- texts -----------------------------------------------------------------------------------------------
+
+
+def _parse(version: int, name: str, text: str) -> Migration:
+    told = _OLDEST.search(text)
+    lines = [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("--")]
+    statements = re.split(r";[ \t]*(?:\n|$)", "\n".join(lines))
+    kept = tuple(statement.strip() for statement in statements if statement.strip())
+    return Migration(version, name, int(told[1]) if told else version, kept)
+
+
+def _missing(connection: Connection[Any]) -> str:
+    return (
+        f"the tables in database {_database(connection)} are missing or too old, and this user may not make them: run "
+        "multiq schema up with the URL of one who may, or have somebody run what multiq schema show-sql prints"
+    )
+
+
+def _database(connection: Connection[Any]) -> str:
+    name = connection.db
+    return name.decode() if isinstance(name, bytes) else str(name)
+
+
+def _run(connection: Connection[Any], text: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(text)
+
+
+def _rows(connection: Connection[Any], text: str, *values: object) -> tuple[Any, ...]:
+    with connection.cursor() as cursor:
+        cursor.execute(text, values or None)
+        return tuple(cursor.fetchall())
