@@ -69,6 +69,18 @@ class MysqlDatabases:
         finally:
             self.ask(f"DROP DATABASE IF EXISTS {name}")
 
+    @contextlib.contextmanager
+    def account(self, rights: str, on: str, *, password: str = "sécret/@:", more: str = "") -> Iterator[MysqlDatabases]:
+        """The same server for another user, who may do this on a database or on ``*.*``; gone at the end."""
+        name = f"u{uuid.uuid4().hex[:16]}"
+        self.ask(f"CREATE USER {name} IDENTIFIED BY %s {more}", password)
+        try:
+            if rights:
+                self.ask(f"GRANT {rights} ON {on} TO {name}")
+            yield MysqlDatabases(self.host, self.port, user=name, password=password, socket=self.socket)
+        finally:
+            self.ask(f"DROP USER {name}")
+
     def url(self, database: str, options: str = "", *, port: int | None = None, user: str | None = None) -> str:
         """The URL for multiq; *port* is a proxy's, *user* may bring a password: ``ann:secret``."""
         password = f":{quote(self.password, safe='')}" if self.password else ""
@@ -82,7 +94,14 @@ class MysqlDatabases:
             place["unix_socket"] = str(self.socket)
         patience = {"connect_timeout": int(PATIENCE), "read_timeout": 600, "autocommit": True}
         return pymysql.connect(
-            **{**place, "user": self.user, "password": self.password, "database": database, **patience, **options}
+            **{
+                **place,
+                "user": self.user,
+                "password": self.password.encode(),
+                "database": database,
+                **patience,
+                **options,
+            }
         )
 
     @contextlib.contextmanager

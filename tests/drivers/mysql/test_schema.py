@@ -1,0 +1,257 @@
+"""The tables: made once by however many begin together, brought up while programs run, finished after a kill."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+import pymysql
+import pytest
+from servers.process import until
+
+from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+from multiq_mysql import schema
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from servers.mysql import MysqlDatabases, Place
+
+ONE = "CREATE TABLE IF NOT EXISTS multiq_one (a INT PRIMARY KEY) ENGINE=InnoDB;"
+TWO = "-- oldest: 1\nALTER TABLE multiq_one ADD COLUMN b INT NULL;\nALTER TABLE multiq_one ADD INDEX multiq_b (b);"
+THREE = "-- takes b away, which version 1 never asked for\n-- oldest: 2\nUPDATE multiq_one SET a = a;"
+TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
+
+
+@pytest.fixture
+def three(tmp_path: Path) -> tuple[schema.Migration, ...]:
+    """Migrations of our own: the first makes a table, the second adds to it, the third leaves version 1 behind."""
+    for name, text in {"0001_one": ONE, "0002_two": TWO, "0003_three": THREE}.items():
+        (tmp_path / f"{name}.sql").write_text(text)
+    return schema.read(tmp_path)
+
+
+def tables(server: MysqlDatabases, place: Place) -> tuple[str, ...]:
+    return tuple(name for (name,) in server.ask("SHOW TABLES", database=place.name))
+
+
+def columns(server: MysqlDatabases, place: Place) -> list[str]:
+    return [row[0] for row in server.ask("SHOW COLUMNS FROM multiq_one", database=place.name)]
+
+
+def run_up(
+    server: MysqlDatabases, place: Place, migrations: Sequence[schema.Migration] | None = None, timeout: float = 20
+) -> list[str]:
+    with server.client(place.name) as connection:
+        return schema.up(connection, timeout=timeout, migrations=migrations)
+
+
+def found(server: MysqlDatabases, place: Place) -> schema.Found:
+    with server.client(place.name) as connection:
+        return schema.look(connection)
+
+
+# --- who comes first makes them --------------------------------------------------------------------------
+
+
+def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
+    with mysql_server.client(place.name) as connection:
+        schema.ensure(connection)
+        version = len(schema.shipped())
+        assert schema.look(connection) == schema.Found(version, schema.shipped()[-1].oldest, None)
+        assert tables(mysql_server, place) == TABLES
+        before = mysql_server.ask("SELECT @@lock_wait_timeout")
+        schema.ensure(connection)
+        with connection.cursor() as cursor:
+            cursor.execute("SELECT @@lock_wait_timeout")
+            assert cursor.fetchall() == before
+
+
+def test_many_that_begin_together_make_the_tables_once(mysql_server: MysqlDatabases, place: Place) -> None:
+    start, errors = threading.Barrier(8), list[BaseException]()
+
+    def begin() -> None:
+        with mysql_server.client(place.name) as connection:
+            start.wait()
+            try:
+                schema.ensure(connection, timeout=20)
+            except BaseException as exc:
+                errors.append(exc)
+
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert found(mysql_server, place).version == len(schema.shipped())
+
+
+def test_the_script_that_is_shown_makes_the_same_tables(mysql_server: MysqlDatabases, place: Place) -> None:
+    with mysql_server.client(place.name, client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS) as connection:
+        with connection.cursor() as cursor:
+            cursor.execute(schema.sql())
+            while cursor.nextset():
+                pass
+        by_hand = {name: mysql_server.ask(f"SHOW CREATE TABLE {name}", database=place.name) for name in TABLES}
+        schema.ensure(connection)
+    with mysql_server.database() as other, mysql_server.client(other.name) as connection:
+        schema.ensure(connection)
+        assert {name: mysql_server.ask(f"SHOW CREATE TABLE {name}", database=other.name) for name in TABLES} == by_hand
+        assert found(mysql_server, other) == found(mysql_server, place)
+
+
+def test_without_the_right_to_make_tables_the_error_has_the_command(mysql_server: MysqlDatabases, place: Place) -> None:
+    with (
+        mysql_server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account,
+        account.client(place.name) as connection,
+    ):
+        with pytest.raises(SchemaNotReady, match="multiq schema up") as caught:
+            schema.ensure(connection)
+        assert isinstance(caught.value.__cause__, pymysql.MySQLError)
+        assert tables(mysql_server, place) == ()
+        # When somebody who may has run it
+        run_up(mysql_server, place)
+        schema.ensure(connection)
+
+
+# --- several versions apart ------------------------------------------------------------------------------
+
+
+def test_older_tables_are_left_alone_and_the_error_has_the_command(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...]
+) -> None:
+    run_up(mysql_server, place, three[:1])
+    with mysql_server.client(place.name) as connection:
+        with pytest.raises(SchemaNotReady, match=r"version 1.*needs 3.*multiq schema up"):
+            schema.ensure(connection, migrations=three)
+        assert columns(mysql_server, place) == ["a"]
+
+
+def test_several_versions_are_brought_up_in_one_go_and_twice_is_as_good_as_once(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...]
+) -> None:
+    run_up(mysql_server, place, three[:1])
+    assert run_up(mysql_server, place, three) == ["0002_two", "0003_three"]
+    assert found(mysql_server, place) == schema.Found(3, 2, None)
+    assert columns(mysql_server, place) == ["a", "b"]
+    assert run_up(mysql_server, place, three) == []
+
+
+def test_an_old_program_goes_on_with_newer_tables_as_long_as_they_say_that_it_can(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...]
+) -> None:
+    with mysql_server.client(place.name) as old:
+        schema.ensure(old, migrations=three[:1])
+        run_up(mysql_server, place, three[:2])
+        schema.ensure(old, migrations=three[:1])
+        run_up(mysql_server, place, three)
+        with pytest.raises(BackendCorrupt, match=r"below version 2.*upgrade multiq"):
+            schema.ensure(old, migrations=three[:1])
+        schema.ensure(old, migrations=three[:2])
+
+
+def test_a_table_of_that_name_that_is_not_ours_is_told(mysql_server: MysqlDatabases, place: Place) -> None:
+    mysql_server.ask("CREATE TABLE multiq_schema (v INT)", database=place.name)
+    with mysql_server.client(place.name) as connection, pytest.raises(BackendCorrupt, match="not multiq's"):
+        schema.ensure(connection)
+
+
+def test_migrations_that_are_not_numbered_without_gaps_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "0001_one.sql").write_text(ONE)
+    (tmp_path / "0003_three.sql").write_text(THREE)
+    with pytest.raises(ValueError, match=r"1, 2, 3"):
+        schema.read(tmp_path)
+
+
+# --- killed, and under load ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("took_effect", [False, True])
+@pytest.mark.parametrize("statement", [0, 1])
+def test_a_migration_that_was_killed_is_finished_by_the_next_one(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...], statement: int, took_effect: bool
+) -> None:
+    """Between a statement and the note that it is done nobody can tell which of the two happened."""
+    run_up(mysql_server, place, three[:1])
+    for text in three[1].statements[: statement + took_effect]:
+        mysql_server.ask(text, database=place.name)
+    mysql_server.ask("UPDATE multiq_schema SET doing = %s", statement, database=place.name)
+    assert run_up(mysql_server, place, three) == ["0002_two", "0003_three"]
+    assert columns(mysql_server, place) == ["a", "b"]
+    assert len(mysql_server.ask("SHOW INDEX FROM multiq_one WHERE Key_name = 'multiq_b'", database=place.name)) == 1
+
+
+def test_a_statement_that_fails_for_another_reason_stops_and_says_so(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...]
+) -> None:
+    run_up(mysql_server, place, three[:1])
+    mysql_server.ask("ALTER TABLE multiq_one ADD COLUMN b INT", database=place.name)
+    with pytest.raises(pymysql.err.OperationalError, match="Duplicate column"):
+        run_up(mysql_server, place, three)
+    assert found(mysql_server, place) == schema.Found(1, 1, 0)
+
+
+def test_a_first_start_that_was_killed_is_finished_by_the_next_start(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
+    for text in (*schema._BOOKKEEPING, schema.shipped()[0].statements[0]):
+        mysql_server.ask(text, database=place.name)
+    mysql_server.ask("UPDATE multiq_schema SET doing = 0", database=place.name)
+    with mysql_server.client(place.name) as connection:
+        schema.ensure(connection)
+    assert tables(mysql_server, place) == TABLES
+
+
+def test_a_runner_that_is_killed_lets_the_next_one_in(mysql_server: MysqlDatabases, place: Place) -> None:
+    code = f"""
+import sys, time
+sys.path[:0] = {sys.path!r}
+import pymysql
+from multiq_mysql import schema
+with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user={mysql_server.user!r},
+                     password={mysql_server.password!r}, database={place.name!r}) as connection:
+    with schema._alone(connection, 20):
+        print("alone", flush=True)
+        time.sleep(600)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "alone\n"
+        with pytest.raises(BackendTimeout, match="somebody else"):
+            run_up(mysql_server, place, timeout=1)
+        process.kill()
+    assert run_up(mysql_server, place) == ["0001_jobs"]
+
+
+def test_a_migration_waits_for_who_is_busy_without_holding_up_the_others(
+    mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While an ALTER waits for a long transaction, all other statements wait behind the ALTER: so it waits briefly."""
+    monkeypatch.setattr(schema, "_LOCK_WAIT", 1)
+    run_up(mysql_server, place, three[:1])
+    with mysql_server.client(place.name, autocommit=False) as busy:
+        with busy.cursor() as cursor:
+            cursor.execute("SELECT * FROM multiq_one")
+        runner = threading.Thread(target=run_up, args=(mysql_server, place, three))
+        runner.start()
+        until(lambda: _waits_for_metadata(mysql_server, place), "the ALTER waits")
+        for number in range(3):  # each gets in between two tries of the ALTER, though the transaction goes on
+            mysql_server.ask("INSERT INTO multiq_one (a) VALUES (%s)", number, database=place.name)
+        assert columns(mysql_server, place) == ["a"]
+        busy.commit()
+        runner.join()
+    assert found(mysql_server, place).version == 3
+    assert columns(mysql_server, place) == ["a", "b"]
+
+
+def _waits_for_metadata(server: MysqlDatabases, place: Place) -> bool:
+    rows = server.ask(
+        "SELECT 1 FROM information_schema.processlist WHERE db = %s AND state LIKE %s", place.name, "%metadata%"
+    )
+    return bool(rows)
