@@ -1,0 +1,321 @@
+"""Whether a beanstalkd is fit for jobs as it was started: what it keeps, what it refuses, who can get at it.
+
+Asks only, and puts no job of its own. Most of how a server was started does not show in its answers; where it runs on
+this machine its command line tells, and elsewhere it is unknown, and never told as ok.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from multiq.backend import Finding
+
+from .machine import is_loopback, listening_on, options_of_process
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+Ask: TypeAlias = Callable[[bytes], bytes | None]
+"""Sends a command; the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+
+_OLDEST = (1, 8)  # the first with kick-job
+_TRIED = (1, 12)  # and the first that syncs its log unless told otherwise
+_PINGS = 20
+_SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
+_TUBES = 1000  # that are looked at
+_NAMED = 5  # of which as many are named
+_LARGE_LOG = 100  # files
+
+_ASK_WHO_RUNS_IT = "ask who runs the server"
+
+
+class _Server(NamedTuple):
+    """One server, as it answers, and as it was started where that can be seen."""
+
+    stats: Mapping[str, str]
+    later: Mapping[str, str]
+    """The same, some round trips later."""
+    options: Mapping[str, str] | None
+    """Of its command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``; None where that is out of sight."""
+    address: tuple[str, int] | str
+
+    @property
+    def has_log(self) -> bool:
+        return _number(self.stats, "binlog-current-index") > 0
+
+
+def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
+    """What there is to say of the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
+    stats = _pairs(ask(b"stats"))
+    latency = _latency(ask)
+    options = None
+    if isinstance(address, str) or is_loopback(address[0]):
+        options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
+    server = _Server(stats, _pairs(ask(b"stats")), options, address)
+    return [latency, *_findings(server), *_tubes(ask, stats), _promise(server)]
+
+
+def _findings(server: _Server) -> Iterator[Finding]:
+    yield _version(server.stats)
+    yield _draining(server.stats)
+    if server.has_log:
+        yield Finding("ok", "-b", "it writes a log, and reads it when it starts")
+        yield _sync(server)
+        yield _log(server)
+        yield _size_of_log(server.stats)
+    else:
+        yield Finding(
+            "bad", "-b", "no: a restart of the server takes all jobs", "start it with -b and a folder, and with -f0"
+        )
+    yield _largest_body(server.stats)
+    yield _access(server)
+
+
+# --- what it says of itself ------------------------------------------------------------------------------
+
+
+def _latency(ask: Ask) -> Finding:
+    times = []
+    for _ in range(_PINGS):
+        start = time.perf_counter()
+        ask(b"stats")
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
+    if median > _SLOW:
+        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs one")
+    return Finding("ok", "latency", found)
+
+
+def _version(stats: Mapping[str, str]) -> Finding:
+    shown = stats.get("version", "")
+    version = _version_of(stats)
+    if version is None:
+        return Finding(
+            "unknown", "version", f"{shown or 'none'} is no number", f"it must be {_dotted(_OLDEST)} or newer"
+        )
+    if version < _OLDEST:
+        return Finding("bad", "version", f"{shown}: it lacks kick-job", f"use {_dotted(_TRIED)} or newer")
+    if version < _TRIED:
+        return Finding(
+            "warn",
+            "version",
+            f"{shown}: multiq is not tested with it, and it syncs its log never unless -f says so",
+            f"use {_dotted(_TRIED)} or newer",
+        )
+    return Finding("ok", "version", shown)
+
+
+def _draining(stats: Mapping[str, str]) -> Finding:
+    if stats.get("draining") == "true":
+        return Finding("bad", "draining", "yes: it refuses all new jobs, for good", "restart it when it has none left")
+    return Finding("ok", "draining", "no: it takes new jobs")
+
+
+def _largest_body(stats: Mapping[str, str]) -> Finding:
+    limit = _number(stats, "max-job-size")
+    return Finding("ok", "max-job-size", f"{limit:,} bytes: a larger body is refused, unless it is started with -z")
+
+
+# --- its log ---------------------------------------------------------------------------------------------
+
+
+def _sync(server: _Server) -> Finding:
+    """``-f``, which no answer tells."""
+    if server.options is None:
+        return Finding(
+            "unknown",
+            "-f",
+            "how often it syncs its log does not show, and a power failure takes what was not synced",
+            f"{_ASK_WHO_RUNS_IT}: only -f0 syncs before each answer",
+        )
+    wait = _sync_ms(server)
+    if wait == 0:
+        return Finding("ok", "-f", "0: what was acknowledged survives a power failure")
+    found = "never" if wait is None else f"at most every {wait:,} ms, and only while more is written"
+    return Finding(
+        "warn",
+        "-f",
+        f"it syncs its log {found}: a power failure takes the last jobs and verdicts; a killed server, nothing",
+        "start it with -f0 if that is too much",
+    )
+
+
+def _sync_ms(server: _Server) -> int | None:
+    """Milliseconds between two syncs of the log; None: it never syncs. The last of its options counts."""
+    options = server.options or {}
+    last = next((name for name in reversed(list(options)) if name in "fF"), None)
+    if last == "f" and options["f"].isdigit():
+        return int(options["f"])
+    if last == "F" or (_version_of(server.stats) or _TRIED) < _TRIED:
+        return None
+    return 50
+
+
+def _log(server: _Server) -> Finding:
+    """Whether the log is still written: after one write that failed it is off, for good, and without a word.
+
+    The server counts records, and each job put and each job deleted is one. So there are never fewer than that, unless
+    the log is off (or a job was buried with its put, for lack of memory). Delayed releases, burials and kicks are
+    records as well, of which no exact count is told: it takes as many jobs after a failure as there were of those
+    before it until this shows.
+    """
+    missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
+    if missing > 0:
+        return Finding(
+            "bad",
+            "binlog-records-written",
+            f"at least {missing:,} changes are not in the log: it is off for good once a write to it has failed, and a "
+            "restart takes all jobs that came after that",
+            "look at its disk, let workers empty its queues, and restart it",
+        )
+    count = _number(server.later, "binlog-records-written")
+    return Finding("ok", "binlog-records-written", f"{count:,} since it started, no fewer than there must be")
+
+
+def _missing(stats: Mapping[str, str]) -> int:
+    """How many of the jobs put and deleted since the server started are certainly not in its log."""
+    put = _number(stats, "total-jobs")
+    deleted = max(0, put - sum(_number(stats, f"current-jobs-{state}") for state in _STATES))
+    return put + deleted - _records(stats)
+
+
+def _missing_since(before: Mapping[str, str], after: Mapping[str, str]) -> int:
+    """The same for the jobs put in between, when there were any."""
+    put = _number(after, "total-jobs") - _number(before, "total-jobs")
+    return put - (_records(after) - _records(before))
+
+
+_STATES = ("ready", "reserved", "delayed", "buried")
+
+
+def _records(stats: Mapping[str, str]) -> int:
+    return _number(stats, "binlog-records-written") - _number(stats, "binlog-records-migrated")
+
+
+def _size_of_log(stats: Mapping[str, str]) -> Finding:
+    files = _number(stats, "binlog-current-index") - _number(stats, "binlog-oldest-index") + 1
+    size = files * _number(stats, "binlog-max-size")
+    found = f"{files:,} file{'s' if files > 1 else ''}, up to {size / 1e6:,.0f} MB"
+    if files > _LARGE_LOG:
+        return Finding(
+            "warn",
+            "binlog-oldest-index",
+            f"{found}: a file stays as long as any job in it, or in an older one, is there",
+            "look for old buried or long delayed jobs",
+        )
+    return Finding("ok", "binlog-oldest-index", found)
+
+
+# --- who can get at it -----------------------------------------------------------------------------------
+
+
+def _access(server: _Server) -> Finding:
+    """There are no passwords and no encryption: whoever reaches the address reads, changes and deletes all jobs."""
+    open_to_all = "whoever reaches it reads, changes and deletes all jobs, as beanstalkd knows no passwords"
+    if isinstance(server.address, str):
+        return Finding("ok", "address", "this machine only, as far as this URL goes")
+    host, port = server.address
+    if not is_loopback(host):
+        return Finding(
+            "warn",
+            "address",
+            f"{host} can be reached over the network: {open_to_all}",
+            "a firewall, or a tunnel with TLS",
+        )
+    listeners = listening_on(port)
+    if not listeners:
+        return Finding(
+            "unknown",
+            "address",
+            "it cannot be seen here whether it listens on other addresses than loopback, too",
+            f"{_ASK_WHO_RUNS_IT}: it needs -l 127.0.0.1, or a firewall",
+        )
+    exposed = [address for address in listeners if not is_loopback(address)]
+    if exposed:
+        return Finding(
+            "warn",
+            "address",
+            f"it listens on {', '.join(exposed)}, not just on loopback: {open_to_all}",
+            "start it with -l 127.0.0.1, or have a firewall",
+        )
+    return Finding("ok", "address", "this machine only: it listens on loopback")
+
+
+# --- its tubes -------------------------------------------------------------------------------------------
+
+
+def _tubes(ask: Ask, stats: Mapping[str, str]) -> Iterator[Finding]:
+    names = [line[2:] for line in (ask(b"list-tubes") or b"").splitlines() if line.startswith(b"- ")]
+    forgotten = [name.decode() for name in names[:_TUBES] if _is_forgotten(ask, name, stats)]
+    looked_at = f"{min(len(names), _TUBES):,} tubes" + (f" ({len(names):,} there are)" if len(names) > _TUBES else "")
+    if forgotten:
+        shown = ", ".join(forgotten[:_NAMED]) + (", ..." if len(forgotten) > _NAMED else "")
+        yield Finding(
+            "warn",
+            "current-watching",
+            f"in {len(forgotten):,} of {looked_at} jobs are ready and nobody watches: {shown}",
+            "start a worker for them, or purge them",
+        )
+    else:
+        yield Finding("ok", "current-watching", f"somebody watches wherever jobs are ready, of {looked_at}")
+
+
+def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
+    tube = _pairs(ask(b"stats-tube " + name))  # one that is gone by now has no figures
+    if not _number(tube, "current-jobs-ready"):
+        return False
+    if name == b"default":  # which every connection watches until it says otherwise, producers and this one too
+        return not _number(stats, "current-workers")
+    return not _number(tube, "current-watching")
+
+
+# --- what follows ----------------------------------------------------------------------------------------
+
+
+def _promise(server: _Server) -> Finding:
+    """The column of ``docs/durability.md`` that the server keeps as it was started."""
+    if not server.has_log:
+        return Finding("warn", "durability", "acknowledged jobs survive killed workers only")
+    if _log(server).level != "ok":
+        return Finding("bad", "durability", "acknowledged jobs survive killed workers only, as the log is off")
+    if server.options is None:
+        return Finding(
+            "unknown",
+            "durability",
+            "acknowledged jobs survive a killed server; whether a power failure, nobody here can tell",
+            _ASK_WHO_RUNS_IT,
+        )
+    if _sync_ms(server) == 0:
+        return Finding("ok", "durability", "acknowledged jobs survive a killed server and a power failure")
+    return Finding(
+        "warn",
+        "durability",
+        "acknowledged jobs survive a killed server, and a power failure but for its last moments",
+    )
+
+
+# --- reading ---------------------------------------------------------------------------------------------
+
+
+def _pairs(body: bytes | None) -> dict[str, str]:
+    lines = (line.partition(": ") for line in (body or b"").decode(errors="replace").splitlines() if ": " in line)
+    return {name: value.strip().strip('"') for name, _, value in lines}
+
+
+def _number(stats: Mapping[str, str], name: str) -> int:
+    value = stats.get(name, "0")
+    return int(value) if value.isdigit() else 0
+
+
+def _version_of(stats: Mapping[str, str]) -> tuple[int, int] | None:
+    found = re.match(r"(\d+)\.(\d+)", stats.get("version", ""))
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _dotted(version: tuple[int, int]) -> str:
+    return ".".join(map(str, version))

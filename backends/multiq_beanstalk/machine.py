@@ -1,0 +1,78 @@
+"""What this machine tells of a server that runs on it: how it was started, and on which addresses it listens."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+PROC = Path("/proc")
+
+_WITH_ARGUMENT = frozenset("bflpuzs")  # of beanstalkd's options
+_LISTENS = "0A"  # the state of a socket, as /proc/net/tcp writes it
+
+
+def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
+    """The options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None where it cannot be seen.
+
+    *hostname* is what the server calls its machine: another name is a container's, say, whose process ids are not ours.
+    """
+    if hostname not in {None, socket.gethostname()}:
+        return None
+    try:
+        words = (PROC / str(pid) / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return None
+    return options_of(words[1:-1]) if Path(words[0]).name.startswith("beanstalkd") else None
+
+
+def options_of(words: Sequence[str]) -> dict[str, str]:
+    """beanstalkd's options as it reads them, the last one of a name where it counts: ``-Vf0 -b /var/lib``."""
+    found: dict[str, str] = {}
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-"):
+            continue
+        letters = word[1:]
+        for at, letter in enumerate(letters):
+            found.pop(letter, None)
+            if letter in _WITH_ARGUMENT:
+                found[letter] = letters[at + 1 :] or next(rest, "")
+                break
+            found[letter] = ""
+    return found
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def listening_on(port: int) -> list[str]:
+    """The addresses of this machine on which somebody listens on a port; none where the system does not tell."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            _, local, _, state, *_ = line.split()
+            address, _, its_port = local.partition(":")
+            if state == _LISTENS and int(its_port, 16) == port:
+                found.append(_address(address))
+    return found
+
+
+def _address(text: str) -> str:
+    """An address as /proc/net/tcp writes it: words of four bytes, each in the machine's own order."""
+    words = (bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
+    address = ipaddress.ip_address(b"".join(words))
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return str(mapped or address)

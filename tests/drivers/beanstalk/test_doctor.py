@@ -1,0 +1,194 @@
+"""What ``multiq doctor`` finds about a beanstalkd, on servers that were really started so."""
+
+from __future__ import annotations
+
+import socket
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from servers.beanstalk import BeanstalkServer
+from servers.process import HOST
+
+from multiq.backend import Ack, Bury, NewJob, Release
+from multiq.errors import BackendUnavailable
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_beanstalk import doctor, machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from multiq.backend import Finding
+
+    NewBeanstalk = Callable[..., BeanstalkServer]
+
+QUEUE = "mail"
+
+
+def found(url: str) -> dict[str, Finding]:
+    with open_backend(url) as backend:
+        return {finding.what: finding for finding in backend.doctor()}
+
+
+def levels(url: str, *names: str) -> dict[str, str]:
+    findings = found(url)
+    return {name: findings[name].level for name in names}
+
+
+def test_a_server_that_keeps_everything_is_fit(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    findings = found(server.url)
+    assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {}
+    assert "power failure" in findings["durability"].why
+    with server.client() as client:
+        assert client.stats()["total-jobs"] == "0", "nothing was put"
+
+
+@pytest.mark.parametrize(
+    ("options", "what", "level", "survives"),
+    [
+        ({"binlog": True, "fsync_ms": None}, "-f", "warn", "but for its last moments"),
+        ({"binlog": True, "fsync_ms": 1000}, "-f", "warn", "but for its last moments"),
+        ({}, "-b", "bad", "killed workers only"),
+    ],
+    ids=["as it comes", "-f1000", "no log"],
+)
+def test_what_survives_follows_from_how_it_was_started(
+    new_beanstalk: NewBeanstalk, options: dict[str, int], what: str, level: str, survives: str
+) -> None:
+    findings = found(new_beanstalk(**options).url)
+    assert findings[what].level == level
+    assert findings["durability"].level == "warn"
+    assert survives in findings["durability"].why
+
+
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        (["-l", "127.0.0.1", "-p", "11300"], {"l": "127.0.0.1", "p": "11300"}),
+        (["-b", "/var/lib/b", "-f0"], {"b": "/var/lib/b", "f": "0"}),
+        (["-VVf0", "-b/var"], {"V": "", "f": "0", "b": "/var"}),
+        (["-f", "0", "-F"], {"f": "0", "F": ""}),
+        (["-F", "-f", "7", "-f9"], {"F": "", "f": "9"}),
+        (["-z"], {"z": ""}),
+    ],
+    ids=" ".join,
+)
+def test_a_command_line_is_read_as_the_server_reads_it(words: list[str], options: dict[str, str]) -> None:
+    assert list(machine.options_of(words).items()) == list(options.items())
+
+
+def test_a_server_elsewhere_gets_no_promise_about_a_power_failure(
+    new_beanstalk: NewBeanstalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=0)
+    monkeypatch.setattr(machine, "PROC", tmp_path)  # where its process cannot be seen
+    findings = found(server.url)
+    names = ("-f", "address", "durability")
+    assert {findings[name].level for name in names} == {"unknown"}
+    assert "killed server" in findings["durability"].why
+
+
+def test_a_log_that_is_in_use_is_fine_after_all_that_can_happen_to_a_job(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=1000, log_file_size=8192)
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        for _ in range(2):
+            ids = backend.enqueue(QUEUE, [NewJob(b"x" * 500, new_id()) for _ in range(100)])
+            backend.enqueue(QUEUE, [NewJob(b"x", new_id(), delay=3600)])
+            leases = consumer.reserve(100, 0)
+            consumer.settle([Ack(lease) for lease in leases[:90]])
+            consumer.settle([Release(lease) for lease in leases[90:94]])
+            consumer.settle([Bury(lease) for lease in leases[94:]])
+            backend.kick(QUEUE, 3)
+            backend.delete(QUEUE, ids[-1])
+            findings = found(server.url)
+            assert findings["binlog-records-written"].level == "ok"
+            assert findings["binlog-oldest-index"].level == "ok"
+            server.stop()
+            server.start()  # the counts begin anew, the jobs do not
+
+
+def test_a_log_that_old_jobs_make_grow_is_a_weakness(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=1000, log_file_size=4096)
+    with open_backend(server.url) as backend:
+        backend.enqueue(QUEUE, [NewJob(b"x" * 3000, new_id()) for _ in range(150)])
+    finding = found(server.url)["binlog-oldest-index"]
+    assert finding.level == "warn"
+    assert "buried" in finding.advice
+
+
+def test_a_server_that_drains_is_bad(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    assert levels(server.url, "draining") == {"draining": "ok"}
+    server.drain()
+    assert levels(server.url, "draining") == {"draining": "bad"}
+
+
+def test_tubes_that_nobody_watches_are_named(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, backend.consumer(["watched"]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        for queue in ("watched", "late", "lonely", "default"):
+            backend.enqueue(queue, [NewJob(b"x", new_id(), delay=3600 if queue == "late" else 0)])
+        finding = found(server.url)["current-watching"]
+    assert finding.level == "warn"
+    assert finding.why.endswith(": lonely")
+
+
+def test_the_default_tube_is_forgotten_when_nobody_works_at_all(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend:
+        backend.enqueue("default", [NewJob(b"x", new_id())])
+    assert found(server.url)["current-watching"].why.endswith(": default")
+
+
+def test_a_server_that_listens_on_all_interfaces_is_a_weakness(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(address="0.0.0.0")  # noqa: S104 - the point of it; gone in a moment
+    finding = found(server.url)["address"]
+    assert finding.level == "warn"
+    assert "0.0.0.0" in finding.why  # noqa: S104
+    own = _own_address()
+    finding = found(f"beanstalk://{own}:{server.port}")["address"]
+    assert finding.level == "warn"
+    assert own in finding.why
+
+
+def test_a_socket_file_is_this_machines_only() -> None:
+    with BeanstalkServer(unix=True) as server:
+        findings = found(server.url)
+        assert findings["address"].level == "ok"
+        assert findings["-b"].level == "bad"
+
+
+def _own_address() -> str:
+    """An address of this machine that is not loopback; the packets never leave it."""
+    for addresses in psutil.net_if_addrs().values():
+        for address in addresses:
+            if address.family == socket.AF_INET and not address.address.startswith("127."):
+                return str(address.address)
+    pytest.skip("this machine has no address but loopback")
+
+
+def test_who_listens_on_a_port_is_read_for_both_families() -> None:
+    with socket.create_server((HOST, 0)) as four, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
+        assert machine.listening_on(four.getsockname()[1]) == [HOST]
+        assert machine.listening_on(six.getsockname()[1]) == ["::1"]
+
+
+@pytest.mark.parametrize(
+    ("version", "level"),
+    [("1.12", "ok"), ("1.13+3.gabc", "ok"), ("1.10", "warn"), ("1.4.6", "bad"), ("head", "unknown")],
+)
+def test_versions(version: str, level: str) -> None:
+    stats = f'---\nversion: "{version}"\n'.encode()
+    findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
+    assert {finding.what: finding.level for finding in findings}["version"] == level
+
+
+def test_a_server_that_is_not_there_is_an_error(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    server.stop()
+    with open_backend(server.url) as backend, pytest.raises(BackendUnavailable):
+        backend.doctor()
