@@ -303,6 +303,27 @@ def test_a_log_that_cannot_begin_a_new_file_refuses_jobs(new_beanstalk: NewBeans
         assert client.ask(b"put 1 0 60 500\r\n" + b"x" * 500).startswith(b"INSERTED")
 
 
+@pytest.mark.parametrize(("first", "survive"), [(b"delete %d", False), (b"kick-job %d", True)], ids=["delete", "kick"])
+def test_deleting_a_job_that_was_buried_with_its_put_damages_the_log_and_kicking_it_does_not(
+    new_beanstalk: NewBeanstalk, first: bytes, survive: bool
+) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=1000)
+    with server.client() as client:
+        client.fill()
+        with server.little_memory(128 * 1024):
+            word, job_id = client.ask(b"put 1 0 60 1\r\nx").split()
+        assert word == b"BURIED"
+        assert client.stats("job", job_id.decode())["file"] == "0"  # it is not in the log
+        assert client.ask(first % int(job_id)) in {b"DELETED", b"KICKED"}
+        client.ask(b"delete %d" % int(job_id))
+        later = client.put(b"later")
+    server.kill()
+    server.start()
+    assert ("Errors reading" in server.log) is not survive
+    with server.client() as client:
+        assert (state_of(client, later) == "ready") is survive
+
+
 @pytest.mark.parametrize("binlog", [False, True])
 def test_ids_begin_anew_when_an_empty_server_is_restarted(new_beanstalk: NewBeanstalk, binlog: bool) -> None:
     server = new_beanstalk(binlog=binlog)
