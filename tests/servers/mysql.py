@@ -6,6 +6,7 @@ with MysqlServer(sql_mode="ANSI") as server, server.database() as place:
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import os
@@ -70,7 +71,7 @@ class MysqlDatabases:
             self.ask(f"DROP DATABASE IF EXISTS {name}")
 
     @contextlib.contextmanager
-    def account(self, rights: str, on: str, *, password: str = "sécret/@:", more: str = "") -> Iterator[MysqlDatabases]:
+    def account(self, rights: str, on: str, *, password: str = "sécret/@:", more: str = "") -> Iterator[MysqlDatabases]:  # noqa: S107 - of a test
         """The same server for another user, who may do this on a database or on ``*.*``; gone at the end."""
         name = f"u{uuid.uuid4().hex[:16]}"
         self.ask(f"CREATE USER {name} IDENTIFIED BY %s {more}", password)
@@ -207,13 +208,14 @@ def _template() -> Path:
     """An empty data folder: made once in a process, in half a second, and copied for each server."""
     install = require("mariadb-install-db")
     folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
-    _kept.append(folder)
+    atexit.register(folder.cleanup)
     data = Path(folder.name) / "data"
     done = subprocess.run(
         [
             install,
             "--no-defaults",
             f"--datadir={data}",
+            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another that just starts
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",
@@ -229,6 +231,3 @@ def _template() -> Path:
     if done.returncode:
         raise AssertionError(f"mariadb-install-db failed:\n{done.stdout[-3000:]}")
     return data
-
-
-_kept: list[tempfile.TemporaryDirectory[str]] = []
