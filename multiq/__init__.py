@@ -44,7 +44,7 @@ from .errors import (
 from .job import Job, JobContext, JobHandle, JobInfo, current_job
 from .queue import Queue
 from .registry import open_backend
-from .retry import BuryJob, ReleaseJob
+from .retry import BuryJob, ReleaseJob, SoftTimeout
 from .settings import Settings
 from .task import Task
 
@@ -57,9 +57,9 @@ __all__ = [
     "App", "ArgumentsInvalid", "BackendError", "BackendFull", "BackendTimeout", "BackendUnavailable", "BuryJob",
     "EnqueueUncertain", "Job", "JobContext", "JobHandle", "JobInfo", "JobNotFound", "JobRecord", "JobReserved",
     "JobSettled", "LeaseLost", "MultiqError", "NameInvalid", "OptionInvalid", "PayloadInvalid", "PayloadTooLarge",
-    "Queue", "QueueEmpty", "QueueStats", "ReleaseJob", "Settings", "SettingsInvalid", "State", "Task", "Unsupported",
-    "UrlInvalid", "Worker", "__version__", "current_job", "errors", "events", "exponential", "fixed", "open_backend",
-    "steps",
+    "Queue", "QueueEmpty", "QueueStats", "ReleaseJob", "Settings", "SettingsInvalid", "SoftTimeout", "State", "Task",
+    "Unsupported", "UrlInvalid", "Worker", "__version__", "current_job", "errors", "events", "exponential", "fixed",
+    "open_backend", "steps",
 ]  # fmt: skip
 
 

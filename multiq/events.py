@@ -59,10 +59,24 @@ class JobBuried(JobEvent, frozen=True, kw_only=True):
     reason: str
 
 
-class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job runs longer than its ``timeout`` and cannot be stopped here: only coroutines can be."""
+class JobTimedOut(JobEvent, frozen=True, kw_only=True):
+    """A run was ended because it took longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
 
     timeout: float
+
+
+class JobOverdue(JobEvent, frozen=True, kw_only=True):
+    """A job did not heed its timeout. Under a supervisor its process ends; elsewhere it runs on."""
+
+    timeout: float
+
+
+class JobCrashed(Event, frozen=True, kw_only=True):
+    """The process that ran a job died. The job is ready again, and ``max_crashes`` limits how often."""
+
+    queue: str
+    job_id: str
+    reason: str
 
 
 class JobLost(Event, frozen=True, kw_only=True):

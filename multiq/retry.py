@@ -37,6 +37,17 @@ class BuryJob(Exception):
         super().__init__(reason)
 
 
+class SoftTimeout(TimeoutError):
+    """Raised in a task's own code when its ``timeout`` has passed: to tidy up, and end.
+
+    Not caught, it fails the attempt like any error. A task that goes on for longer than ``kill_after`` seconds more is
+    ended with its process.
+    """
+
+    def __init__(self, message: str = "the task ran longer than its timeout") -> None:
+        super().__init__(message)
+
+
 class RetryPolicy(msgspec.Struct, frozen=True):
     """When to stop trying. Each kick raises both limits by one: a kicked job gets one more attempt."""
 

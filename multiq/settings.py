@@ -42,6 +42,11 @@ def _whole(least: int, most: int) -> Callable[[Any], int]:
     return check
 
 
+def _whole_or_none(least: int, most: int) -> Callable[[Any], int | None]:
+    check = _whole(least, most)
+    return lambda value: None if value is None else check(value)
+
+
 def _seconds(value: Any) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= 86400:
         raise ValueError("must be a number of seconds from 0 to 86400")
@@ -85,11 +90,12 @@ KEYS: dict[str, Key] = {
     "url": Key(_text, str),
     "max_body": Key(_whole(1, 2**31), _number),
     "worker.queues": Key(_names, _list),
-    "worker.processes": Key(_whole(1, 1024), _number),
+    "worker.processes": Key(_whole_or_none(0, 1024), _number),
     "worker.threads": Key(_whole(1, 1024), _number),
     "worker.concurrency": Key(_whole(0, 100_000), _number),
     "worker.prefetch": Key(_whole(1, 10_000), _number),
     "worker.grace": Key(_seconds, _number),
+    "worker.kill_after": Key(_seconds, _number),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
 }
@@ -125,7 +131,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker runs, unless its command line or constructor says otherwise."""
 
     queues: tuple[str, ...] = ("default",)
-    processes: int = 1
+    processes: int | None = None
+    """Under a supervisor; 0: none, and no supervisor. None: 1 on the command line, 0 in a program of one's own."""
     threads: int = 1
     concurrency: int = 0
     """Coroutines at a time; 0: jobs run on threads."""
@@ -133,6 +140,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs held beyond those that run, at most: reached only while jobs are far shorter than a round trip."""
     grace: float = 25.0
     """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
+    kill_after: float = 2.0
+    """Seconds that a job gets to end after its ``timeout`` before its process is ended."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")

@@ -20,11 +20,12 @@ _log = logging.getLogger("multiq.cli")
 @click.command(short_help="Run an app's jobs.")
 @click.argument("app_path", metavar="APP")
 @click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order, strictly.")
-@click.option("-p", "--processes", type=int, metavar="N", help="Processes, under one supervisor.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
 @click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
 @click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each.")
 @click.option("--prefetch", type=int, metavar="N", help="Short jobs held beyond those, at most.")
 @click.option("--grace", type=float, metavar="SECONDS", help="For running jobs, after SIGTERM.")
+@click.option("--kill-after", type=float, metavar="SECONDS", help="For a job beyond its timeout.")
 @click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
 @click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
@@ -48,6 +49,7 @@ def worker(
     concurrency: int | None,
     prefetch: int | None,
     grace: float | None,
+    kill_after: float | None,
     max_jobs: int | None,
     once: bool,
     stop_when_empty: bool,
@@ -79,17 +81,27 @@ def worker(
     runner = Worker(
         app,
         queues=_names(queues),
-        processes=processes,
+        processes=_processes(app, processes),
         threads=threads,
         concurrency=concurrency,
         prefetch=prefetch,
         grace=grace,
+        kill_after=kill_after,
         max_jobs=1 if once else max_jobs,
         stop_when_empty=stop_when_empty,
     )
     _announce(app, app_path)
     with app:
         return runner.run()
+
+
+def _processes(app: App, given: int | None) -> int:
+    """One under a supervisor, unless somebody said otherwise, or the backend lives in this process only."""
+    if given is None:
+        given = app.settings.worker.processes
+    if given is None:
+        return 1 if app.backend.declared.shared else 0
+    return given
 
 
 def _names(words: Sequence[str]) -> list[str] | None:

@@ -11,10 +11,19 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.backend import GiveBack
-from multiq.events import WorkerLooping, WorkerPaused, WorkerResumed, WorkerStarted, WorkerStopped, WorkerStopping
+from multiq.events import (
+    JobOverdue,
+    WorkerLooping,
+    WorkerPaused,
+    WorkerResumed,
+    WorkerStarted,
+    WorkerStopped,
+    WorkerStopping,
+)
 
 from .executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from .heartbeat import TICK, Heartbeat
+from .limits import Limits
 from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
@@ -23,35 +32,56 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.app import App
-    from multiq.backend import Lease, Verdict
+    from multiq.backend import Backend, Lease, Verdict
+
+    from .ledger import Ledger
+    from .runner import Call
 
 EXIT_OK = 0
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
+EXIT_OVERDUE = 13
+"""A job did not heed its time limit, so its process had to end."""
 
-_IDLE = 5.0  # seconds: an idle worker looks up this often, for what no notification brings (a dead supervisor)
+_IDLE = 5.0  # seconds: an idle worker looks up this often
 _BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
 
 class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process works."""
+    """How one process works; ``Worker`` says what each of these means."""
 
     queues: tuple[str, ...]
     threads: int = 1
     concurrency: int = 0
     prefetch: int = 100
     grace: float = 25.0
+    kill_after: float = 2.0
     max_jobs: int | None = None
     stop_when_empty: bool = False
+
+    @property
+    def at_a_time(self) -> int:
+        """Jobs that run at a time."""
+        return self.concurrency or self.threads
+
+    @property
+    def most_held(self) -> int:
+        """Jobs that are held at a time, those that wait included."""
+        return max(self.prefetch, self.at_a_time)
+
+    @property
+    def is_inline(self) -> bool:
+        return not self.concurrency and self.threads == 1
 
 
 class Child:
     """Runs until it is told to stop, or until its own limits say so.
 
-    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *parent* is the supervisor's pid, if there
-    is one. *leave* ends the process where an aborted job cannot be left behind otherwise; without it (somebody
-    else's process) such a job runs on to its end, and its result does not count.
+    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *ledger* is where the supervisor and the
+    keeper read what is held here; without one there is nobody to replace this process, so a job that does not heed
+    its time limit runs on. *leave* ends the process where an aborted job cannot be left behind otherwise; without
+    it (somebody else's process) such a job runs on to its end, and its result does not count.
     """
 
     def __init__(
@@ -59,12 +89,12 @@ class Child:
         app: App,
         settings: ChildSettings,
         *,
-        parent: int | None = None,
+        ledger: Ledger | None = None,
         leave: Callable[[int], None] | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
-        self._parent = parent
+        self._ledger = ledger
         self._leave = leave
         self._events = app.events
         self.name = f"{socket.gethostname()}:{os.getpid()}"
@@ -76,9 +106,12 @@ class Child:
         self._taken = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
-        self._pump = Pump(app.backend.consumer(settings.queues), app.events, self.name)
-        self._runner = Runner(app)
-        self._prefetch = Prefetch(settings.concurrency or settings.threads, settings.prefetch)
+        self._pump = Pump(app.backend.consumer(settings.queues), app.events, self.name, ledger)
+        self._limits = Limits(settings.kill_after, untouchable=("multiq", _package_of(app.backend)))
+        if ledger is not None:
+            self._limits.on_begin = ledger.limit
+        self._runner = Runner(app, self._limits)
+        self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
         # inline, a job has the loop's own thread, so somebody else must keep leases alive
         self._heartbeat = Heartbeat(self._tick, on_death=self.abort) if self._is_inline else None
@@ -115,9 +148,7 @@ class Child:
         """Give everything back, now. What runs is not waited for, and its result will not count."""
         self._aborted = True
         self.stop("asked to, at once")
-        thread = threading.Thread(target=self._give_back_all, name="multiq-abort", daemon=True)
-        thread.start()  # the pump may hang in a call to a backend that does not answer
-        self._given_back.wait(_ABORT_WAIT)
+        self._let_go()
         if self._is_inline and self._leave is not None:
             self._leave(self._stopped())
 
@@ -184,24 +215,18 @@ class Child:
             return
         self._changed.wait(self._patience())
         self._changed.clear()
-        self._check_parent()
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
             return 0.0 if self._settings.stop_when_empty and not self._paused else _IDLE
-        return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
+        return min(self._pump.next_beat_in(), self._limits.next_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
-        self._check_parent()
         if self._settings.stop_when_empty and not self._pump.is_down:
             self.stop("the queues are empty")
-
-    def _check_parent(self) -> None:
-        if self._parent is not None and os.getppid() != self._parent:
-            self.stop("the supervisor is gone")
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""
@@ -216,6 +241,7 @@ class Child:
                 self.abort()
                 return
             self._pump.beat()
+            self._watch_limits()
             self._changed.wait(TICK)
             self._changed.clear()
 
@@ -225,7 +251,7 @@ class Child:
         """While jobs are held: keep leases alive; let no long job keep finished or waiting ones."""
         executor = self._executor
         self._pump.beat()
-        self._runner.report_overdue()
+        self._watch_limits()
         if executor.running_for() > TICK:
             self._give_back_waiting()
             finished = executor.take_finished()
@@ -233,6 +259,18 @@ class Child:
                 self._pump.settle(finished)
         if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
             self.abort()
+
+    def _watch_limits(self) -> None:
+        """Tell jobs that run longer than they may; end the process for one that does not listen."""
+        self._limits.tell()
+        overdue = self._limits.overdue()
+        for call in overdue:
+            self._events.emit(JobOverdue(job=call.job, timeout=call.timeout or 0.0))
+        if overdue and self._ledger is not None and self._leave is not None:
+            self.stop("a job does not heed its time limit")
+            self._let_go(overdue)
+            self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
+            self._leave(EXIT_OVERDUE)
 
     def _hold(self, holding: bool) -> None:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
@@ -257,13 +295,21 @@ class Child:
         with self._counting:
             self._taken += change
 
-    def _give_back_all(self) -> None:
+    def _let_go(self, overdue: Sequence[Call] = ()) -> None:
+        """Settle all that is held, without waiting long: the pump may hang in a call that nobody answers."""
+        thread = threading.Thread(target=self._settle_all, args=(overdue,), name="multiq-abort", daemon=True)
+        thread.start()
+        self._given_back.wait(_ABORT_WAIT)
+
+    def _settle_all(self, overdue: Sequence[Call]) -> None:
         executor = self._executor
         finished = executor.take_finished()
-        left = [*executor.take_back(), *executor.running()]
+        late = [call.job.lease for call in overdue]
+        left = [lease for lease in (*executor.take_back(), *executor.running()) if lease not in late]
         self._pump.interrupt()
         try:
-            self._pump.settle([*finished, *(GiveBack(lease) for lease in left)])
+            timed_out = [self._runner.timed_out(lease) for lease in late]
+            self._pump.settle([*finished, *timed_out, *(GiveBack(lease) for lease in left)])
         finally:
             self._given_back.set()
 
@@ -283,9 +329,13 @@ class Child:
         self._pump.interrupt()
 
     def _make_executor(self) -> Executor:
-        settings = self._settings
+        settings, ledger = self._settings, self._ledger
         if settings.concurrency:
-            return CoroutineExecutor(self._runner, self._prefetch, self._nudge, settings.concurrency)
+            return CoroutineExecutor(self._runner, self._prefetch, self._nudge, settings.concurrency, ledger)
         if settings.threads > 1:
-            return ThreadExecutor(self._runner, self._prefetch, self._nudge, settings.threads)
-        return InlineExecutor(self._runner, self._prefetch, self._nudge)
+            return ThreadExecutor(self._runner, self._prefetch, self._nudge, settings.threads, ledger)
+        return InlineExecutor(self._runner, self._prefetch, self._nudge, ledger)
+
+
+def _package_of(backend: Backend) -> str:
+    return type(backend).__module__.partition(".")[0]

@@ -12,24 +12,31 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from multiq.backend import GiveBack
+from multiq.backend import Ack, GiveBack
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Lease, Verdict
 
+    from .ledger import Ledger
     from .prefetch import Prefetch
     from .runner import Runner
 
 
 class Executor(ABC):
-    """Runs leases' jobs and collects their verdicts. ``on_done`` is called after each job, in its thread."""
+    """Runs leases' jobs and collects their verdicts. ``on_done`` is called after each job, in its thread.
 
-    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None]) -> None:
+    With a *ledger*, those outside of the process can see which jobs have begun.
+    """
+
+    def __init__(
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], ledger: Ledger | None = None
+    ) -> None:
         self._runner = runner
         self._prefetch = prefetch
         self._on_done = on_done
+        self._ledger = ledger
         self._finished: deque[Verdict] = deque()
         self._running: dict[int, tuple[Lease, float]] = {}
         self._held = 0
@@ -89,30 +96,48 @@ class Executor(ABC):
             with self._counting:
                 self._held += change
 
-    def _run(self, lease: Lease) -> None:
-        key, start = id(lease), time.monotonic()
-        self._running[key] = (lease, start)
-        verdict = self._runner.run(lease)
+    def _begin(self, lease: Lease) -> None:
+        start = time.monotonic()
+        self._running[id(lease)] = (lease, start)
+        if self._ledger is not None:
+            self._ledger.begin(lease, start)
+
+    def _end(self, lease: Lease, verdict: Verdict) -> None:
         self._finished.append(verdict)
-        del self._running[key]
+        _, start = self._running.pop(id(lease))
+        if self._ledger is not None:
+            self._ledger.end(lease, acked=type(verdict) is Ack)
         self._prefetch.saw_job(time.monotonic() - start)
 
 
 class InlineExecutor(Executor):
     """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job."""
 
-    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None]) -> None:
-        super().__init__(runner, prefetch, on_done)
+    def __init__(
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], ledger: Ledger | None = None
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, ledger)
         self._waiting: deque[Lease] = deque()
 
     def _start(self, leases: Sequence[Lease]) -> None:
         self._waiting.extend(leases)
+        marks, place = self._ledger.turns(leases[0]) if self._ledger is not None else (None, 0)
         while True:
             try:
                 lease = self._waiting.popleft()
             except IndexError:  # all done, or taken back by the heartbeat
                 return
-            self._run(lease)
+            key, start = id(lease), time.monotonic()
+            self._running[key] = (lease, start)
+            if marks is not None:
+                marks[place] = start
+                place += 1
+            verdict = self._runner.run(lease)
+            self._finished.append(verdict)
+            del self._running[key]
+            self._prefetch.saw_job(time.monotonic() - start)
+            if self._ledger is not None and (type(verdict) is not Ack or not self._waiting):
+                self._ledger.end(lease, acked=type(verdict) is Ack)  # what comes next tells the end of all others
 
     def _take_waiting(self) -> list[Lease]:
         taken: list[Lease] = []
@@ -132,8 +157,15 @@ class InlineExecutor(Executor):
 class ThreadExecutor(Executor):
     """Jobs on a fixed number of threads. They are daemons: a process that must end does not wait for a hung job."""
 
-    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], threads: int) -> None:
-        super().__init__(runner, prefetch, on_done)
+    def __init__(
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        threads: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, ledger)
         self._inbox: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name=f"multiq-job-{number}", daemon=True) for number in range(threads)
@@ -164,7 +196,8 @@ class ThreadExecutor(Executor):
 
     def _serve(self) -> None:
         while (lease := self._inbox.get()) is not None:
-            self._run(lease)
+            self._begin(lease)
+            self._end(lease, self._runner.run(lease))
             self._on_done()
         self._runner.close_loop()
 
@@ -175,8 +208,15 @@ class CoroutineExecutor(Executor):
     _POOL_AT_MOST = 32  # threads for plain functions
     _PATIENCE = 2.0  # seconds for cancelled coroutines to clean up after themselves
 
-    def __init__(self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], concurrency: int) -> None:
-        super().__init__(runner, prefetch, on_done)
+    def __init__(
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        concurrency: int,
+        ledger: Ledger | None = None,
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, ledger)
         self._loop = asyncio.new_event_loop()
         self._pool = ThreadPoolExecutor(min(concurrency, self._POOL_AT_MOST), "multiq-job")
         self._tasks: set[asyncio.Task[None]] = set()
@@ -185,7 +225,7 @@ class CoroutineExecutor(Executor):
 
     def _start(self, leases: Sequence[Lease]) -> None:
         for lease in leases:
-            self._running[id(lease)] = (lease, time.monotonic())
+            self._begin(lease)
         self._loop.call_soon_threadsafe(self._spawn, leases)
 
     def _take_waiting(self) -> list[Lease]:
@@ -216,8 +256,6 @@ class CoroutineExecutor(Executor):
             task.add_done_callback(self._tasks.discard)
 
     async def _run_one(self, lease: Lease) -> None:
-        key = id(lease)
-        _, start = self._running[key]
         verdict: Verdict = GiveBack(lease)
         try:
             if self._runner.is_coroutine(lease):
@@ -225,7 +263,5 @@ class CoroutineExecutor(Executor):
             else:
                 verdict = await self._loop.run_in_executor(self._pool, self._runner.run, lease)
         finally:
-            self._finished.append(verdict)
-            del self._running[key]
-            self._prefetch.saw_job(time.monotonic() - start)
+            self._end(lease, verdict)
             self._on_done()

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease, Verdict
     from multiq.events import Events
 
+    from .ledger import Ledger
+
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
 _LONGEST_PAUSE = 5.0  # ...growing to this
 
@@ -25,12 +27,16 @@ _TOUCH_SHARE = 1 / 3
 
 
 class Pump:
-    """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls."""
+    """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls.
 
-    def __init__(self, consumer: Consumer, events: Events, worker: str) -> None:
+    With a *ledger*, what is held and when it is touched next can be read by those outside of the process.
+    """
+
+    def __init__(self, consumer: Consumer, events: Events, worker: str, ledger: Ledger | None = None) -> None:
         self._consumer = consumer
         self._events = events
         self._worker = worker
+        self._ledger = ledger
         self._lock = threading.Lock()
         self._unsettled: list[Verdict] = []  # what an outage has held up
         self._touch_at: dict[int, tuple[Lease, float]] = {}  # by identity: a job may be leased to us twice in turn
@@ -50,7 +56,8 @@ class Pump:
                 failure = exc
             else:
                 self._settled(to_settle, lost)
-                self._hold(leases)
+                if leases:
+                    self._hold(leases)
                 return leases
         self._wait_out(failure)
         return []
@@ -83,14 +90,14 @@ class Pump:
             try:
                 lost = self._consumer.settle([Touch(lease) for lease in due]) if due else []
             except BackendError as exc:
-                self._next_touch = now + self._went_down(exc)
+                self._plan(now + self._went_down(exc))
                 return
             for lease, error in zip(due, lost, strict=True):
                 if error is None:
                     self._touch_at[id(lease)] = (lease, now + lease.ttr * _TOUCH_SHARE)
                 else:
                     self._touch_at.pop(id(lease), None)  # the verdict will be refused, and that is told then
-            self._next_touch = min((at for _, at in self._touch_at.values()), default=float("inf"))
+            self._plan(min((at for _, at in self._touch_at.values()), default=float("inf")))
 
     def next_beat_in(self) -> float:
         """Seconds until ``beat`` has something to do."""
@@ -122,10 +129,19 @@ class Pump:
 
     def _hold(self, leases: Sequence[Lease]) -> None:
         now = time.monotonic()
+        next_touch = self._next_touch
         for lease in leases:
             at = now + lease.ttr * _TOUCH_SHARE
             self._touch_at[id(lease)] = (lease, at)
-            self._next_touch = min(self._next_touch, at)
+            next_touch = min(next_touch, at)
+        if self._ledger is not None:
+            self._ledger.hold([lease for lease, _ in self._touch_at.values()])
+        self._plan(next_touch)
+
+    def _plan(self, next_touch: float) -> None:
+        self._next_touch = next_touch
+        if self._ledger is not None:
+            self._ledger.touched_until(next_touch)
 
     def _settled(self, verdicts: Sequence[Verdict], lost: Sequence[BaseException | None]) -> None:
         for verdict, error in zip(verdicts, lost, strict=True):

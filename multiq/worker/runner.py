@@ -15,22 +15,21 @@ from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
 from multiq.backoff import DEFAULT, exponential
 from multiq.codec import Envelope, decode_envelope
 from multiq.errors import ArgumentsInvalid, PayloadInvalid
-from multiq.events import JobBuried, JobDone, JobFailed, JobOverdue, JobRetried, JobStarted
+from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.job import JobContext, describe, running
 from multiq.options import check_reason
-from multiq.retry import BuryJob, ReleaseJob, RetryPolicy
+from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
 
 if TYPE_CHECKING:
     from multiq.app import App
     from multiq.task import Task
 
+    from .limits import Limits
+
 _log = logging.getLogger("multiq.worker")
 
 #: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
-
-
-_NONE = (0.0, 0.0, None)
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -50,11 +49,11 @@ class Call(msgspec.Struct, frozen=True):
 class Runner:
     """Runs jobs of one app; used by all threads of a worker."""
 
-    def __init__(self, app: App) -> None:
+    def __init__(self, app: App, limits: Limits) -> None:
         self._tasks = app.tasks
         self._events = app.events
         self._max_body = app.settings.max_body
-        self._deadlines: dict[int, tuple[float, float, JobContext]] = {}
+        self._limits = limits
         self._loops = threading.local()
 
     def run(self, lease: Lease) -> Verdict:
@@ -96,12 +95,12 @@ class Runner:
             return False
         return task is not None and task.is_coroutine
 
-    def report_overdue(self) -> None:
-        """Tell of jobs that run longer than they may, each once."""
-        now = time.monotonic()
-        for key, (deadline, timeout, job) in list(self._deadlines.items()):
-            if deadline <= now and self._deadlines.pop(key, _NONE) is not _NONE:
-                self._events.emit(JobOverdue(job=job, timeout=timeout))
+    def timed_out(self, lease: Lease) -> Verdict:
+        """The verdict on a job that was ended from outside because it ran longer than its timeout."""
+        call = self._open(lease)
+        if not isinstance(call, Call):
+            return call
+        return self._failed(call, SoftTimeout(), call.timeout or 0.0)
 
     def close_loop(self) -> None:
         """Close this thread's event loop, if it has one."""
@@ -151,12 +150,15 @@ class Runner:
         timeout = call.timeout
         if timeout is None:
             return self._result(call)
-        key = id(call)
-        self._deadlines[key] = (time.monotonic() + timeout, timeout, call.job)
+        limit = self._limits.begin(call, timeout, thread=threading.get_ident())
         try:
-            return self._result(call)
-        finally:
-            self._deadlines.pop(key, None)
+            try:
+                return self._result(call)
+            finally:
+                self._limits.end(limit)
+        except SoftTimeout:  # it comes once, but may come in the middle of the line above
+            self._limits.end(limit)
+            raise
 
     def _result(self, call: Call) -> Any:
         result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
@@ -178,13 +180,16 @@ class Runner:
         work = call.task.function(*call.envelope.args, **call.envelope.kwargs)
         if timeout is None:
             return await work
+        limit = self._limits.begin(call, timeout, thread=None)
         try:
-            async with asyncio.timeout(timeout) as limit:
+            async with asyncio.timeout(timeout) as patience:
                 return await work
         except TimeoutError:
-            if limit.expired():
-                raise TimeoutError(f"the task ran longer than its timeout of {timeout:g} s") from None
+            if patience.expired():
+                raise SoftTimeout from None
             raise
+        finally:
+            self._limits.end(limit)
 
     # --- after ---
 
@@ -205,6 +210,9 @@ class Runner:
     def _judge(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
         lease = call.job.lease
         reason = describe(exc)
+        if isinstance(exc, SoftTimeout):
+            reason = f"the task ran longer than its timeout of {call.timeout:g} s"
+            self._events.emit(JobTimedOut(job=call.job, timeout=call.timeout or 0.0))
         if isinstance(exc, ReleaseJob):
             reason = exc.reason or reason
             return self._announce(call.job, call.policy.after_failure(lease, reason, exc.delay), reason, call.task, exc)

@@ -11,7 +11,7 @@ import select
 import signal
 import socket
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -23,10 +23,12 @@ class SignalInbox:
     """While the ``with`` block lasts, these signals arrive here instead of interrupting.
 
     Outside of the main thread Python takes no handlers: then ``installed`` is False and only ``put`` brings any.
+    *lifeline* is a pipe whose other end somebody holds open as long as he lives; his end counts as SIGTERM.
     """
 
-    def __init__(self, numbers: Iterable[signal.Signals]) -> None:
+    def __init__(self, numbers: Iterable[signal.Signals], lifeline: int | None = None) -> None:
         self._numbers = tuple(numbers)
+        self._lifeline = lifeline
         self.installed = threading.current_thread() is threading.main_thread()
         self._before: dict[signal.Signals, object] = {}
         self._reader, self._writer = socket.socketpair()
@@ -57,7 +59,11 @@ class SignalInbox:
 
         An empty list after the timeout; ``EOFError`` once the block is left.
         """
-        ready, _, _ = select.select([self._reader], [], [], timeout)
+        watched: list[Any] = [self._reader] if self._lifeline is None else [self._reader, self._lifeline]
+        ready, _, _ = select.select(watched, [], [], timeout)
+        if self._lifeline in ready:  # nothing is ever written to it
+            self._lifeline = None
+            return [signal.SIGTERM]
         if not ready:
             return []
         received = self._reader.recv(64)

@@ -1,7 +1,8 @@
-"""Several worker processes under one: started, replaced when they die, told to stop.
+"""Several worker processes under one: started, replaced when they die, killed when they must, told to stop.
 
 Children are forked: the app with its tasks is there already, whatever way it was made. The supervisor opens no
-connection and starts no thread, so there is nothing that a fork could copy half-done.
+connection and starts no thread, so there is nothing that a fork could copy half-done; what has to be said to the
+backend about a child's jobs is said by the keeper, a process of its own.
 """
 
 from __future__ import annotations
@@ -9,16 +10,25 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import shutil
 import signal
+import socket
 import sys
+import tempfile
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .child import EXIT_CUT_SHORT, EXIT_OK
+import msgspec
+
+from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
+from .keeper import TIMED_OUT
+from .ledger import NEVER, LedgerReader
 from .signals import SignalInbox
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import NoReturn
 
 _log = logging.getLogger("multiq.supervisor")
 
@@ -28,9 +38,23 @@ _HEALTHY = 5.0  # seconds: a child that lived so long did not die of its start
 _FIRST_BRAKE = 0.1  # seconds before a child that died young is replaced, doubling...
 _LONGEST_BRAKE = 30.0  # ...up to this
 _LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
-_OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
+OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
+_KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
+_LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
+NOW = signal.SIGUSR1
+"""What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
+every process of the group, so that children get it twice, and it must not count twice."""
+
+
+class Post(msgspec.Struct, frozen=True):
+    """What a child gets to know of those around it."""
+
+    lifeline: int
+    """A pipe that ends with the supervisor."""
+    ledger: Path
+    """Where to write what it holds; the file is its own to make."""
 
 
 class Slot:
@@ -38,39 +62,71 @@ class Slot:
 
     def __init__(self) -> None:
         self.pid: int | None = None
+        self.ledger = Path()
+        self.reader: LedgerReader | None = None
+        self.is_timed_out = False
         self.started_at = 0.0
         self.start_at = 0.0
         self.early_deaths = 0
 
+    def kill_at(self) -> float:
+        """When the child must be killed for a job that does not end."""
+        if self.reader is None:
+            with contextlib.suppress(OSError, ValueError):  # not made yet
+                self.reader = LedgerReader(self.ledger)
+        return NEVER if self.reader is None else self.reader.kill_at() + _KILL_LATE
+
+    def forget(self) -> None:
+        """The child is dead."""
+        if self.reader is not None:
+            self.reader.close()
+        self.pid, self.reader, self.is_timed_out = None, None, False
+
 
 class Supervisor:
-    """Keeps *processes* children running *work*, a function that returns the child's exit code.
+    """Keeps *processes* children running *work*, and one process running *keep*; both return exit codes.
 
-    With *once*, a child that ends with 0 is through with its work and is not replaced.
+    *work* gets its post, *keep* the folder of all ledgers and the socket that tells it to look there. With *once*, a
+    child that ends with 0 is through with its work and is not replaced.
     """
 
-    def __init__(self, work: Callable[[int], int], processes: int, *, grace: float, once: bool) -> None:
+    def __init__(
+        self,
+        work: Callable[[Post], int],
+        keep: Callable[[Path, socket.socket], int],
+        processes: int,
+        *,
+        grace: float,
+        once: bool,
+    ) -> None:
         self._work = work
+        self._keep = keep
         self._slots = [Slot() for _ in range(processes)]
         self._grace = grace
         self._once = once
         self._stops = 0
-        self._kill_at = float("inf")
+        self._kill_at = NEVER
         self._codes: list[int] = []
         self._inbox = SignalInbox([signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *FORWARDED])
+        self._keeper: int | None = None
+        self._keeper_at = 0.0
 
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
+        self._folder = _make_folder()
+        self._lifeline, self._life = os.pipe()
+        self._bell, self._keepers_bell = socket.socketpair()
+        self._bell.setblocking(False)
         with self._inbox:
             while True:
                 self._reap()
                 self._fill()
                 if not any(slot.pid for slot in self._slots) and (self._stops or self._is_through()):
                     break
-                if time.monotonic() >= self._kill_at:
-                    self._signal_all(signal.SIGKILL)
+                self._kill_the_late()
                 for number in self._inbox.wait(self._nap()):
                     self._heed(number)
+            self._end_keeper()
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
     def stop(self) -> None:
@@ -80,25 +136,36 @@ class Supervisor:
     def _heed(self, number: signal.Signals) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
             self._stops += 1
-            self._kill_at = time.monotonic() + _OVERTIME + (self._grace if self._stops == 1 else 0)
-            self._signal_all(signal.SIGTERM)
+            self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
+            self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
             self._signal_all(number)
+
+    # --- starting ---
 
     def _fill(self) -> None:
         """Start what should run and does not."""
         now = time.monotonic()
+        if self._keeper is None and self._keeper_at <= now:
+            self._keeper_at = now + _LONGEST_BRAKE
+            self._keeper = self._fork(lambda: self._keep(self._folder, self._keepers_bell), is_child=False)
         for slot in self._slots:
             if slot.pid is None and not self._stops and slot.start_at <= now:
                 slot.started_at = now
-                slot.pid = self._fork()
+                self._start(slot)
 
-    def _fork(self) -> int:
+    def _start(self, slot: Slot) -> None:
+        def work() -> int:
+            return self._work(Post(self._lifeline, self._folder / f"{os.getpid()}.held"))
+
+        slot.pid = self._fork(work, is_child=True)
+        slot.ledger = self._folder / f"{slot.pid}.held"
+
+    def _fork(self, work: Callable[[], int], *, is_child: bool) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
-        parent = os.getpid()
         # until the child has an inbox of its own, what is sent to it would end up in ours
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, *FORWARDED})
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
         pid = os.fork()
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
@@ -107,9 +174,16 @@ class Supervisor:
         # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._life)  # ours must be the only one: it tells the others when we are gone
+        self._bell.close()
+        if is_child:
+            self._keepers_bell.close()
+        return self._be(work)
+
+    def _be(self, work: Callable[[], int]) -> NoReturn:
         code = EXIT_CRASHED
         try:
-            code = self._work(parent)
+            code = work()
         except BaseException:  # noqa: BLE001 - reported, and told by the exit code
             _log.exception("a worker process crashed")
         finally:
@@ -118,38 +192,97 @@ class Supervisor:
                 sys.stderr.flush()
             os._exit(code)  # past the parent's own cleanup, which is not ours to run
 
+    # --- ending ---
+
     def _reap(self) -> None:
-        """Note which children ended, and when their places may be filled again."""
+        """Note which processes ended, and when their places may be filled again."""
         for slot in self._slots:
-            if slot.pid is None:
-                continue
-            pid, status = os.waitpid(slot.pid, os.WNOHANG)
-            if pid:
-                slot.pid = None
-                self._note_end(slot, pid, os.waitstatus_to_exitcode(status))
+            if slot.pid is not None:
+                pid, status = os.waitpid(slot.pid, os.WNOHANG)
+                if pid:
+                    self._note_end(slot, pid, os.waitstatus_to_exitcode(status))
+        if self._keeper is not None and os.waitpid(self._keeper, os.WNOHANG)[0]:
+            self._keeper = None
+            _log.error("the keeper died; another one starts")
 
     def _note_end(self, slot: Slot, pid: int, code: int) -> None:
+        how = _how(code)
+        was_late = slot.is_timed_out or code == EXIT_OVERDUE
+        self._leave_to_keeper(slot, TIMED_OUT if was_late else how, held=code not in {EXIT_OK, EXIT_CUT_SHORT})
+        slot.forget()
         if self._stops or (self._once and code == EXIT_OK):
-            slot.start_at = float("inf")
+            slot.start_at = NEVER
             self._codes.append(code if code in {EXIT_OK, EXIT_CUT_SHORT} else EXIT_CRASHED)
+            return
+        if was_late:
+            slot.start_at, slot.early_deaths = 0.0, 0
+            _log.warning("worker process %d had a job that did not heed its time limit; another one starts", pid)
             return
         died_young = time.monotonic() - slot.started_at < _HEALTHY
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        brake = min(_LONGEST_BRAKE, _FIRST_BRAKE * 2 ** (slot.early_deaths - 1)) if died_young else 0.0
+        # the first one may have been somebody's doing: its jobs wait
+        brake = min(_LONGEST_BRAKE, _FIRST_BRAKE * 2 ** (slot.early_deaths - 2)) if slot.early_deaths > 1 else 0.0
         slot.start_at = time.monotonic() + brake
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
         _log.warning("worker process %d %s; another one starts in %.1f s", pid, how, brake)
 
+    def _leave_to_keeper(self, slot: Slot, how: str, *, held: bool) -> None:
+        """What a dead child held is settled by the keeper; one that ended well has settled it all."""
+        with contextlib.suppress(FileNotFoundError):  # it died before it could make one
+            if held:
+                slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
+                self._bell.send(b"\0")
+            else:
+                slot.ledger.unlink()
+
+    def _kill_the_late(self) -> None:
+        """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""
+        now = time.monotonic()
+        if now >= self._kill_at:
+            self._signal_all(signal.SIGKILL)
+            return
+        for slot in self._slots:
+            if slot.pid is not None and slot.kill_at() <= now:
+                slot.is_timed_out = True
+                os.kill(slot.pid, signal.SIGKILL)
+
+    def _end_keeper(self) -> None:
+        """Wait until it has handed on what the last children held."""
+        self._bell.close()
+        os.close(self._life)
+        give_up_at = time.monotonic() + _LAST_WORDS
+        while self._keeper is not None and not os.waitpid(self._keeper, os.WNOHANG)[0]:
+            if time.monotonic() > give_up_at:
+                os.kill(self._keeper, signal.SIGKILL)
+                os.waitpid(self._keeper, 0)
+                break
+            time.sleep(0.01)
+        self._keepers_bell.close()
+        os.close(self._lifeline)
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    # --- small things ---
+
     def _is_through(self) -> bool:
-        return all(slot.start_at == float("inf") for slot in self._slots)
+        return all(slot.start_at == NEVER for slot in self._slots)
 
     def _nap(self) -> float:
         now = time.monotonic()
         starts = [slot.start_at - now for slot in self._slots if slot.pid is None]
-        return max(0.0, min([_LOOK, *starts]))
+        return max(0.0, min([_LOOK, self._kill_at - now, *starts]))
 
     def _signal_all(self, number: signal.Signals) -> None:
         for slot in self._slots:
             if slot.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(slot.pid, number)
+
+
+def _how(code: int) -> str:
+    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+
+
+def _make_folder() -> Path:
+    """Where ledgers lie: in memory where the system has such a place, as they are of no use after a restart."""
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    return Path(tempfile.mkdtemp(prefix=f"multiq-{os.getpid()}-", dir=place))

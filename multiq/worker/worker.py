@@ -12,26 +12,33 @@ from multiq.names import check_name
 from multiq.options import check_count, check_timeout
 
 from .child import Child, ChildSettings
+from .keeper import Keeper
+from .ledger import Ledger
 from .signals import SignalInbox
-from .supervisor import Supervisor
+from .supervisor import FORWARDED, NOW, OVERTIME, Supervisor
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Sequence
+    from pathlib import Path
 
     from multiq.app import App
+
+    from .supervisor import Post
 
 
 class Worker:
     """Runs the jobs of an app's queues.
 
     *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. *processes*
-    above 1 run under a supervisor; *threads* above 1 run that many jobs at a time in each process; *concurrency*
+    run under a supervisor, which replaces those that die and ends those whose job does not heed its time limit; 0
+    works in this process, without one. *threads* above 1 run that many jobs at a time in each process; *concurrency*
     runs that many coroutines at a time on one event loop instead (plain functions then go to a pool of threads
     beside it). *prefetch* is how many short jobs a process may hold beyond those, *grace* the seconds that running
-    jobs get after SIGTERM. *max_jobs* ends each process after so many jobs, *stop_when_empty* when nothing is due.
-    What is not given comes from the settings.
+    jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``. *max_jobs* ends each process
+    after so many jobs, *stop_when_empty* when nothing is due. What is not given comes from the settings.
 
-    Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for several processes on a backend that is not shared.
+    Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend that is not shared.
     """
 
     def __init__(
@@ -44,13 +51,16 @@ class Worker:
         concurrency: int | None = None,
         prefetch: int | None = None,
         grace: float | None = None,
+        kill_after: float | None = None,
         max_jobs: int | None = None,
         stop_when_empty: bool = False,
     ) -> None:
         default = app.settings.worker
         names = default.queues if queues is None else ([queues] if isinstance(queues, str) else queues)
         self._app = app
-        self._processes = default.processes if processes is None else check_count(processes, "processes")
+        if processes is None:
+            processes = default.processes or 0
+        self._processes = check_count(processes, "processes", least=0)
         self._settings = ChildSettings(
             queues=tuple(dict.fromkeys(check_name(name) for name in names)),
             threads=default.threads if threads is None else check_count(threads, "threads"),
@@ -59,10 +69,11 @@ class Worker:
             else check_count(concurrency, "concurrency", least=0),
             prefetch=default.prefetch if prefetch is None else check_count(prefetch, "prefetch"),
             grace=default.grace if grace is None else check_timeout(grace, "grace"),
+            kill_after=default.kill_after if kill_after is None else check_timeout(kill_after, "kill_after"),
             max_jobs=None if max_jobs is None else check_count(max_jobs, "max_jobs"),
             stop_when_empty=stop_when_empty,
         )
-        if self._processes > 1 and not app.backend.capabilities.shared:
+        if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
         self._running: Child | Supervisor | None = None
         self._stop_early = False
@@ -74,11 +85,12 @@ class Worker:
         second one gives back everything at once; USR2 pauses, CONT resumes.
         """
         log_events(self._app)
-        if self._processes == 1:
+        if self._processes == 0:
             return self._run_child(None)
         settings = self._settings
         supervisor = Supervisor(
             self._run_child,
+            self._run_keeper,
             self._processes,
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None,
@@ -97,25 +109,36 @@ class Worker:
         elif running is not None:
             running.stop()
 
-    def _run_child(self, parent: int | None) -> int:
-        """One process's work; *parent* is the supervisor's pid."""
-        inbox = SignalInbox(
-            [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT, *([] if parent else [signal.SIGINT])],
-        )
-        child = Child(self._app, self._settings, parent=parent, leave=_leave if inbox.installed else None)
+    def _run_child(self, post: Post | None) -> int:
+        """One process's work; under a supervisor it has a *post*."""
+        settings = self._settings
+        taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
+        if post is None:
+            inbox, ledger = SignalInbox([*taken, signal.SIGINT]), None
+        else:
+            inbox = SignalInbox([*taken, NOW], post.lifeline)
+            ledger = Ledger(post.ledger, settings.most_held, in_turn=settings.is_inline)
+        child = Child(self._app, settings, ledger=ledger, leave=_leave if inbox.installed else None)
         self._running = child
         if self._stop_early:
             child.stop()
         with inbox:
             inbox.serve(
                 {
-                    signal.SIGTERM: lambda: _stop(child),
+                    signal.SIGTERM: child.stop if post else lambda: _stop(child),
                     signal.SIGINT: lambda: _stop(child),
+                    NOW: child.abort,
                     signal.SIGUSR2: child.pause,
                     signal.SIGCONT: child.resume,
                 }
             )
             return child.run()
+
+    def _run_keeper(self, folder: Path, bell: socket.socket) -> int:
+        """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
+        for number in (signal.SIGTERM, NOW, *FORWARDED):
+            signal.signal(number, signal.SIG_IGN)
+        return Keeper(self._app, folder, bell, patience=self._settings.grace + OVERTIME).run()
 
 
 def _stop(child: Child) -> None:

@@ -77,6 +77,7 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_CONCURRENCY": "8",
         "MULTIQ_WORKER_PREFETCH": "5",
         "MULTIQ_WORKER_GRACE": "1.5",
+        "MULTIQ_WORKER_KILL_AFTER": "0.5",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
     }
@@ -181,7 +182,7 @@ def test_all_mistakes_are_told_at_once_with_their_place(tmp_path: Path) -> None:
         """
         urll = "redis://a"
         max_body = "big"
-        worker = { thread = 4, processes = 0, queues = ["a b"] }
+        worker = { thread = 4, processes = -1, queues = ["a b"] }
         log = "loud"
         zebra = 1
         [connections]
@@ -195,7 +196,7 @@ def test_all_mistakes_are_told_at_once_with_their_place(tmp_path: Path) -> None:
         f"{source}: urll: unknown key (did you mean url?)",
         f"{source}: max_body: must be a whole number from 1 to 2147483648, not big",
         f"{source}: worker.thread: unknown key (did you mean worker.threads?)",
-        f"{source}: worker.processes: must be a whole number from 1 to 1024, not 0",
+        f"{source}: worker.processes: must be a whole number from 0 to 1024, not -1",
         f"{source}: worker.queues: 'a b' is no queue name",
         f"{source}: log: must be a table: [log]",
         f"{source}: zebra: unknown key (there are: url, ",

@@ -15,7 +15,7 @@ CANARY = "S3CR3T-canary"
 def test_the_defaults_are_an_embedded_store_and_one_job_at_a_time() -> None:
     settings = Settings()
     assert settings.url == "sqlite:///multiq.db"
-    assert settings.worker == WorkerSettings(queues=("default",), processes=1, threads=1, concurrency=0)
+    assert settings.worker == WorkerSettings(queues=("default",), processes=None, threads=1, concurrency=0)
     assert settings.log == LogSettings(level="info", format="text")
 
 
@@ -35,7 +35,7 @@ def test_values_are_kept_as_their_rules_make_them() -> None:
 
 def test_all_bad_values_of_a_section_are_told_at_once() -> None:
     with pytest.raises(SettingsInvalid) as caught:
-        WorkerSettings(processes=0, threads=True, grace=float("nan"), queues=("a b",))
+        WorkerSettings(processes=-1, threads=True, grace=float("nan"), queues=("a b",))
     assert [problem.split(":")[0] for problem in caught.value.problems] == [
         "worker.queues",
         "worker.processes",

@@ -263,17 +263,73 @@ class TestEvents:
         assert drain(app) == 0
         assert handle.state() is State.GONE
 
-    def test_an_overdue_job_is_reported_once(self, app: multiq.App) -> None:
+    @pytest.mark.parametrize("mode", MODES)
+    def test_what_does_not_heed_its_timeout_is_reported_once_and_runs_on_where_nobody_could_replace_the_process(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
         seen: list[events.JobOverdue] = []
         app.on(events.JobOverdue)(seen.append)
 
         @app.task(timeout=0.1)
-        def sleep() -> None:
-            time.sleep(0.4)
+        def deaf() -> None:
+            end = time.monotonic() + 0.6
+            while time.monotonic() < end:
+                with contextlib.suppress(TimeoutError):
+                    time.sleep(0.01)
 
-        sleep.enqueue()
-        drain(app)
+        handle = deaf.enqueue()
+        assert drain(app, kill_after=0.1, **mode) == 0
         assert [event.timeout for event in seen] == [0.1]
+        assert handle.state() is State.GONE
+
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_plain_function_is_told_of_its_timeout_and_can_tidy_up(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
+        seen: list[object] = []
+        app.on(events.JobTimedOut)(lambda event: seen.append(event.timeout))
+
+        @app.task(max_attempts=1, timeout=0.1)
+        def endless() -> None:
+            try:
+                while True:
+                    time.sleep(0.01)
+            except multiq.SoftTimeout as exc:
+                seen.append(str(exc))
+                raise
+
+        handle = endless.enqueue()
+        after = app.task(name="after")(lambda: seen.append("after"))
+        after.enqueue()
+        drain(app, **mode)
+        assert sorted(seen, key=str) == [0.1, "after", "the task ran longer than its timeout"]
+        assert handle.peek().reason == "the task ran longer than its timeout of 0.1 s"
+
+    def test_a_timeout_never_lands_in_the_next_job(self, app: multiq.App) -> None:
+        # Given jobs that end at just about the time of their limit, each followed by one without a limit
+        ends: list[str | None] = []
+        app.on(events.JobDone)(lambda event: ends.append(event.job.task))
+        app.on(events.JobTimedOut)(lambda event: ends.append(f"{event.job.task}, timed out"))
+
+        @app.task(max_attempts=1, timeout=0.05)
+        def close() -> None:
+            end = time.monotonic() + 0.05
+            while time.monotonic() < end:
+                pass
+
+        @app.task
+        def free() -> None:
+            end = time.monotonic() + 0.003
+            while time.monotonic() < end:
+                pass
+
+        for _ in range(30):
+            close.enqueue()
+            free.enqueue()
+        # When they are run, then only those with a limit are ever ended by it
+        assert drain(app) == 0
+        assert ends.count("free") == 30
+        assert ends.count("close") + ends.count("close, timed out") == 30
 
     @pytest.mark.parametrize("mode", MODES)
     def test_a_coroutine_is_cancelled_at_its_timeout(self, app: multiq.App, mode: dict[str, Any]) -> None:
@@ -283,7 +339,7 @@ class TestEvents:
 
         handle = sleep.options(timeout=0.1).enqueue()
         drain(app, **mode)
-        assert handle.peek().reason == "TimeoutError: the task ran longer than its timeout of 0.1 s"
+        assert handle.peek().reason == "the task ran longer than its timeout of 0.1 s"
 
 
 class TestLeases:
