@@ -1,0 +1,107 @@
+"""What a power failure would take, by a model: the log is cut back to what had reached the disk, as a trace shows it.
+
+``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
+some moment, and of its log all is blanked that was written after the beginning of the last sync that had completed.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.beanstalk import BeanstalkServer
+
+from multiq.backend import NewJob
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+SECONDS = 2.0  # of enqueuing...
+IDLE = 1.5  # ...and of nothing, until the failure
+
+_CALL = re.compile(r"\d+ +(write|lseek|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>.*= (?P<result>\d+)$")
+
+
+class TracedServer(BeanstalkServer):
+    """A server whose writes and syncs are noted in a file."""
+
+    def command(self) -> Sequence[str]:
+        calls = "trace=write,lseek,fsync,fdatasync"
+        return ["strace", "-f", "-y", "-s", "0", "-e", calls, "-o", str(self.trace), *super().command()]
+
+    @property
+    def trace(self) -> Path:
+        return self.folder / "trace"
+
+    def lose_power(self) -> None:
+        """Kill it, and blank in its log what had not reached the disk. The file keeps its size: that came first."""
+        self.kill()
+        (log,) = self.binlog_files
+        synced = _synced_bytes(self.trace.read_text().splitlines(), log)
+        content = log.read_bytes()
+        log.write_bytes(content[:synced] + bytes(len(content) - synced))
+
+
+def _synced_bytes(trace: Sequence[str], log: Path) -> int:
+    """How much of the log was written before the last sync that completed. One thread does all, so the order holds."""
+    at = synced = 0
+    for line in trace:
+        call = _CALL.match(line)
+        if call is None or call["path"] != str(log):
+            continue
+        if call[1] == "write":
+            at += int(call["result"])
+        elif call[1] == "lseek":  # back to the beginning, once the file has its size
+            at = int(call["result"])
+        else:
+            synced = at
+    return synced
+
+
+@pytest.fixture(autouse=True)
+def _can_trace() -> None:
+    if shutil.which("strace") is None:
+        pytest.skip("strace is not installed: apt-get install strace")
+    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("ptrace is not allowed here")
+
+
+def enqueue_for(backend: Backend, seconds: float) -> set[str]:
+    """Enqueue one by one, then idle for as long as it takes a careless server to think of its disk. Returns all ids."""
+    acknowledged: set[str] = set()
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        acknowledged.update(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
+    time.sleep(IDLE)
+    return acknowledged
+
+
+def survivors(server: BeanstalkServer, ids: set[str]) -> set[str]:
+    with server.client() as client:
+        return {job_id for job_id in ids if client.ask(b"peek " + job_id.encode()).startswith(b"FOUND")}
+
+
+@pytest.mark.parametrize("fsync_ms", [0, None, 1000], ids=["-f0", "as it comes", "-f1000"])
+def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(fsync_ms: int | None) -> None:
+    with TracedServer(binlog=True, fsync_ms=fsync_ms) as server, open_backend(server.url) as backend:
+        acknowledged = enqueue_for(backend, SECONDS)
+        server.lose_power()
+        server.start()
+        lost = acknowledged - survivors(server, acknowledged)
+    print(f"-f {fsync_ms}: {len(lost)} of {len(acknowledged)} acknowledged jobs were lost")
+    assert len(acknowledged) > 100
+    assert len(lost) < len(acknowledged)
+    if fsync_ms == 0:
+        assert lost == set()
+    if fsync_ms == 1000:  # it syncs only as it writes: to idle for longer would not have saved them
+        assert lost
