@@ -197,6 +197,36 @@ class Finding(msgspec.Struct, frozen=True):
     """What to do about it."""
 
 
+class SchemaState(msgspec.Struct, frozen=True):
+    """How the tables of a store stand to what this multiq needs."""
+
+    state: Literal["ready", "missing", "older", "newer"]
+    """``ready``: fit for this multiq; that includes newer ones that say so. ``newer``: of no use to this one."""
+    found: int
+    """The version of the tables; 0: there are none."""
+    needed: int
+    """The version that this multiq makes."""
+
+
+class Schema(ABC):
+    """The tables of a store whose changes are numbered migrations, run by a person: ``multiq schema``."""
+
+    @abstractmethod
+    def check(self) -> SchemaState:
+        """Look, and change nothing. Raises ``BackendError``."""
+
+    @abstractmethod
+    def up(self) -> list[str]:
+        """Run what is missing; safe while jobs are worked off, and when somebody else does the same. Their names.
+
+        Raises ``SchemaNotReady`` if this user may not, ``BackendError``.
+        """
+
+    @abstractmethod
+    def sql(self, since: int = 0) -> str:
+        """What ``up`` would run for tables of version *since*, as a script. Asks nobody."""
+
+
 class Backend(ABC):
     """One connection's jobs. Thread-safe, fork-safe, cheap to construct; connects at the first call."""
 
@@ -315,6 +345,13 @@ class Backend(ABC):
             if isinstance(claim, Gap):
                 findings.append(Finding("warn", power, f"{claim.kind}: {claim.reason}"))
         return findings
+
+    def schema(self) -> Schema:
+        """The store's tables. Raises ``Unsupported`` where there are none, or where they need nobody's care."""
+        from .registry import backends_with_a_schema
+
+        reason = "its store has no tables that a person would have to bring up"
+        raise Unsupported("schema", self.declared.backend, reason, backends_with_a_schema())
 
     @abstractmethod
     def close(self) -> None:

@@ -21,7 +21,7 @@ SECTIONS = {
         "resume": "manage",
         "purge": "manage",
     },
-    "Prove": {"doctor": "doctor", "backends": "prove", "conformance": "conform", "demo": "demo"},
+    "Prove": {"doctor": "doctor", "schema": "schema", "backends": "prove", "conformance": "conform", "demo": "demo"},
 }
 
 

@@ -1,0 +1,105 @@
+"""``multiq schema``: the tables of a store that has them brought up by migrations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from multiq.text import safe
+
+from .exits import FAILED, OK
+from .options import chosen_connection, common_options, connection_option, traceback_option
+from .output import note, print_json
+
+if TYPE_CHECKING:
+    from multiq.app import App
+    from multiq.backend import SchemaState
+
+_MEANING = {
+    "ready": "the tables are fit for this multiq",
+    "missing": "there are no tables yet; the first call makes them if it may, and multiq schema up does",
+    "older": "the tables are older than this multiq needs: run multiq schema up",
+    "newer": "the tables are of no use to this multiq: upgrade it",
+}
+
+
+@click.group(short_help="Bring up a database's tables.", invoke_without_command=True)
+@connection_option
+@traceback_option
+@click.pass_context
+def schema(ctx: click.Context) -> None:
+    """The tables of a backend that keeps jobs in a database of yours.
+
+    A new multiq with older tables refuses to work until "up" has run; an old multiq goes on working with newer tables
+    unless the changes say otherwise. So: run "up" first, then replace programs one by one.
+    """
+    if ctx.invoked_subcommand is None:
+        click.echo(ctx.get_help())
+
+
+@schema.command(short_help="Run the migrations that are missing.")
+@click.argument("target", required=False, metavar="[URL|NAME]")
+@common_options
+def up(target: str | None, as_json: bool) -> int:
+    """Run the migrations that are missing, while jobs are worked off. Twice is as good as once."""
+    with _app(target) as app:
+        place = _place(app)
+        names = app.backend.schema().up()
+    if as_json:
+        print_json({"connection": place, "applied": names})
+        return OK
+    for name in names:
+        click.echo(name)
+    note(f"{len(names) or 'no'} migration{'' if len(names) == 1 else 's'} run: {safe(place)}")
+    return OK
+
+
+@schema.command("show-sql", short_help="Print the migrations, and run nothing.")
+@click.argument("target", required=False, metavar="[URL|NAME]")
+@click.option("--since", type=click.IntRange(0), default=0, metavar="VERSION", help="Only those after this version.")
+@common_options
+def show_sql(target: str | None, since: int, as_json: bool) -> int:
+    """Print what "up" would run for tables of a version (0: none yet), as SQL for a client of the database's own.
+
+    Asks nobody: the server need not even be there.
+    """
+    with _app(target) as app:
+        text = app.backend.schema().sql(since)
+    if as_json:
+        print_json({"sql": text})
+    else:
+        click.echo(text, nl=False)
+    return OK
+
+
+@schema.command(short_help="Ask whether the tables are fit for this multiq.")
+@click.argument("target", required=False, metavar="[URL|NAME]")
+@common_options
+def check(target: str | None, as_json: bool) -> int:
+    """Are the tables fit for this multiq? Looks, and changes nothing. Exits with 1 if they are not."""
+    with _app(target) as app:
+        place = _place(app)
+        found = app.backend.schema().check()
+    if as_json:
+        print_json({"connection": place, "ready": found.state == "ready", **_numbers(found)})
+    else:
+        click.echo(f"version {found.found}, needed {found.needed}: {_MEANING[found.state]}")
+        note(safe(place))
+    return OK if found.state == "ready" else FAILED
+
+
+def _app(target: str | None) -> App:
+    from multiq.app import App
+
+    return App(target or chosen_connection())
+
+
+def _place(app: App) -> str:
+    from multiq.url import redact
+
+    return redact(app.url)
+
+
+def _numbers(found: SchemaState) -> dict[str, object]:
+    return {"state": found.state, "found": found.found, "needed": found.needed}
