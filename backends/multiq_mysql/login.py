@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import socket
 import ssl
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
+from pymysql.constants.CR import CR_CONN_HOST_ERROR
 
 from multiq.errors import UrlInvalid
 from multiq.url import Option, choice
@@ -112,7 +114,7 @@ class Login(NamedTuple):
         bounds = {"connect_timeout": timeout, "read_timeout": timeout, "write_timeout": timeout}
         # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
-        return pymysql.connect(
+        connection = pymysql.connect(
             **{
                 "host": self.host,
                 "port": self.port,
@@ -121,11 +123,29 @@ class Login(NamedTuple):
                 "password": self.password.encode(),  # PyMySQL would take Latin-1 for a string
                 "database": self.database,
                 "charset": "utf8mb4",
+                "defer_connect": True,
                 **bounds,
                 **tls,
                 **more,
             }
         )
+        if self.unix_socket is None:
+            connection.connect()
+        else:
+            connection._secure = True  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
+            connection.connect(self._unix(timeout))
+        return connection
+
+    def _unix(self, timeout: float) -> socket.socket:
+        """PyMySQL would leave a socket open that cannot connect."""
+        made = socket.socket(socket.AF_UNIX)
+        try:
+            made.settimeout(timeout)
+            made.connect(str(self.unix_socket))
+        except OSError as exc:
+            made.close()
+            raise pymysql.err.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
+        return made
 
 
 def _database(url: BackendUrl) -> str:

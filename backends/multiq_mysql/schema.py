@@ -18,13 +18,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
 
+from multiq.backend import Schema, SchemaState
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+
+from .failures import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from importlib.resources.abc import Traversable
 
     from pymysql.connections import Connection
+
+    from .login import Login
 
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _OLDEST = re.compile(r"^-- oldest: (\d+)$", re.MULTILINE)
@@ -45,6 +50,7 @@ _WAITED_TOO_LONG = 1205
 #: a table, column or index that is there already, or is gone already
 _DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
 
+_LONGEST = 86400.0  # seconds for one statement: a large table's index takes its time
 _LOCK_WAIT = 2  # seconds: a DDL statement that waits makes everybody else's statements wait behind it
 _PAUSE = 0.5  # seconds that the others get before it is tried again
 _PATIENCE = 300.0  # seconds for one statement to get its turn under load
@@ -68,6 +74,39 @@ class Found(NamedTuple):
 
 
 NOTHING = Found(0, 0, None)
+
+
+class MysqlSchema(Schema):
+    """The tables of one database, on connections of its own."""
+
+    def __init__(self, login: Login, timeout: float) -> None:
+        self._login = login
+        self._timeout = timeout
+
+    def check(self) -> SchemaState:
+        with self._connection() as connection:
+            found = look(connection)
+        needed = len(shipped())
+        if not found.version:
+            return SchemaState("missing", 0, needed)
+        if found.version < needed:
+            return SchemaState("older", found.version, needed)
+        return SchemaState("newer" if found.oldest > needed else "ready", found.version, needed)
+
+    def up(self) -> list[str]:
+        with self._connection(read_timeout=_LONGEST) as connection:
+            return up(connection)
+
+    def sql(self, since: int = 0) -> str:
+        return sql(since=since)
+
+    @contextlib.contextmanager
+    def _connection(self, **options: Any) -> Iterator[Connection[Any]]:
+        try:
+            with contextlib.closing(self._login.connect(self._timeout, autocommit=True, **options)) as connection:
+                yield connection
+        except (pymysql.MySQLError, OSError) as exc:
+            raise explain(exc, self._login.place, self._timeout) from exc
 
 
 @functools.cache

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import shutil
+import socket
 import subprocess
 import tempfile
 import uuid
@@ -54,10 +55,10 @@ class MysqlDatabases:
     """A server that tests leave as they found it."""
 
     def __init__(
-        self, host: str, port: int, user: str = "root", password: str = "", socket: Path | None = None
+        self, host: str, port: int, user: str = "root", password: str = "", unix_socket: Path | None = None
     ) -> None:
         self.host, self.port, self.user, self.password = host, port, user, password
-        self.socket = socket
+        self.socket = unix_socket
         """Preferred by ``client``; None: there is TCP only."""
 
     @contextlib.contextmanager
@@ -78,7 +79,7 @@ class MysqlDatabases:
         try:
             if rights:
                 self.ask(f"GRANT {rights} ON {on} TO {name}")
-            yield MysqlDatabases(self.host, self.port, user=name, password=password, socket=self.socket)
+            yield MysqlDatabases(self.host, self.port, user=name, password=password, unix_socket=self.socket)
         finally:
             self.ask(f"DROP USER {name}")
 
@@ -145,7 +146,7 @@ class MysqlServer(MysqlDatabases, Server):
         self, *, certificate: Certificate | None = None, system_zone: str = "UTC0", **settings: object
     ) -> None:
         Server.__init__(self)
-        MysqlDatabases.__init__(self, HOST, free_port(), socket=self.folder / "m.sock")
+        MysqlDatabases.__init__(self, HOST, free_port(), unix_socket=self.folder / "m.sock")
         self._system_zone = system_zone
         self.data = self.folder / "data"
         self._settings = {
@@ -181,6 +182,8 @@ class MysqlServer(MysqlDatabases, Server):
 
     def answers(self) -> bool:
         with contextlib.suppress(pymysql.MySQLError, OSError):
+            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves one open that cannot connect
+                probe.connect(str(self.socket))
             return self.ask("SELECT 1") == ((1,),)
         return False
 
