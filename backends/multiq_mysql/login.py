@@ -132,7 +132,8 @@ class Login(NamedTuple):
         if self.unix_socket is None:
             connection.connect()
         else:
-            connection._secure = True  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
+            inside: Any = connection
+            inside._secure = True  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
             connection.connect(self._unix(timeout))
         return connection
 
