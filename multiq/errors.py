@@ -10,7 +10,7 @@ import queue as _stdlib_queue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from .backend import NewJob
 
@@ -156,14 +156,21 @@ class EnqueuePartial(BackendError):
 
 
 class EnqueueUncertain(BackendError):
-    """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids."""
+    """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids.
 
-    def __init__(self, queue: str, jobs: Sequence[NewJob], why: str) -> None:
+    ``accepted`` maps the position in the batch to the id of those that certainly were; ``jobs`` come after them.
+    """
+
+    def __init__(
+        self, queue: str, jobs: Sequence[NewJob], why: str, *, accepted: Mapping[int, str] | None = None
+    ) -> None:
         self.queue = queue
         self.jobs = tuple(jobs)
+        self.accepted = dict(accepted or {})
+        others = f"; {len(self.accepted)} before them are there" if self.accepted else ""
         super().__init__(
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
-            "not be there; enqueue them again only if running one twice does no harm"
+            f"not be there{others}; enqueue them again only if running one twice does no harm"
         )
 
 
