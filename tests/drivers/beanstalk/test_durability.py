@@ -146,6 +146,9 @@ def test_a_killed_server_keeps_jobs_and_forgets_what_its_log_leaves_out(new_bean
         kept = (late, spoilt, kicked, delayed)
         assert [after[job_id].attempt for job_id in kept] == [1, 1, 1, 0]
         assert [after[job_id].priority for job_id in kept] == [88, before[spoilt].priority, before[kicked].priority, 3]
+        assert [(after[job_id].kicks, after[job_id].crashes) for job_id in kept] == [
+            (before[job_id].kicks, before[job_id].crashes) for job_id in kept
+        ]
         # Reserving and releasing at once are not: their attempts and the new priority are forgotten
         assert [after[job_id].attempt for job_id in (held, retried)] == [0, 0]
         assert (before[retried].priority, after[retried].priority) == (77, 11)
