@@ -1,0 +1,338 @@
+"""MySQL and MariaDB: a table in the application's own database, polled with care.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_trx_commit``     one fsync per call
+returns               says
+atomic verbs          one transaction each, READ COMMITTED, run again after a deadlock        one or two round trips
+priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
+nobody waits          ``FOR UPDATE SKIP LOCKED``; nothing is held while a job runs            none
+never early           due times in microseconds of the server's clock                         an index entry per move
+one live lease        a random token per reserve, compared and checked against the clock      a condition by primary key
+                      on every settle
+waiting               one look every 45 ms for all consumers of a process, without a lock     22 queries/s, idle
+purge lag             a floor below which there are only deleted entries                      a look from the bottom,
+                                                                                              1 % of the time
+====================  ======================================================================  =======================
+
+The tables are named ``multiq_...``, and a job can be enqueued inside the application's own transaction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from multiq.backend import Backend, NewJob, Page, QueueStats, State
+from multiq.capabilities import Capabilities, Gap
+from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.url import Option, seconds
+
+from .callers import CallersTransaction
+from .connection import Database
+from .consumer import MysqlConsumer
+from .jobs import (
+    AGAIN,
+    BURIED,
+    DELAYED,
+    READY,
+    RESERVED,
+    SECOND,
+    SLICE,
+    Row,
+    body_limit,
+    effective_state,
+    inserts,
+    microseconds,
+    packed,
+    promote,
+)
+from .login import OPTIONS, Login
+from .statements import render
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from multiq.backend import Finding, JobRecord
+    from multiq.clock import Clock
+    from multiq.url import BackendUrl
+
+    from .connection import Session
+
+_CODES = {
+    State.READY: (READY, AGAIN),
+    State.DELAYED: (DELAYED,),
+    State.RESERVED: (RESERVED,),
+    State.BURIED: (BURIED,),
+}
+_START = (-1, 0)  # before the first place of a listing
+
+
+class MysqlBackend(Backend):
+    """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
+
+    declared: ClassVar[Capabilities] = Capabilities(
+        backend="mysql",
+        delay_resolution=1e-6,
+        max_body=body_limit(16 * 1024 * 1024),
+        client_ids=True,
+        atomic_batches=True,
+        waits_in_server=Gap("cannot today", "the server cannot wake anybody: a waiting process looks every 45 ms"),
+        shared=True,
+        persistent=True,
+        disconnect_ends_lease=Gap("never", "a reservation is a row, not a connection; its lease runs out"),
+        give_back=True,
+        lists_jobs=True,
+        durable_attempts=True,
+        transactional_enqueue=True,
+        reasons=True,
+        stable_ids=True,
+        portable_leases=True,
+        fenced_late=True,
+    )
+    options: ClassVar[Mapping[str, Option]] = {
+        **OPTIONS,
+        "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
+    }
+
+    def __init__(self, login: Login, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
+        """*clock* is for tests, which move time by hand; without it the server's clock counts."""
+        self.login = login
+        self.timeout = timeout
+        self._database = Database(login, timeout=timeout, clock=clock)
+
+    @classmethod
+    def from_url(cls, url: BackendUrl) -> MysqlBackend:
+        return cls(Login.from_url(url), timeout=url.options["timeout"])
+
+    @property
+    def capabilities(self) -> Capabilities:
+        packet = self._database.max_packet
+        return self.declared if packet is None else msgspec.structs.replace(self.declared, max_body=body_limit(packet))
+
+    # --- producing ---
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        self._check_sizes(jobs)
+        if connection is not None:
+            CallersTransaction(self._database, connection).enqueue(queue, jobs)
+        elif jobs:
+            statements = inserts(queue, jobs, self._database.now)
+            with self._database.borrowed() as ours:
+                ours.run(lambda session: _insert(session, statements))
+            self._database.watch.ring()
+        return [job.id for job in jobs]
+
+    # --- consuming ---
+
+    def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
+        return MysqlConsumer(self._database, queues)
+
+    # --- looking and managing, from outside ---
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        rows = self._select("peek", queue=queue.encode(), id=packed(job_id))
+        if not rows:
+            raise JobNotFound(queue, job_id)
+        return Row(*rows[0]).record(queue)
+
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        place, seq = _START if after is None else _place(after)
+        self._promote(queue)
+        asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
+        found = [Row(*row) for code in _CODES[state] for row in self._select("page", state=code, **asked)]
+        found.sort(key=lambda row: (row.place, row.seq))
+        shown = [row.record(queue) for row in found[:limit]]
+        last = found[limit - 1] if len(found) > limit else None
+        return Page(shown, None if last is None else f"{last.place}.{last.seq}")
+
+    def delete(self, queue: str, job_id: str) -> None:
+        which = {"queue": queue.encode(), "id": packed(job_id)}
+
+        def delete(session: Session) -> None:
+            (gone,) = session.commit(render("delete", now=self._database.now, **which))
+            if not gone.affected and self._find(session, queue, job_id, may_be_gone=session.in_doubt) is not None:
+                raise JobReserved(queue, job_id)
+
+        self._run(delete)
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        self._run(lambda session: self._reschedule(session, queue, job_id, delay))
+        self._database.watch.ring()
+        return job_id
+
+    def kick(self, queue: str, limit: int) -> int:
+        kicked = 0
+        while kicked < limit:
+            size = min(SLICE, limit - kicked)
+            slice_ = _Kick(self._database, queue, size)
+            done = self._run(slice_.run)
+            kicked += done
+            if done < size:
+                break
+        self._database.watch.ring()
+        return kicked
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        which = {"queue": queue.encode(), "id": packed(job_id)}
+
+        def kick_job(session: Session) -> None:
+            (kicked,) = session.commit(render("kick_job", now=self._database.now, **which))
+            if not kicked.affected and self._find(session, queue, job_id) is State.RESERVED:
+                raise JobReserved(queue, job_id)
+
+        self._run(kick_job)
+        self._database.watch.ring()
+
+    def queues(self) -> list[str]:
+        return [name.decode() for (name,) in self._select("queues")]
+
+    def stats(self, queue: str) -> QueueStats:
+        ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
+        return QueueStats(
+            queue=queue,
+            ready=ready,
+            delayed=delayed,
+            reserved=reserved,
+            buried=buried,
+            paused_for=left / SECOND if left is not None and left > 0 else None,
+        )
+
+    def pause(self, queue: str, seconds: float) -> None:
+        asked = render("pause", queue=queue.encode(), now=self._database.now, pause=microseconds(seconds))
+        self._run(lambda session: session.commit(asked))
+        self._database.watch.ring()
+
+    def resume(self, queue: str) -> None:
+        self._run(lambda session: session.commit(render("resume", queue=queue.encode())))
+        self._database.watch.ring()
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        self._promote(queue)
+        ((newest,),) = self._select("newest")
+        codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]
+        return sum(self._purge(queue, code, int(newest)) for code in codes)
+
+    def doctor(self) -> list[Finding]:
+        from .doctor import examine
+
+        return examine(self)
+
+    def close(self) -> None:
+        self._database.close()
+
+    # --- how ---
+
+    def _run(self, work: Any) -> Any:
+        with self._database.borrowed() as connection:
+            return connection.run(work)
+
+    def _select(self, verb: str, **values: Any) -> tuple[Any, ...]:
+        with self._database.borrowed() as connection:
+            return connection.ask(render(verb, now=self._database.now, **values))
+
+    def _promote(self, queue: str) -> None:
+        with self._database.borrowed() as connection:
+            (outlook,) = self._database.watch.look(connection, self._database, [queue])
+            if outlook.has_due:
+                promote(connection, self._database, queue)
+
+    def _find(self, session: Session, queue: str, job_id: str, *, may_be_gone: bool = False) -> State | None:
+        """The state of a job. Raises ``JobNotFound``, unless it may be gone by our own doing."""
+        asked = render("find", queue=queue.encode(), id=packed(job_id), now=self._database.now)
+        ((rows, _),) = session.ask(asked)
+        if not rows:
+            if may_be_gone:
+                return None
+            raise JobNotFound(queue, job_id)
+        ((code, is_due),) = rows
+        return effective_state(code, is_due=bool(is_due))
+
+    def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
+        """Out of the table and in again, because that is what gives a row a new number, and the job a new age."""
+        now = self._database.now
+        ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=packed(job_id), now=now))
+        if not rows:
+            if session.in_doubt:  # it was done, and so is the job
+                return session.roll_back()
+            raise JobNotFound(queue, job_id)
+        ((seq, code, is_due, priority, ttr, body),) = rows
+        if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
+            if session.in_doubt:  # it was done, and somebody has it already
+                return session.roll_back()
+            raise JobReserved(queue, job_id)
+        job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
+        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now))
+        return None
+
+    def _purge(self, queue: str, code: int, newest: int) -> int:
+        purged = 0
+        place, seq = _START
+        which = {"queue": queue.encode(), "state": code, "newest": newest, "limit": SLICE}
+        while found := self._select("purgeable", place=place, seq=seq, **which):
+            place, seq = found[-1]
+            asked = render("purge", seqs=sorted(number for _, number in found), state=code)
+            purged += self._run(lambda session, asked=asked: session.commit(asked))[0].affected
+        return purged
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        if self._database.max_packet is None:
+            self._select("newest")
+        limit = body_limit(self._database.max_packet or 0)
+        if largest > limit:
+            raise PayloadTooLarge(
+                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
+            )
+
+
+class _Kick:
+    """One slice of a kick, which knows after a lost reply whether it was done."""
+
+    def __init__(self, database: Database, queue: str, size: int) -> None:
+        self._database = database
+        self._queue = queue
+        self._size = size
+        self._seqs: list[int] = []
+
+    def run(self, session: Session) -> int:
+        if session.in_doubt and self._seqs:
+            (((left,),), _) = session.ask(render("still_buried", seqs=self._seqs))[0]
+            if left < len(self._seqs):
+                return len(self._seqs)
+        ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), limit=self._size))
+        self._seqs = sorted(seq for (seq,) in rows)
+        if self._seqs:
+            session.commit(render("kick", seqs=self._seqs))
+        else:
+            session.roll_back()
+        return len(self._seqs)
+
+
+_SURELY_FITS = 100_000  # bytes; max_allowed_packet is megabytes, as a rule
+
+_TEMPLATE = NewJob(body=b"", id="")
+
+
+def _insert(session: Session, statements: Sequence[str]) -> None:
+    """One statement is a transaction by itself, which saves two round trips."""
+    if len(statements) > 1:
+        session.begin(statements[0])
+        for statement in statements[1:-1]:
+            session.ask(statement)
+    session.commit(statements[-1])
+
+
+def _place(after: str) -> tuple[int, int]:
+    """The place that a page's cursor tells of."""
+    major, _, minor = after.partition(".")
+    with contextlib.suppress(ValueError):
+        place = int(major), int(minor)
+        if max(map(abs, place)) < 2**63:
+            return place
+    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")

@@ -1,0 +1,314 @@
+"""The connections to a database: sessions of our own, packets of several statements, transactions that are run again.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+nothing depends on    READ COMMITTED, SQL mode, time zone and lock waits are set by the       one round trip when a
+the server's          session itself                                                          connection opens
+defaults
+few round trips       statements that need no answer in between go in one packet              none
+no half-done verb     a transaction each; any exception rolls back or closes                  one fsync per commit
+no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
+no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
+bounded calls         each packet's timeout is what is left of the call's                     ``BackendTimeout``
+safe forks            a connection belongs to the process that opened it                      one ``getpid``
+====================  ======================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from multiq.errors import MultiqError
+
+from . import schema
+from .failures import code_of, explain, is_lost
+from .replay import REPLAYED, Replays
+from .statements import NOW, Sql
+from .waiting import watch_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiq.clock import Clock
+
+    from .login import Login
+    from .waiting import Watch
+
+_T = TypeVar("_T")
+
+_MAX_IDLE = 8  # connections kept open for the next caller
+_RECONNECTS = 1  # within one call: a connection that was cut while idle is noticed only when it is used
+_SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
+_LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
+
+#: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
+_SESSION = (
+    "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+    f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
+    "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT;"
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
+)
+
+
+class Answer(NamedTuple):
+    """What one statement answered."""
+
+    rows: tuple[Any, ...]
+    affected: int
+
+
+class Database:
+    """One database on one server: how to get there, and the connections to it. Does no I/O before the first call."""
+
+    def __init__(self, login: Login, *, timeout: float, clock: Clock | None = None) -> None:
+        self.login = login
+        self.timeout = timeout
+        """Seconds that a call waits for the server."""
+        self.max_packet: int | None = None
+        """Bytes of the largest statement that the server takes; None: nobody has asked yet."""
+        self._clock = clock
+        self._idle: list[Connection] = []  # append and pop are atomic
+        self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
+        self._guard = threading.Lock()
+        self._watch: tuple[int, Watch] | None = None
+        _forks.add(self)
+
+    @property
+    def watch(self) -> Watch:
+        """What this process's users of the database share."""
+        if self._watch is None or self._watch[0] != os.getpid():
+            self._watch = (os.getpid(), watch_of((self.login.place, self.login.database)))
+        return self._watch[1]
+
+    @property
+    def now(self) -> Sql:
+        """The present in microseconds, as SQL: the server's clock, or a test's."""
+        return NOW if self._clock is None else Sql(self._clock() // 1000)
+
+    def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
+        """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""
+        opened = self.login.connect(
+            max(timeout, _SHORTEST_TIMEOUT), init_command=_SESSION, client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True
+        )
+        try:
+            schema.ensure(opened)
+            with opened.cursor() as cursor:
+                cursor.execute("SELECT @@max_allowed_packet")
+                ((self.max_packet,),) = cursor.fetchall()
+        except BaseException:
+            _drop(opened)
+            raise
+        return opened
+
+    def connection(self) -> Connection:
+        """A connection of one's own, opened when it is first used."""
+        connection = Connection(self)
+        with self._guard:
+            self._connections.add(connection)
+        return connection
+
+    @contextlib.contextmanager
+    def borrowed(self) -> Iterator[Connection]:
+        """A connection for a moment."""
+        try:
+            connection = self._idle.pop()
+        except IndexError:
+            connection = self.connection()
+        connection.in_doubt = False
+        try:
+            yield connection
+        finally:
+            if len(self._idle) < _MAX_IDLE:
+                self._idle.append(connection)
+            else:
+                connection.close()
+
+    def close(self) -> None:
+        """Close all connections; each opens again if it is used again."""
+        with self._guard:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+
+    def start_over_in_child(self) -> None:
+        """After a fork: locks that no other thread holds, and none of the parent's connections."""
+        self._guard = threading.Lock()
+        self._idle = []
+        for connection in list(self._connections):
+            connection.start_over_in_child()
+
+
+class Session:
+    """What a verb sees of a connection during one try of its transaction."""
+
+    __slots__ = ("_opened", "deadline", "in_doubt", "in_transaction", "is_broken", "is_committing")
+
+    def __init__(self, opened: pymysql.connections.Connection[Any], deadline: float, *, in_doubt: bool) -> None:
+        self._opened = opened
+        self.deadline = deadline
+        self.in_doubt = in_doubt
+        """Whether an earlier try may have been committed, its reply being lost."""
+        self.is_broken = False
+        self.is_committing = False
+        self.in_transaction = False
+
+    def ask(self, *texts: str) -> list[Answer]:
+        """Run statements, sent in one packet, and return their answers. The first error ends it."""
+        left = max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT)
+        opened: Any = self._opened
+        opened._read_timeout = opened._write_timeout = left  # noqa: SLF001 - PyMySQL has no other way to change them
+        self.is_broken = True  # until the last reply is here
+        answers = []
+        cursor = self._opened.cursor()
+        try:
+            cursor.execute(";".join(texts))
+            answers.append(Answer(cursor.fetchall(), cursor.rowcount))
+            while cursor.nextset():
+                answers.append(Answer(cursor.fetchall(), cursor.rowcount))
+        except pymysql.MySQLError as exc:
+            self.is_broken = is_lost(exc)
+            raise
+        self.is_broken = False
+        return answers
+
+    def begin(self, *texts: str) -> list[Answer]:
+        """Begin a transaction with these statements."""
+        self.in_transaction = True
+        return self.ask("BEGIN", *texts)[1:]
+
+    def commit(self, *texts: str) -> list[Answer]:
+        """End the transaction with these statements. Outside of one, each statement is one by itself."""
+        self.is_committing = True
+        answers = self.ask(*texts, "COMMIT") if self.in_transaction else self.ask(*texts)
+        self.in_transaction = self.is_committing = False
+        return answers
+
+    def roll_back(self) -> None:
+        """Forget what was done since ``begin``."""
+        self.ask("ROLLBACK")
+        self.in_transaction = self.is_committing = False
+
+
+class Connection:
+    """A connection that opens when it is used, and again after a fork or an error. One thread at a time."""
+
+    def __init__(self, database: Database) -> None:
+        self.in_doubt = False
+        """Whether the last call ended without knowing whether its transaction was committed."""
+        self._database = database
+        self._opened: pymysql.connections.Connection[Any] | None = None
+        self._pid = 0
+        self._lock = threading.Lock()
+        self._is_stale = False
+
+    def run(self, work: Callable[[Session], _T]) -> _T:
+        """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
+
+        Work that is run again after a lost reply has ``session.in_doubt``. Raises ``BackendError``, and what *work*
+        raises.
+        """
+        timeout = self._database.timeout
+        deadline = time.monotonic() + timeout
+        replays = Replays(deadline)
+        reconnects = 0
+        with self._lock:
+            while True:
+                session = None
+                try:
+                    session = Session(self._open(deadline), deadline, in_doubt=self.in_doubt)
+                    result = work(session)
+                except MultiqError:
+                    self._clean_up(session)
+                    raise
+                except (pymysql.MySQLError, OSError) as exc:
+                    self.in_doubt = self.in_doubt or bool(session and session.is_broken and session.is_committing)
+                    self._clean_up(session)
+                    if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
+                        continue
+                    is_stale = session is not None and session.is_broken and time.monotonic() < deadline
+                    if is_stale and reconnects < _RECONNECTS:
+                        reconnects += 1
+                        continue
+                    raise explain(exc, self._database.login.place, timeout) from exc
+                except BaseException:
+                    self.in_doubt = self.in_doubt or bool(session and session.is_broken and session.is_committing)
+                    self._drop()  # half a reply may be on its way
+                    raise
+                self.in_doubt = False
+                return result
+
+    def ask(self, text: str) -> tuple[Any, ...]:
+        """The rows of one statement that reads, outside a transaction."""
+        return self.run(lambda session: session.ask(text))[0].rows
+
+    def close(self) -> None:
+        """Close until it is used again. A call that another thread is in ends first."""
+        if self._lock.acquire(blocking=False):
+            try:
+                self._drop()
+            finally:
+                self._lock.release()
+        else:
+            self._is_stale = True
+
+    def start_over_in_child(self) -> None:
+        """After a fork: the parent's session is forgotten, without a word on its wire."""
+        self._lock = threading.Lock()
+        self._drop()
+
+    def __del__(self) -> None:
+        if getattr(self, "_opened", None) is not None:
+            self._drop()
+
+    def _open(self, deadline: float) -> pymysql.connections.Connection[Any]:
+        if self._is_stale or self._pid != os.getpid():
+            self._is_stale = False
+            self._drop()
+        if self._opened is None:
+            self._opened = self._database.open(deadline - time.monotonic())
+            self._pid = os.getpid()
+        return self._opened
+
+    def _clean_up(self, session: Session | None) -> None:
+        """After an error: leave no transaction open. Who cannot be sure of that closes."""
+        if session is None:
+            return
+        if session.is_broken:
+            self._drop()
+        elif session.in_transaction:
+            try:
+                session.roll_back()
+            except (pymysql.MySQLError, OSError):
+                self._drop()
+
+    def _drop(self) -> None:
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            _drop(opened)
+
+
+def _drop(opened: pymysql.connections.Connection[Any]) -> None:
+    """Close the socket. A farewell would wait for a server that has stopped reading, and in a child be the parent's."""
+    with contextlib.suppress(Exception):
+        opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() says farewell
+
+
+_forks: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _start_over_in_child() -> None:
+    for database in list(_forks):
+        database.start_over_in_child()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_start_over_in_child)

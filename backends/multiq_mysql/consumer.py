@@ -1,0 +1,350 @@
+"""The consumer: settles and reserves in one transaction, and waits without any.
+
+A turn of ``exchange`` is two round trips and one commit: acks, a look and a claim go in the first packet, the leases
+and the COMMIT in the second. How it waits is in ``waiting``.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
+from multiq.errors import BackendError
+
+from .floors import BOTTOM
+from .jobs import AGAIN, READY, SECOND, promote, unpacked
+from .settling import Batch
+from .statements import render
+from .waiting import Question
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Verdict
+    from multiq.errors import LeaseLost
+
+    from .connection import Answer, Database, Session
+    from .jobs import Outlook
+    from .settling import Fence
+    from .statements import Sql
+    from .waiting import Watch
+
+_LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever happens
+
+
+class _Turn(NamedTuple):
+    """What one transaction did, and saw."""
+
+    answers: list[LeaseLost | None]
+    leases: list[Lease]
+    outlooks: list[Outlook]
+
+    @property
+    def overdue(self) -> list[str]:
+        """Queues with jobs that must be promoted before anybody knows which is the best."""
+        return [outlook.queue for outlook in self.outlooks if outlook.has_work and outlook.has_due]
+
+
+class _Row(NamedTuple):
+    """A ready job that is locked. Sorts as it is to be reserved."""
+
+    priority: int
+    seq: int
+    queue: str
+    ttr: int
+    attempt: int
+    crashes: int
+    kicks: int
+    age: int
+    id: bytes
+    body: bytes
+    is_again: bool
+
+    def lease(self, token: int) -> Lease:
+        return Lease(
+            queue=self.queue,
+            id=unpacked(self.id),
+            token=f"{self.seq}:{token}",
+            body=self.body,
+            priority=self.priority,
+            ttr=self.ttr / SECOND,
+            attempt=self.attempt + 1,
+            crashes=self.crashes,
+            kicks=self.kicks,
+            age=self.age / SECOND,
+        )
+
+
+class MysqlConsumer(Consumer):
+    """Reserves from a database's queues. Its connection opens at the first call."""
+
+    def __init__(self, database: Database, queues: Sequence[str]) -> None:
+        self.queues = tuple(queues)
+        self._database = database
+        self._connection = database.connection()
+        self._interrupted = False
+        self._hint = self.queues[0]
+        """The queue that had jobs last: it is claimed from without looking first."""
+        self._is_busy = False
+        self._claimed: list[Lease] = []
+        """Leases of a transaction of which it is not known whether it was committed."""
+        self._doubted: frozenset[Fence] = frozenset()
+        """The same of verdicts."""
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        if not verdicts:
+            return []
+        batch = Batch(self._database, verdicts)
+        answers = self._connection.run(lambda session: self._settle(session, batch))
+        self._tell_others(verdicts)
+        return answers
+
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        if not verdicts:
+            return [], self.reserve(limit, timeout)
+        give_up_at = time.monotonic() + timeout
+        turn = self._turn(verdicts, limit)
+        self._tell_others(verdicts)
+        if turn.leases or (timeout <= 0 and not turn.overdue):
+            self._interrupted = False
+            return turn.answers, turn.leases
+        try:
+            return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=not turn.overdue)
+        except BackendError:
+            # the verdicts are settled, and must not be again; the next reserve will say what is wrong
+            return turn.answers, []
+
+    def interrupt(self) -> None:
+        self._interrupted = True
+        self._database.watch.ring()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    # --- waiting ---
+
+    def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
+        """*has_looked*: there was nothing a moment ago."""
+        watch = self._database.watch
+        while True:
+            rings = watch.rings  # before looking: what is enqueued here after this wakes us
+            outlooks: list[Outlook] = []
+            if self._claimed or (self._is_busy and not has_looked) or self._has_work(outlooks):
+                turn = self._take_turns(limit)
+                outlooks = turn.outlooks
+                if turn.leases:
+                    self._interrupted = False
+                    return turn.leases
+            has_looked = False
+            if self._interrupted or time.monotonic() >= give_up_at:
+                self._interrupted = False
+                return []
+            watch.sleep(self._database, self.queues, rings, self._wake_at(outlooks, give_up_at))
+
+    def _has_work(self, outlooks: list[Outlook]) -> bool:
+        with self._database.borrowed() as connection:
+            outlooks += self._database.watch.look(connection, self._database, self.queues)
+        return any(outlook.has_work for outlook in outlooks)
+
+    def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
+        changes = [outlook.changes_in for outlook in outlooks if outlook.changes_in is not None]
+        nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
+        return min(give_up_at, time.monotonic() + nap)
+
+    def _tell_others(self, verdicts: Sequence[Verdict]) -> None:
+        """Wake who waits in this process if a verdict may have made a job ready or due."""
+        if any(isinstance(verdict, Release | GiveBack | Abandon) for verdict in verdicts):
+            self._database.watch.ring()
+
+    # --- reserving ---
+
+    def _take_turns(self, limit: int) -> _Turn:
+        """Reserve, once nothing is left to promote."""
+        while True:
+            turn = self._turn((), limit)
+            if turn.leases or not turn.overdue:
+                return turn
+            for queue in turn.overdue:
+                promote(self._connection, self._database, queue)
+
+    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
+        """Settle and reserve in one transaction."""
+        batch = Batch(self._database, verdicts) if verdicts else None
+        turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
+        self._is_busy = bool(turn.leases)
+        if turn.leases:
+            self._database.watch.stir()
+        return turn
+
+    def _take_turn(self, session: Session, batch: Batch | None, limit: int) -> _Turn:
+        if self._claimed and (leases := self._read_back(session, limit)):
+            return _Turn(self._settle(session, batch) if batch else [], leases, [])
+        answers: list[LeaseLost | None] = []
+        acks: list[str] = []
+        if batch is not None and batch.is_short and not self._doubted:
+            answers, acks = batch.all_done(), batch.acks()
+        elif batch is not None:
+            answers = self._settle_carefully(session, batch)
+        settled, outlooks, claimed = self._look_and_claim(session, acks, limit)
+        if batch is not None and acks and settled < len(batch.verdicts):
+            session.roll_back()  # some lease has ended, and only the long way tells which
+            answers = self._settle_carefully(session, batch)
+            _, outlooks, claimed = self._look_and_claim(session, [], limit)
+        turn = _Turn(answers, [], outlooks)
+        rows = [] if turn.overdue else self._choose(session, outlooks, claimed, limit)
+        return turn._replace(leases=self._reserve(session, batch, rows))
+
+    def _look_and_claim(
+        self, session: Session, acks: list[str], limit: int
+    ) -> tuple[int, list[Outlook], dict[str, list[_Row]]]:
+        """One packet: how many acks were carried out, what the queues offer, and rows of the likely queue, locked."""
+        question = Question(self._database.watch, self._database, self.queues)
+        claim = _Claim(self._database, self._database.watch, self._hint, limit)
+        is_timed = question.is_from_bottom or claim.is_from_bottom
+        statements = [*acks, question.sql, *claim.sql, *([f"SELECT {self._database.now}"] if is_timed else [])]
+        answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
+        settled = sum(answer.affected for answer in answers[: len(acks)])
+        look, again, ready, *clock = answers[len(acks) :]
+        started_at = int(look.rows[0][0].split()[1])
+        took = (clock[0].rows[0][0] - started_at) / SECOND if clock else 0.0
+        outlooks = question.answered(look.rows, took)
+        return settled, outlooks, {self._hint: claim.answered(session, again, ready, took)}
+
+    def _choose(
+        self, session: Session, outlooks: Sequence[Outlook], claimed: dict[str, list[_Row]], limit: int
+    ) -> list[_Row]:
+        """The best rows, queue by queue; those that are not among them are free again with the commit."""
+        chosen: list[_Row] = []
+        for outlook in outlooks:
+            left = limit - len(chosen)
+            if outlook.has_work and left:
+                rows = claimed.get(outlook.queue)
+                if rows is None:
+                    rows = _claim(session, self._database, self._database.watch, outlook.queue, left)
+                if rows and not chosen:
+                    self._hint = outlook.queue
+                chosen += rows[:left]
+        return chosen
+
+    def _reserve(self, session: Session, batch: Batch | None, rows: list[_Row]) -> list[Lease]:
+        """Put the rows under leases of one token, and commit."""
+        if not rows and batch is None:
+            session.roll_back()
+            return []
+        token = secrets.randbits(63) | 1  # 0 means none
+        leases = [row.lease(token) for row in rows]
+        seqs = sorted(row.seq for row in rows)
+        statements = [render("reserve", seqs=seqs, token=token, now=self._database.now)] if rows else []
+        self._claimed = leases
+        try:
+            self._commit(session, batch, statements)
+        except BaseException:
+            if not session.is_broken:
+                self._claimed = []  # the server said that it did nothing
+            raise
+        self._claimed = []
+        self._raise_floors(rows)
+        return leases
+
+    def _raise_floors(self, rows: Sequence[_Row]) -> None:
+        for queue in {row.queue for row in rows}:
+            taken = [(row.priority, row.seq) for row in rows if row.queue == queue and not row.is_again]
+            self._database.watch.floors(queue).ready.found(taken)
+
+    def _read_back(self, session: Session, limit: int) -> list[Lease]:
+        """Those of the leases in doubt that are ours."""
+        fences = [lease.token.split(":") for lease in self._claimed]
+        token = int(fences[0][1])
+        asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._database.now)
+        live = {seq for (seq,) in session.ask(asked)[0].rows}
+        found = [lease for lease, (seq, _) in zip(self._claimed, fences, strict=True) if int(seq) in live]
+        self._claimed = found[limit:]
+        return found[:limit]
+
+    # --- settling ---
+
+    def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        if batch.is_short and not self._doubted:
+            if len(batch.verdicts) == 1:  # one statement, which commits by itself
+                (ack,) = self._commit(session, batch, batch.acks())
+                return batch.all_done() if ack.affected else batch.all_lost()
+            if sum(ack.affected for ack in session.begin(*batch.acks())) == len(batch.verdicts):
+                self._commit(session, batch, [])
+                return batch.all_done()
+            session.roll_back()
+        answers, statements = batch.lock(session, self._doubted)
+        self._commit(session, batch, statements)
+        return answers
+
+    def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
+        answers, statements = batch.lock(session, self._doubted)
+        if statements:
+            session.ask(*statements)
+        return answers
+
+    def _commit(self, session: Session, batch: Batch | None, statements: Sequence[str]) -> list[Answer]:
+        """Commit. Until the reply is here nobody knows what became of these verdicts."""
+        before = self._doubted
+        if batch is not None:
+            self._doubted = before.union(batch.fences)
+        try:
+            answers = session.commit(*statements)
+        except BaseException:
+            if not session.is_broken:
+                self._doubted = before
+            raise
+        self._doubted = frozenset()
+        return answers
+
+
+class _Claim:
+    """The best ready jobs of a queue, of both kinds: a pair of statements, and the rows that they locked."""
+
+    def __init__(self, database: Database, watch: Watch, queue: str, limit: int) -> None:
+        self._database = database
+        self._queue = queue
+        self._limit = limit
+        self._floor = watch.floors(queue).ready
+        self.is_from_bottom = self._floor.bottom.is_due
+
+    @property
+    def sql(self) -> tuple[str, str]:
+        return self._select(AGAIN, BOTTOM), self._select(READY, BOTTOM if self.is_from_bottom else self._floor.sql)
+
+    def answered(self, session: Session, again: Answer, ready: Answer, took: float) -> list[_Row]:
+        """The rows in their order. Too few of them above the floor are a reason to look below it."""
+        if self.is_from_bottom:
+            self._floor.bottom.looked(took)
+        elif len(again.rows) + len(ready.rows) < self._limit and self._floor.bottom.is_cheap:
+            (ready,) = session.ask(self._select(READY, BOTTOM))
+        if len(again.rows) + len(ready.rows) < self._limit:
+            self._floor.bottom.hurry()
+        fresh = [self._row(row, is_again=False) for row in ready.rows]
+        if not again.rows:
+            return fresh
+        return sorted([*(self._row(row, is_again=True) for row in again.rows), *fresh])[: self._limit]
+
+    def _select(self, state: int, floor: Sql) -> str:
+        return render(
+            "claim", queue=self._queue.encode(), state=state, floor=floor, limit=self._limit, now=self._database.now
+        )
+
+    def _row(self, row: tuple[str, bytes, bytes], *, is_again: bool) -> _Row:
+        head, job_id, body = row
+        seq, priority, ttr, attempt, crashes, kicks, age = map(int, head.split())
+        return _Row(priority, seq, self._queue, ttr, attempt, crashes, kicks, age, job_id, body, is_again)
+
+
+def _claim(session: Session, database: Database, watch: Watch, queue: str, limit: int) -> list[_Row]:
+    """A claim in a packet of its own."""
+    claim = _Claim(database, watch, queue, limit)
+    sent_at = time.monotonic()
+    again, ready = session.ask(*claim.sql)
+    return claim.answered(session, again, ready, time.monotonic() - sent_at)

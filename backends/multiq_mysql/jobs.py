@@ -1,0 +1,223 @@
+"""What the backend and its consumers do alike with jobs in the tables."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.clock import nanoseconds
+from multiq.errors import OptionInvalid
+
+from .statements import literal, render, template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .connection import Connection, Database, Session
+    from .statements import Sql
+
+READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
+
+MICROSECOND = 1_000  # nanoseconds
+SECOND = 1_000_000  # microseconds
+
+SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
+
+_CHUNK = 1_000_000  # bytes of the statement that one INSERT is, about
+_OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
+_LONGEST_ID = 255  # bytes
+_UUID_LENGTH = 36
+_NO_UUID = b"\xff"  # begins what is no UUID: UTF-8 never does
+
+
+def microseconds(seconds: float) -> int:
+    """Rounded up: a delay may be longer than asked for, never shorter."""
+    return -(-nanoseconds(seconds) // MICROSECOND)
+
+
+# --- ids -------------------------------------------------------------------------------------------------
+
+
+def packed(job_id: str) -> bytes:
+    """An id as the table keeps it: a UUID in 16 bytes, anything else in as many as it has and one or two more."""
+    if len(job_id) == _UUID_LENGTH:
+        try:
+            number = bytes.fromhex(job_id.replace("-", ""))
+        except ValueError:
+            number = b""
+        if len(number) == 16 and unpacked(number) == job_id:
+            return number
+    text = _NO_UUID + job_id.encode("utf-8", "surrogatepass")
+    return _NO_UUID + text if len(text) == 16 else text
+
+
+def unpacked(kept: bytes) -> str:
+    """The id that ``packed`` was given."""
+    if len(kept) == 16:
+        text = kept.hex()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return kept.lstrip(_NO_UUID).decode("utf-8", "surrogatepass")
+
+
+# --- enqueue ---------------------------------------------------------------------------------------------
+
+
+def inserts(
+    queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
+) -> list[str]:
+    """The statements that add jobs in their order: one, unless it would be longer than about *chunk* bytes.
+
+    *ready* is the state of those without a delay.
+    """
+    head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
+    name = literal(queue.encode())
+    statements = []
+    rows: list[str] = []
+    size = 0
+    for job in jobs:
+        row = _row(name, job, now, ready)
+        if rows and size + len(row) > chunk:
+            statements.append(head + ",".join(rows) + tail)
+            rows, size = [], 0
+        rows.append(row)
+        size += len(row) + 1
+    if rows:
+        statements.append(head + ",".join(rows) + tail)
+    return statements
+
+
+def body_limit(packet: int) -> int:
+    """The largest body in bytes that fits into a statement of so many, in hex, whatever else is in it."""
+    return max(0, (packet - _OVERHEAD) // 2)
+
+
+def _row(name: str, job: NewJob, now: Sql, ready: int) -> str:
+    state, place = (DELAYED, f"{now}+{microseconds(job.delay)}") if job.delay > 0 else (ready, int(job.priority))
+    job_id = packed(job.id)
+    if len(job_id) > _LONGEST_ID:
+        raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
+    ttr = microseconds(job.ttr)
+    return f"({name},x'{job_id.hex()}',{state},{place},{int(job.priority)},{ttr},{now},x'{job.body.hex()}')"
+
+
+# --- looking ---------------------------------------------------------------------------------------------
+
+
+class Outlook(NamedTuple):
+    """What a queue has to offer, now and by the mere passing of time. Microseconds."""
+
+    queue: str
+    now: int
+    paused_for: int
+    """0 or less: it is not paused."""
+    has_ready: bool
+    due_in: int | None
+    """None: nothing is delayed."""
+    lease_ends_in: int | None
+
+    @property
+    def has_due(self) -> bool:
+        """Whether time has made a job ready that is not promoted yet."""
+        return any(left <= 0 for left in self._times())
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job could be reserved."""
+        return self.paused_for <= 0 and (self.has_ready or self.has_due)
+
+    @property
+    def changes_in(self) -> int | None:
+        """Until a job may become reservable if nobody does anything."""
+        return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
+
+    def _times(self) -> Iterator[int]:
+        return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
+
+
+def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]]) -> str:
+    """The statement that asks for the outlooks of *queues*, each from its floors on."""
+    parts = [
+        render("look", number=number, queue=queue.encode(), now=database.now, **floor)
+        for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
+    ]
+    return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
+
+
+def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> list[Outlook]:
+    """What ``look`` answered, in the order of *queues*."""
+    found = []
+    for (text,) in rows:
+        number, now, paused_for, has_ready, *times = text.split()
+        due_in, lease_ends_in = (None if left == "-" else int(left) for left in times)
+        outlook = Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", due_in, lease_ends_in)
+        found.append((int(number), outlook))
+    return [outlook for _, outlook in sorted(found)]
+
+
+# --- what is due becomes ready ---------------------------------------------------------------------------
+
+
+def promote(connection: Connection, database: Database, queue: str) -> None:
+    """Make ready what is due, in slices."""
+    for state in (RESERVED, DELAYED):
+        while connection.run(functools.partial(_promote_some, database=database, queue=queue, state=state)) == SLICE:
+            pass
+
+
+def _promote_some(session: Session, database: Database, queue: str, state: int) -> int:
+    """One slice, one transaction. Returns how many."""
+    ((rows, _),) = session.begin(render("due", queue=queue.encode(), state=state, now=database.now, limit=SLICE))
+    if rows:
+        session.commit(render("promote", seqs=sorted(seq for (seq,) in rows)))
+    else:
+        session.roll_back()
+    return len(rows)
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A job as ``peek`` and ``jobs`` read it."""
+
+    seq: int
+    id: bytes
+    state: int
+    place: int
+    priority: int
+    ttr: int
+    age: int
+    attempt: int
+    crashes: int
+    kicks: int
+    left: int
+    reason: bytes | None
+    body: bytes
+
+    def record(self, queue: str) -> JobRecord:
+        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        state = effective_state(self.state, is_due=self.left <= 0)
+        return JobRecord(
+            queue=queue,
+            id=unpacked(self.id),
+            state=state,
+            body=self.body,
+            priority=self.priority,
+            ttr=self.ttr / SECOND,
+            attempt=self.attempt,
+            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            kicks=self.kicks,
+            due_in={State.READY: 0.0, State.BURIED: None}.get(state, self.left / SECOND),
+            age=self.age / SECOND,
+            reason=None if self.reason is None else self.reason.decode("utf-8", "surrogatepass"),
+        )
+
+
+def effective_state(code: int, *, is_due: bool) -> State:
+    """A job's state, for which a due time in the past is ready."""
+    if code == AGAIN or (code in {DELAYED, RESERVED} and is_due):
+        return State.READY
+    return STORED_STATES[code]

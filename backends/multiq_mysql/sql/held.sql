@@ -1,0 +1,5 @@
+-- How these jobs stand, locked until their verdicts are carried out.
+SELECT seq, token, state, place > {now} FROM multiq_jobs FORCE INDEX (PRIMARY)
+WHERE seq IN ({seqs})
+ORDER BY seq
+FOR UPDATE

@@ -1,0 +1,2 @@
+DELETE job FROM multiq_jobs AS job FORCE INDEX (PRIMARY)
+WHERE seq IN ({seqs})

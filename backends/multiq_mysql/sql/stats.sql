@@ -1,0 +1,14 @@
+-- Counts ranges of the index and reads no job. What is due counts as ready, promoted or not.
+SELECT
+    (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place) WHERE queue = {queue} AND state = 0)
+    + (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place) WHERE queue = {queue} AND state = 4)
+    + (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+       WHERE queue = {queue} AND state = 1 AND place <= {now})
+    + (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+       WHERE queue = {queue} AND state = 2 AND place <= {now}),
+    (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+     WHERE queue = {queue} AND state = 1 AND place > {now}),
+    (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+     WHERE queue = {queue} AND state = 2 AND place > {now}),
+    (SELECT COUNT(*) FROM multiq_jobs FORCE INDEX (multiq_jobs_place) WHERE queue = {queue} AND state = 3),
+    (SELECT paused_until FROM multiq_queues WHERE queue = {queue}) - {now}

@@ -1,0 +1,58 @@
+"""The SQL of each verb, read once from ``sql/<verb>.sql``. Each file opens with why it reads as it does.
+
+Values are written into the text here and not by PyMySQL: its escaping follows the session's modes and takes longer
+than the server takes for the row. Numbers are written as numbers and bytes as ``x'..'``, which means the same in
+every SQL mode and character set and leaves nothing to escape.
+"""
+
+from __future__ import annotations
+
+import functools
+import pkgutil
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class Sql(str):
+    """Text that is SQL already: put into a statement as it is."""
+
+    __slots__ = ()
+
+
+Value: TypeAlias = "int | bytes | Iterable[int] | Sql | None"
+
+NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
+"""Microseconds since 1970 by the server's clock, whatever the session's time zone; one moment within a statement."""
+
+
+def render(verb: str, **values: Value) -> str:
+    """``sql/<verb>.sql`` with *values* in the place of ``{names}``."""
+    return template(verb).format_map({name: literal(value) for name, value in values.items()})
+
+
+def literal(value: Value) -> str:
+    """A value as SQL: a number, bytes in hex, or numbers with commas between."""
+    match value:
+        case Sql():
+            return value
+        case int():
+            return str(int(value))
+        case bytes():
+            return f"x'{value.hex()}'"
+        case None:
+            return "NULL"
+        case str():
+            raise TypeError(f"{value!r} is neither a number nor bytes: encode it")
+        case _:
+            return ",".join([str(int(number)) for number in value])
+
+
+@functools.cache
+def template(verb: str) -> str:
+    """The text of one statement, without its comments."""
+    data = pkgutil.get_data(__package__, f"sql/{verb}.sql")
+    assert data is not None  # noqa: S101 - the files are part of this package
+    lines = [line for line in data.decode().splitlines() if line and not line.lstrip().startswith("--")]
+    return "\n".join(lines).strip().removesuffix(";")

@@ -1,0 +1,53 @@
+"""The MySQL backend against the contract, on a server of the module's own, with a clock that is moved by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import pytest
+from servers.mysql import MysqlDatabases, MysqlServer, running
+
+from multiq.conformance import ManualHarness, suite
+from multiq.url import parse_url
+from multiq_mysql.backend import MysqlBackend
+from multiq_mysql.login import Login
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pymysql.connections import Connection
+    from servers.mysql import Place
+
+
+class MysqlHarness(ManualHarness):
+    """Backends on one database; each test has queues of its own."""
+
+    walks = 30
+    server: ClassVar[MysqlDatabases]
+    place: ClassVar[Place]
+
+    def open(self) -> MysqlBackend:
+        login = Login.from_url(parse_url(self.place.url, MysqlBackend.options))
+        return MysqlBackend(login, clock=self.clock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection[Any]]:
+        with self.server.client(self.place.name, autocommit=False) as connection:
+            yield connection
+
+    def restart(self) -> None:
+        if isinstance(self.server, MysqlServer):
+            self.server.restart()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        # what is flushed to the disk is not in question here, and costs most of the time
+        MysqlHarness.server = running() or stack.enter_context(MysqlServer(innodb_flush_log_at_trx_commit=2))
+        MysqlHarness.place = stack.enter_context(MysqlHarness.server.database())
+        yield
+
+
+globals().update(suite(MysqlHarness))
