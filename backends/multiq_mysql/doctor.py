@@ -1,0 +1,392 @@
+"""Whether a MySQL or MariaDB server is fit for jobs as it is set up: what it keeps, what slows it, who can get at it.
+
+Asks only, with statements that any account may be refused: what was refused is unknown, and never told as ok.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import re
+import statistics
+import time
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+import pymysql
+
+from multiq.backend import Finding
+from multiq.errors import BackendCorrupt
+
+from . import schema
+from .failures import explain
+from .jobs import body_limit
+from .waiting import IDLE_POLL
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pymysql.connections import Connection
+
+    from .login import Login
+
+_PINGS = 20
+_SLOW = 0.010  # seconds; a worker makes a few round trips per batch of jobs
+_SKEW = 1.0  # seconds
+_LONG_HISTORY = 100_000  # transactions whose leftovers wait for purge
+_OLD_SNAPSHOT = 60  # seconds
+_SMALL_PACKET = 1 << 20  # bytes
+_NEARLY_ALL = 0.9  # of max_connections
+_OLDEST_MARIADB = (10, 6)
+_OLDEST_MYSQL = (8, 0, 1)
+
+_ASK_WHO_RUNS_IT = "ask who runs the server, or GRANT this user PROCESS"
+_ON = frozenset({"1", "ON", "YES"})
+
+
+class Patient(Protocol):
+    """What of a backend is looked at."""
+
+    login: Login
+    timeout: float
+
+
+def examine(patient: Patient) -> list[Finding]:
+    """What there is to say of the server, the database and the way there. Raises ``BackendError``."""
+    login = patient.login
+    try:
+        with contextlib.closing(login.connect(patient.timeout, autocommit=True)) as connection:
+            return list(_findings(_Server(connection, login)))
+    except (pymysql.MySQLError, OSError) as exc:
+        raise explain(exc, login.place, patient.timeout) from exc
+
+
+class _Server(NamedTuple):
+    """One session."""
+
+    connection: Connection[Any]
+    login: Login
+
+    def rows(self, text: str) -> tuple[tuple[Any, ...], ...]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(text)
+            return tuple(cursor.fetchall())
+
+    def may(self, text: str) -> tuple[tuple[Any, ...], ...] | None:
+        """The rows; None where this user may not ask, or where this kind of server does not know."""
+        try:
+            return self.rows(text)
+        except (pymysql.err.OperationalError, pymysql.err.ProgrammingError, pymysql.err.InternalError):
+            if not self.connection.open:
+                raise
+            return None
+
+
+def _findings(server: _Server) -> Iterator[Finding]:
+    settings = {str(name).lower(): str(value) for name, value in server.rows("SHOW GLOBAL VARIABLES")}
+    yield _latency(server)
+    yield _clock(server)
+    yield _version(settings)
+    yield from _tables(server)
+    yield from _durability(settings)
+    yield from _writable(settings)
+    yield from _sessions(settings)
+    yield from _purge(server)
+    yield from _room(server, settings)
+    yield _polling()
+    yield from _access(server)
+    yield _promise(settings)
+
+
+# --- the way there ---------------------------------------------------------------------------------------
+
+
+def _latency(server: _Server) -> Finding:
+    times = []
+    for _ in range(_PINGS):
+        start = time.perf_counter()
+        server.rows("SELECT 1")
+        times.append(time.perf_counter() - start)
+    median = statistics.median(times)
+    found = f"a round trip takes {median * 1000:.2f} ms, the slowest of {_PINGS} took {max(times) * 1000:.2f} ms"
+    if median > _SLOW:
+        return Finding("warn", "latency", found, "bring workers and server closer together: each batch costs a few")
+    return Finding("ok", "latency", found)
+
+
+def _clock(server: _Server) -> Finding:
+    before = time.time()
+    ((theirs,),) = server.rows("SELECT UNIX_TIMESTAMP(SYSDATE(6))")
+    after = time.time()
+    skew = float(theirs) - (before + after) / 2
+    if abs(skew) > _SKEW + (after - before) / 2:
+        return Finding(
+            "warn",
+            "clock",
+            f"the server's is {abs(skew):,.1f} s {'ahead of' if skew > 0 else 'behind'} this machine's: delays and "
+            "leases are right all the same, but a point in time (at=) is off by as much",
+            "run NTP on both",
+        )
+    return Finding("ok", "clock", f"within {_SKEW:g} s of this machine's")
+
+
+def _version(settings: Mapping[str, str]) -> Finding:
+    text = settings.get("version", "")
+    numbers = tuple(map(int, re.findall(r"\d+", text.removeprefix("5.5.5-"))[:3]))
+    is_mariadb = "mariadb" in text.lower()
+    name, oldest = ("MariaDB", _OLDEST_MARIADB) if is_mariadb else ("MySQL", _OLDEST_MYSQL)
+    shown = f"{name} {text}"
+    if not numbers:
+        return Finding("unknown", "version", "the server does not tell its version", "MySQL 8.0.1 or MariaDB 10.6")
+    if numbers < oldest:
+        needed = ".".join(map(str, oldest))
+        return Finding("bad", "version", f"{shown} lacks SKIP LOCKED", f"upgrade to {name} {needed} or newer")
+    if re.search(r"tidb|vitess|singlestore", text, re.IGNORECASE):
+        return Finding("warn", "version", f"{shown} speaks MySQL's protocol and is none: multiq was never run on it")
+    return Finding("ok", "version", shown)
+
+
+# --- the tables ------------------------------------------------------------------------------------------
+
+
+def _tables(server: _Server) -> Iterator[Finding]:
+    try:
+        found, needed = schema.look(server.connection), len(schema.shipped())
+    except BackendCorrupt as exc:
+        yield Finding("bad", "tables", str(exc))
+        return
+    if not found.version:
+        yield Finding(
+            "unknown", "tables", "multiq has not made its tables here yet", "run multiq schema up, look again"
+        )
+        return
+    if found.version < needed:
+        yield Finding(
+            "bad", "tables", f"version {found.version}: this multiq needs {needed}, and refuses to work",
+            "run multiq schema up",
+        )  # fmt: skip
+    elif found.oldest > needed:
+        yield Finding(
+            "bad", "tables", f"version {found.version}, of no use to a multiq below version {found.oldest}",
+            "upgrade multiq here",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "tables", f"version {found.version}; this multiq needs {needed}")
+    yield _engine(server)
+
+
+def _engine(server: _Server) -> Finding:
+    others = server.rows(
+        "SELECT table_name, engine FROM information_schema.tables WHERE table_schema = DATABASE() "
+        "AND table_name LIKE 'multiq\\_%' AND engine <> 'InnoDB'"
+    )
+    if others:
+        shown = ", ".join(f"{name} is {engine}" for name, engine in others)
+        return Finding(
+            "bad", "engine", f"{shown}: without transactions jobs get lost, and run twice",
+            "ALTER TABLE each to ENGINE=InnoDB",
+        )  # fmt: skip
+    return Finding("ok", "engine", "InnoDB")
+
+
+# --- what it keeps ---------------------------------------------------------------------------------------
+
+
+def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
+    flush = settings.get("innodb_flush_log_at_trx_commit")
+    if flush is None:
+        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_WHO_RUNS_IT)
+    elif flush in {"1", "3"}:
+        yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
+    else:
+        lost = {"0": "and a killed server, too, take", "2": "takes"}.get(flush, "takes")
+        yield Finding(
+            "warn",
+            "innodb_flush_log_at_trx_commit",
+            f"{flush}: a power failure {lost} the last second's jobs and verdicts",
+            "set it to 1 if that is too much",
+        )
+    if settings.get("innodb_doublewrite", "ON").upper() not in {*_ON, "DETECT_AND_RECOVER"}:
+        yield Finding(
+            "warn",
+            "innodb_doublewrite",
+            f"{settings['innodb_doublewrite']}: a power failure can leave torn pages, and the tables unusable",
+            "switch it on, unless the file system never tears a page",
+        )
+    if settings.get("log_bin", "OFF").upper() in _ON:
+        yield from _binlog(settings)
+
+
+def _binlog(settings: Mapping[str, str]) -> Iterator[Finding]:
+    sync = settings.get("sync_binlog", "1")
+    if sync == "1":
+        yield Finding("ok", "sync_binlog", "1: replicas never get what a power failure takes back, nor miss any")
+    else:
+        yield Finding(
+            "warn",
+            "sync_binlog",
+            f"{sync}: after a power failure the binary log may lack what was acknowledged, and replicas with it",
+            "set it to 1",
+        )
+    form = settings.get("binlog_format", "ROW").upper()
+    if form == "STATEMENT":
+        yield Finding(
+            "bad",
+            "binlog_format",
+            "STATEMENT: the server refuses all changes in READ COMMITTED, which multiq's sessions use",
+            "set it to ROW or MIXED",
+        )
+    else:
+        yield Finding("ok", "binlog_format", form)
+
+
+def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
+    names = ("read_only", "super_read_only", "innodb_read_only")
+    closed = [name for name in names if settings.get(name, "OFF").upper() not in {"OFF", "0", "NO"}]
+    if closed:
+        yield Finding(
+            "bad", "read_only", f"{', '.join(closed)} is on: this is a replica, or it was closed on purpose",
+            "name the primary",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "read_only", "off: it takes changes")
+    if settings.get("wsrep_on", "OFF").upper() in _ON:
+        yield Finding(
+            "warn",
+            "wsrep_on",
+            "a Galera cluster: nodes do not see one another's row locks, so that two take the same jobs and one is "
+            "sent back at its commit; nothing runs twice, but it is slow",
+            "name the same node for all workers",
+        )
+
+
+# --- what others do to it --------------------------------------------------------------------------------
+
+
+def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
+    isolation = settings.get("transaction_isolation") or settings.get("tx_isolation") or "not told"
+    yield Finding("ok", "isolation", f"READ COMMITTED in multiq's sessions, whatever others have ({isolation})")
+
+
+def _purge(server: _Server) -> Iterator[Finding]:
+    length = _history(server)
+    if length is None:
+        yield Finding("unknown", "history list", "this user may not ask how far purge lags behind", _ASK_WHO_RUNS_IT)
+    elif length > _LONG_HISTORY:
+        yield Finding(
+            "warn",
+            "history list",
+            f"{length:,} transactions wait to be purged: scans step over what they deleted, jobs of the past included",
+            "end the oldest snapshot, if there is one; else give purge more threads (innodb_purge_threads)",
+        )
+    else:
+        yield Finding("ok", "history list", f"{length:,} transactions wait to be purged")
+    snapshots = server.may(
+        "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx "
+        "WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID()) ORDER BY trx_started LIMIT 1"
+    )
+    if snapshots is None:
+        yield Finding("unknown", "oldest snapshot", "this user may not see others' transactions", _ASK_WHO_RUNS_IT)
+        return
+    if not snapshots:
+        yield Finding("ok", "oldest snapshot", "no transaction is open")
+        return
+    ((thread, age),) = snapshots
+    if age >= _OLD_SNAPSHOT:
+        yield Finding(
+            "warn",
+            "oldest snapshot",
+            f"connection {thread} has had a transaction open for {age:,} s: what was deleted since cannot be purged",
+            f"have that program commit, or KILL {thread}; run long reports on a replica",
+        )
+    else:
+        yield Finding("ok", "oldest snapshot", f"the oldest open transaction is {age} s old")
+
+
+def _history(server: _Server) -> int | None:
+    for question in (
+        "SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'",  # MariaDB
+        "SELECT name, count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'",
+    ):
+        rows = server.may(question)
+        if rows:
+            return int(rows[0][1])
+    return None
+
+
+def _room(server: _Server, settings: Mapping[str, str]) -> Iterator[Finding]:
+    packet = int(settings.get("max_allowed_packet", 0))
+    found = f"{packet:,} bytes: a body may have {body_limit(packet):,}"
+    if packet < _SMALL_PACKET:
+        yield Finding("warn", "max_allowed_packet", found, "raise it to 16M: batches and large bodies need it")
+    else:
+        yield Finding("ok", "max_allowed_packet", found)
+    most = int(settings.get("max_connections", 0))
+    used = int(dict(server.rows("SHOW GLOBAL STATUS LIKE 'Threads_connected'")).get("Threads_connected", 0))
+    if most and used > most * _NEARLY_ALL:
+        yield Finding(
+            "warn", "max_connections", f"{used} of {most} are in use; a worker process needs one or two",
+            "raise it, or run fewer processes",
+        )  # fmt: skip
+    else:
+        yield Finding("ok", "max_connections", f"{used} of {most} are in use")
+
+
+def _polling() -> Finding:
+    worst, often = round(IDLE_POLL * 1100), round(1 / IDLE_POLL)
+    return Finding(
+        "ok",
+        "polling",
+        f"the server cannot wake anybody: an idle worker process asks about {often} times a second, so that another "
+        f"process's job begins up to {worst} ms and a round trip late; one of the same process begins at once",
+    )
+
+
+# --- who can get at it -----------------------------------------------------------------------------------
+
+
+def _access(server: _Server) -> Iterator[Finding]:
+    login = server.login
+    if login.host is None or _is_loopback(login.host):
+        yield Finding("ok", "address", "this machine only, as far as this URL goes")
+        return
+    cipher = server.may("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    if not cipher or not cipher[0][1]:
+        yield Finding(
+            "warn", "encryption", "jobs cross the network in the clear", "add ?tls=yes to the URL, or use a tunnel"
+        )
+    else:
+        yield Finding("ok", "encryption", str(cipher[0][1]))
+    if not login.password:
+        yield Finding(
+            "bad",
+            "password",
+            "this user has none: whoever reaches the address reads, changes and deletes all jobs",
+            "ALTER USER ... IDENTIFIED BY a password",
+        )
+    else:
+        yield Finding("ok", "password", "needed")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+# --- what follows ----------------------------------------------------------------------------------------
+
+
+def _promise(settings: Mapping[str, str]) -> Finding:
+    """The column of ``docs/durability.md`` that the server keeps as it is set."""
+    flush = settings.get("innodb_flush_log_at_trx_commit")
+    if flush is None:
+        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
+    level: Literal["ok", "warn"] = "ok"
+    if flush in {"1", "3"}:
+        kept = "a killed server and a power failure"
+    elif flush == "2":
+        level, kept = "warn", "a killed server, and a power failure but for its last second"
+    else:
+        level, kept = "warn", "a killed server or a power failure but for the last second before it"
+    return Finding(level, "durability", f"acknowledged jobs survive {kept}; a failover takes what replicas lack")
