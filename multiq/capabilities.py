@@ -59,6 +59,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     stable_ids: Annotated[Claim, "a job keeps its id when it is rescheduled"]
     portable_leases: Annotated[Claim, "a lease can be settled by any process that knows it, not only by its reserver"]
     fenced_late: Annotated[Claim, "a verdict after the lease's end is refused by the store itself"]
+    total_order: Annotated[Claim, "a queue is one line, by priority, then age, and not several beside each other"] = (
+        True
+    )
 
     def claim(self, power: str) -> Claim:
         """The claim for the power of this name."""

@@ -187,6 +187,12 @@ class Topic:
         """Whether a backend tells what is expected; None will do only where it lacks the power to know."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
+    def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
+        """Whether all came, in this order, or in any where a queue is several lines. For tests of something else."""
+        if self.can.total_order:
+            return list(seen) == list(expected)
+        return len(seen) == len(expected) and all(one in seen for one in expected)
+
     def about(self, value: float | None, expected: float) -> bool:
         """Whether a time is as expected, give or take what this harness's clock cannot tell."""
         tolerance = 2.0 + self.can.delay_resolution if self.harness.real_time else 0.002

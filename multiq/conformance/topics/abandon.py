@@ -34,6 +34,7 @@ class AbandonTests(Topic):
         assert (lease.attempt, lease.crashes) == (4, 2)
 
     @promise("5.10", "3.5")
+    @requires("total_order")
     def test_abandoned_jobs_are_in_their_old_places(self) -> None:
         # Given jobs whose worker died, and one that came later
         self.enqueue_all(b"1", b"2", b"3")

@@ -20,6 +20,7 @@ class GiveBackTests(Topic):
         assert (lease.id, lease.priority) == (job_id, 9)
 
     @promise("5.5", "3.5")
+    @requires("total_order")
     def test_jobs_given_back_are_in_their_old_places(self) -> None:
         # Given jobs that were prefetched, and one that came later
         self.enqueue_all(b"1", b"2", b"3")

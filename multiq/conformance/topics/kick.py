@@ -29,6 +29,7 @@ class KickTests(Topic):
         assert self.counts() == (5, 0, 0, 0)
 
     @promise("6.1")
+    @requires("total_order")
     def test_the_longest_buried_job_is_kicked_first(self) -> None:
         # Given jobs that are buried against their age and their priority
         self.enqueue(b"1", priority=1)
@@ -44,6 +45,7 @@ class KickTests(Topic):
         assert kicked == [b"3", b"2", b"1"]
 
     @promise("6.1")
+    @requires("total_order")
     def test_a_job_buried_again_goes_to_the_end_of_the_buried(self) -> None:
         # Given two buried jobs, of which the first is kicked and buried once more
         self._bury(b"first", b"second")
@@ -80,6 +82,7 @@ class KickTests(Topic):
         assert self.backend.kick(self.queue, 10) == 0
 
     @promise("6.3")
+    @requires("total_order")
     def test_kicked_jobs_keep_their_priority_and_their_place(self) -> None:
         # Given buried jobs, and younger ones that are ready
         self.enqueue(b"old", priority=5)

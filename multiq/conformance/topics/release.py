@@ -62,6 +62,7 @@ class ReleaseTests(Topic):
         assert (lease.body, lease.priority, lease.ttr) == (b"body", 77, 90)
 
     @promise("5.2")
+    @requires("total_order")
     def test_a_release_can_change_the_priority(self) -> None:
         # Given the better of two jobs
         self.enqueue(b"demoted", priority=1)
@@ -80,6 +81,7 @@ class ReleaseTests(Topic):
         assert self.take().priority == 0
 
     @promise("5.2")
+    @requires("total_order")
     def test_a_new_priority_holds_when_the_delay_is_over(self) -> None:
         # Given a job that is put off with a better priority
         self.enqueue(b"late", priority=500)

@@ -120,6 +120,7 @@ class RescheduleTests(Topic):
         assert self.about(self.take().age, self.harness.now() - rescheduled)
 
     @promise("7.1", "3.4")
+    @requires("total_order")
     def test_the_place_starts_over(self) -> None:
         # Given three jobs, of which the first is rescheduled to now
         first = self.enqueue(b"first")

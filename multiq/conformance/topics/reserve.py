@@ -7,7 +7,7 @@ import time
 import pytest
 
 from multiq.backend import PRIORITY_MAX, Bury, Release, State
-from multiq.conformance.base import LONG, Topic, promise
+from multiq.conformance.base import LONG, Topic, promise, requires
 
 NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts before 2 and 9
 
@@ -26,7 +26,8 @@ class ReserveTests(Topic):
         # Given more jobs than are asked for
         self.enqueue_all(*NUMBERS)
         # When five are asked for, then five come, and the rest stays ready
-        assert [lease.body for lease in self.reserve(5)] == NUMBERS[:5]
+        bodies = [lease.body for lease in self.reserve(5)]
+        assert self.in_line(bodies, NUMBERS[:5]) or (len(bodies) == 5 and not self.can.total_order)
         assert self.counts() == (7, 0, 5, 0)
 
     @promise("3.2")
@@ -35,7 +36,7 @@ class ReserveTests(Topic):
         self.enqueue_all(b"a", b"b")
         waiting = self.background(lambda: self.worker.reserve(10, 3 * self.harness.patience))
         # Then the few come at once
-        assert [lease.body for lease in self.woken(waiting)] == [b"a", b"b"]
+        assert self.in_line([lease.body for lease in self.woken(waiting)], [b"a", b"b"])
 
     @promise("3.2")
     def test_a_wait_for_nothing_lasts_its_timeout(self) -> None:
@@ -76,6 +77,7 @@ class ReserveTests(Topic):
     # --- order within a queue ---
 
     @promise("3.4")
+    @requires("total_order")
     def test_the_lowest_priority_number_goes_first(self) -> None:
         # Given jobs whose priorities run against their age
         for priority in (30, 20, 10):
@@ -84,6 +86,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"10", b"20", b"30"]
 
     @promise("3.4")
+    @requires("total_order")
     def test_priorities_next_to_each_other_are_told_apart_over_the_whole_range(self) -> None:
         # Given neighbours where a driver's numbers may get coarse or change their sign
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
@@ -93,6 +96,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"%d" % priority for priority in edges]
 
     @promise("3.4")
+    @requires("total_order")
     def test_jobs_of_one_priority_go_oldest_first_past_the_tenth(self) -> None:
         # Given twelve jobs, enqueued one by one
         for number in NUMBERS:
@@ -101,6 +105,7 @@ class ReserveTests(Topic):
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
+    @requires("total_order")
     def test_jobs_go_oldest_first_past_the_hundredth(self) -> None:
         # Given jobs enough for a third digit
         numbers = [b"%d" % number for number in range(1, 121)]
@@ -110,6 +115,7 @@ class ReserveTests(Topic):
         assert self.bodies() == numbers
 
     @promise("3.4")
+    @requires("total_order")
     def test_a_batch_of_leases_is_in_the_same_order_as_one_by_one(self) -> None:
         # Given jobs of several priorities
         for number, priority in enumerate((5, 1, 5, 0, 1, 0)):
@@ -118,6 +124,7 @@ class ReserveTests(Topic):
         assert [lease.body for lease in self.reserve()] == [b"3", b"5", b"1", b"4", b"0", b"2"]
 
     @promise("3.4")
+    @requires("total_order")
     def test_a_limit_takes_the_best_jobs_and_leaves_the_rest(self) -> None:
         # Given a worse job before a better one
         worse = self.enqueue(b"worse", priority=2)
@@ -127,6 +134,7 @@ class ReserveTests(Topic):
         assert self.state(worse) is State.READY
 
     @promise("3.4")
+    @requires("total_order")
     def test_jobs_of_several_producers_go_by_the_order_of_their_enqueues(self) -> None:
         # Given two producers that take turns
         producers = [self.backend, self.another_backend()]
@@ -136,6 +144,7 @@ class ReserveTests(Topic):
         assert self.bodies() == NUMBERS
 
     @promise("3.4")
+    @requires("total_order")
     def test_a_job_enqueued_later_with_a_better_priority_overtakes(self) -> None:
         # Given a consumer that has begun with a queue
         self.enqueue_all(b"1", b"2")
@@ -147,6 +156,7 @@ class ReserveTests(Topic):
     # --- a job that comes back keeps its place ---
 
     @promise("3.5")
+    @requires("total_order")
     def test_a_released_job_goes_before_younger_ones(self) -> None:
         # Given a job that was taken and given up, and one that came in between
         self.enqueue(b"old")
@@ -157,6 +167,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.5")
+    @requires("total_order")
     def test_a_job_that_becomes_due_goes_before_younger_ones(self) -> None:
         # Given a delayed job, and a younger one without delay
         self.enqueue(b"old", delay=self.short_delay)
@@ -167,6 +178,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.5", "4.2")
+    @requires("total_order")
     def test_a_job_whose_lease_ended_goes_before_younger_ones(self) -> None:
         # Given a job whose holder is gone, and a younger one
         self.enqueue(b"old", ttr=self.short_ttr)
@@ -178,6 +190,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"old", b"young"]
 
     @promise("3.4", "3.5")
+    @requires("total_order")
     def test_jobs_that_are_due_go_by_priority_not_by_due_time(self) -> None:
         # Given delayed jobs of which the worse is due first
         self.enqueue(b"worse", priority=2, delay=self.short_delay)
@@ -187,6 +200,7 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"better", b"worse"]
 
     @promise("3.5")
+    @requires("total_order")
     def test_jobs_due_at_one_moment_go_by_age(self) -> None:
         # Given a batch with one delay
         self.enqueue_all(*NUMBERS, delay=self.short_delay)
@@ -195,6 +209,7 @@ class ReserveTests(Topic):
         assert self.bodies() == NUMBERS
 
     @promise("3.5")
+    @requires("total_order")
     def test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due(self) -> None:
         # Given a job that was put off, and a younger one
         self.enqueue(b"old")
@@ -224,12 +239,10 @@ class ReserveTests(Topic):
         self.enqueue_all(b"a", b"b", priority=900)
         self.enqueue_all(b"c", b"d", queue=other, priority=1)
         # When more jobs are asked for than the first queue has, then the second one fills up
-        leases = self.reserve(3, by=self.another_consumer(self.queue, other))
-        assert [(lease.queue, lease.body) for lease in leases] == [
-            (self.queue, b"a"),
-            (self.queue, b"b"),
-            (other, b"c"),
-        ]
+        first, second, third = self.reserve(3, by=self.another_consumer(self.queue, other))
+        assert [lease.queue for lease in (first, second, third)] == [self.queue, self.queue, other]
+        assert self.in_line([first.body, second.body], [b"a", b"b"])
+        assert third.body == b"c" or not self.can.total_order
 
     @promise("3.3")
     def test_each_consumer_has_its_own_order_of_queues(self) -> None:
