@@ -1,0 +1,199 @@
+"""beanstalkd: a queue is a tube, a lease is a reservation, and both live in the server's memory, or its log.
+
+====================  ======================================================================  =========================
+guarantee             how                                                                     cost
+====================  ======================================================================  =========================
+priority, then age    the server's own order in a tube                                        none
+earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
+never early           the server's clock; delays are rounded up to whole seconds              none
+one live lease        the server's, ended by time or with its connection; a late verdict      a look at a clock; near the
+                      is refused here, by when the reserve was sent                           end, a touch before an ack
+counts                ``stats-job`` of each job that was reserved, all in one packet          a round trip per batch
+waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
+lost replies          what became of a verdict is asked on a new connection; of an enqueue,   none
+                      nobody can know: ``EnqueueUncertain``
+====================  ======================================================================  =========================
+
+docs/beanstalk.md says what the server must be, and what it cannot do.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import msgspec
+
+from multiq.backend import Backend, Page, State
+from multiq.capabilities import Capabilities, Gap
+from multiq.errors import BackendUnavailable, UrlInvalid
+from multiq.url import Option, seconds
+
+from .consumer import BeanstalkConsumer
+from .doctor import examine
+from .failures import refused
+from .jobs import MIN_TTR
+from .managing import Manager
+from .pausing import Keeper
+from .producing import enqueue
+from .wires import Wires
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from multiq.backend import Finding, JobRecord, NewJob, QueueStats
+    from multiq.url import BackendUrl
+
+    from .connection import Address
+
+_PORT = 11300
+_MOST_BODY = 65535  # bytes, as servers come
+_KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
+
+
+class BeanstalkBackend(Backend):
+    """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
+
+    declared: ClassVar[Capabilities] = Capabilities(
+        backend="beanstalk",
+        delay_resolution=1.0,
+        min_ttr=float(MIN_TTR),
+        max_body=_MOST_BODY,
+        client_ids=Gap(
+            "never", "beanstalkd numbers the jobs itself, so an enqueue that is repeated makes a second job"
+        ),
+        atomic_batches=Gap("never", "beanstalkd takes jobs one by one; EnqueuePartial says which it took"),
+        waits_in_server=True,
+        shared=True,
+        persistent=True,
+        disconnect_ends_lease=True,
+        give_back=Gap("never", "beanstalkd counts every reservation, and nothing takes one back"),
+        lists_jobs=Gap("cannot today", "beanstalkd shows only the first job that is ready, delayed or buried"),
+        durable_attempts=Gap(
+            "cannot today", "beanstalkd's log leaves reservations and immediate releases out: a restart forgets them"
+        ),
+        transactional_enqueue=Gap("never", "beanstalkd has no transaction that a database's could take part in"),
+        reasons=Gap("never", "beanstalkd has no place for a text beside a job"),
+        stable_ids=Gap("never", "a job cannot be changed in beanstalkd: a rescheduled one is a new job"),
+        portable_leases=Gap("never", "a reservation belongs to its connection"),
+        fenced_late=Gap("never", "beanstalkd lets anybody delete what nobody holds; the driver's own clock refuses"),
+    )
+    options: ClassVar[Mapping[str, Option]] = {
+        "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take"),
+    }
+
+    def __init__(self, address: Address, *, timeout: float = 5.0) -> None:
+        self._wires = Wires(address, timeout)
+        self._manager = Manager(self._wires)
+        self._keeper = Keeper(self._wires)
+        self._exact: Capabilities | None = None
+
+    @classmethod
+    def from_url(cls, url: BackendUrl) -> BeanstalkBackend:
+        return cls(_address(url), timeout=url.options["timeout"])
+
+    @property
+    def capabilities(self) -> Capabilities:
+        if self._exact is None:
+            try:
+                with self._wires.borrowed() as session:
+                    facts = session.facts()
+            except BackendUnavailable:
+                return self.declared
+            self._exact = msgspec.structs.replace(
+                self.declared,
+                max_body=facts.max_body,
+                persistent=True if facts.has_log else Gap("cannot today", _KEEPS_NOTHING),
+            )
+        return self._exact
+
+    # --- producing ---
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        if connection is not None:
+            raise self.unsupported("transactional_enqueue")
+        return enqueue(self._wires, queue, jobs) if jobs else []
+
+    # --- consuming ---
+
+    def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
+        return BeanstalkConsumer(self._wires, queues)
+
+    # --- looking and managing, from outside ---
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        return self._manager.peek(queue, job_id)
+
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        """At most the first job, if it is all there is or all that is asked for. Raises ``Unsupported``."""
+        if after is not None:
+            raise self.unsupported("lists_jobs")
+        first, count = self._manager.first(queue, state)
+        if (count > 1 and limit > 1) or (count and first is None):
+            raise self.unsupported("lists_jobs")
+        if first is None:
+            return Page([], None)
+        return Page([first], first.id if count > 1 else None)
+
+    def delete(self, queue: str, job_id: str) -> None:
+        self._manager.delete(queue, job_id)
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        return self._manager.reschedule(queue, job_id, delay)
+
+    def kick(self, queue: str, limit: int) -> int:
+        return self._manager.kick(queue, limit)
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        self._manager.kick_job(queue, job_id)
+
+    def queues(self) -> list[str]:
+        return self._manager.queues()
+
+    def stats(self, queue: str) -> QueueStats:
+        return self._manager.stats(queue)
+
+    def pause(self, queue: str, seconds: float) -> None:
+        self._keeper.pause(queue, seconds)
+
+    def resume(self, queue: str) -> None:
+        self._manager.resume(queue)
+        self._keeper.forget(queue)
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        return self._manager.purge(queue, states)
+
+    def doctor(self) -> list[Finding]:
+        return examine(self._ask, self._wires.address)
+
+    def close(self) -> None:
+        self._keeper.close()
+        self._wires.close()
+
+    def _ask(self, command: bytes) -> bytes | None:
+        """The body of an ``OK``; None for ``NOT_FOUND``. Raises ``BackendError``."""
+        ((line, body),) = self._wires.ask(command)
+        if line.startswith(b"OK "):
+            return body
+        if line == b"NOT_FOUND":
+            return None
+        raise refused(line, self._wires.address)
+
+
+def _address(url: BackendUrl) -> Address:
+    if url.username is not None or url.password is not None:
+        raise _invalid(url, "beanstalkd knows no users and passwords: leave them out")
+    if url.scheme == "beanstalk+unix":
+        if url.hosts or len(url.path) <= 1:
+            raise _invalid(url, "write three slashes and a path, as in beanstalk+unix:///run/beanstalkd.sock")
+        return url.path
+    if url.scheme != "beanstalk":
+        raise _invalid(url, f"there is no {url.scheme}://, but beanstalk, beanstalk+unix")
+    if len(url.hosts) > 1:
+        raise _invalid(url, "it names several hosts, and beanstalkd is one server")
+    if url.path.strip("/"):
+        raise _invalid(url, "beanstalkd has no databases: leave the path out")
+    return url.host or "localhost", _PORT if url.port is None else url.port
+
+
+def _invalid(url: BackendUrl, why: str) -> UrlInvalid:
+    return UrlInvalid(f"{str(url)!r} cannot be used: {why}")

@@ -1,0 +1,267 @@
+"""One connection to beanstalkd: many commands go out in one packet, and their replies are read in order, in time.
+
+greenstalk waits for each reply before it sends the next command, and bounds single reads instead of the call; see
+docs/decisions/0010. Its exceptions are the causes of ours.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+if TYPE_CHECKING:
+    from .facts import Facts
+
+Address: TypeAlias = "tuple[str, int] | str"
+"""Host and port, or the path of a UNIX socket."""
+
+Reply: TypeAlias = "tuple[bytes, bytes]"
+"""The line without its end, and the body that came with it, if any."""
+
+_TOO_LATE = "the server did not answer in time"
+_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
+_LINGER_NOT = struct.pack("ii", 1, 0)
+_RECEIVED_AT_ONCE = 65536  # bytes
+_LONGEST_LINE = 512  # bytes; the server's are shorter
+_DEFAULT = "default"
+
+#: replies that end with the length of a body, which follows
+_WITH_BODY = (b"RESERVED ", b"FOUND ", b"OK ")
+
+
+class ProtocolError(Exception):
+    """What came is no reply of beanstalkd's."""
+
+
+class Wire:
+    """A socket, what has been read from it, and what the server knows of this connection."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self.sock = sock
+        self.used = _DEFAULT
+        self.watched: tuple[str, ...] = (_DEFAULT,)
+        self.held: set[str] = set()
+        """The tokens of leases, which live and die with this connection."""
+        self.facts: Facts | None = None
+        """What the server says of itself, once it was asked here."""
+        self._buffer = b""
+        self._at = 0  # in the buffer
+        self._granted = 0.0  # seconds that the next send or receive may take
+
+    @property
+    def is_closed(self) -> bool:
+        return self.sock.fileno() < 0
+
+    def is_alive(self) -> bool:
+        """Whether nothing has come since the last reply: neither the connection's end nor what nobody asked for."""
+        if self.is_closed:
+            return False
+        try:
+            self.sock.recv(1, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return True
+        except OSError:
+            pass
+        self.close()
+        return False
+
+    def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
+        """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
+        self.send(packet, deadline)
+        return [self.read(deadline) for _ in range(count)]
+
+    def send(self, packet: bytes, deadline: float) -> None:
+        """Send, and close at whatever goes wrong."""
+        try:
+            sent = self._send_some(packet)
+            if sent < len(packet):
+                self._send_and_receive(memoryview(packet)[sent:], deadline)
+        except BaseException:
+            self.drop()
+            raise
+
+    def read(self, deadline: float) -> Reply:
+        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
+        try:
+            line = self._read_line(deadline)
+            if not line.startswith(_WITH_BODY):
+                return line, b""
+            return line, self._read_body(_size(line), deadline)
+        except BaseException:
+            self.drop()
+            raise
+
+    def read_lines(self, count: int, deadline: float) -> list[bytes]:
+        """The next *count* replies, of commands whose replies have no body. As many as came before the connection broke
+        are on the exception, as ``partly_read``.
+        """
+        lines: list[bytes] = []
+        try:
+            while len(lines) < count:
+                end = self._buffer.rfind(b"\r\n")
+                if end < self._at:
+                    self._receive(deadline)
+                    continue
+                found = self._buffer[self._at : end].split(b"\r\n", count - len(lines))
+                if len(lines) + len(found) > count:  # not in step
+                    raise ProtocolError("it answers more than it was asked")
+                self._at = end + 2
+                lines += found
+        except BaseException as exc:
+            self.drop()
+            exc.partly_read = lines  # type: ignore[attr-defined]
+            raise
+        return lines
+
+    def is_readable(self) -> bool:
+        """Whether something has come."""
+        return self._at < len(self._buffer) or bool(select.select([self.sock], [], [], 0)[0])
+
+    def close(self) -> None:
+        """End it. What is sent after that raises ``OSError``."""
+        self.sock.close()
+
+    def drop(self) -> None:
+        """End it in the middle of something: what is still on its way there is not to arrive any more."""
+        with contextlib.suppress(OSError):
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+        self.sock.close()
+
+    def hang_up(self) -> None:
+        """End it from another thread: whoever waits on it sees that it ended."""
+        with contextlib.suppress(OSError):
+            self.sock.shutdown(socket.SHUT_RDWR)
+
+    def __del__(self) -> None:
+        self.close()
+
+    # --- how ---
+
+    def _send_some(self, packet: bytes | memoryview) -> int:
+        try:
+            return self.sock.send(packet, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return 0
+
+    def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
+        """Send a packet that is larger than what the kernel takes at once.
+
+        The server reads no further while nobody reads its replies, so both go on side by side.
+        """
+        poll = select.poll()
+        poll.register(self.sock, select.POLLIN | select.POLLOUT)
+        while rest:
+            left = deadline - time.monotonic()
+            events = poll.poll(left * 1000) if left > 0 else []
+            if not events:
+                raise TimeoutError(_TOO_LATE)
+            if events[0][1] & select.POLLOUT:
+                rest = rest[self._send_some(rest) :]
+            if events[0][1] & ~select.POLLOUT:
+                self._receive(deadline)
+
+    def _read_line(self, deadline: float) -> bytes:
+        end = self._buffer.find(b"\r\n", self._at)
+        while end < 0:
+            if len(self._buffer) - self._at > _LONGEST_LINE:
+                raise ProtocolError("a reply does not end")
+            self._receive(deadline)
+            end = self._buffer.find(b"\r\n", self._at)
+        line = self._buffer[self._at : end]
+        self._at = end + 2
+        return line
+
+    def _read_body(self, size: int, deadline: float) -> bytes:
+        end = self._at + size
+        if end + 2 > len(self._buffer):
+            self._receive_until(size + 2, deadline)
+            end = self._at + size
+        body = self._buffer[self._at : end]
+        if self._buffer[end : end + 2] != b"\r\n":
+            raise ProtocolError("a body does not end where it should")
+        self._at = end + 2
+        return body
+
+    def _receive_until(self, size: int, deadline: float) -> None:
+        """Have at least so many bytes in the buffer."""
+        parts = [self._buffer[self._at :]]
+        have = len(parts[0])
+        while have < size:
+            parts.append(self._receive_some(deadline))
+            have += len(parts[-1])
+        self._buffer, self._at = b"".join(parts), 0
+
+    def _receive(self, deadline: float) -> None:
+        self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline), 0
+
+    def _receive_some(self, deadline: float) -> bytes:
+        self._grant(deadline)
+        try:
+            data = self.sock.recv(_RECEIVED_AT_ONCE)
+        except BlockingIOError as exc:
+            raise TimeoutError(_TOO_LATE) from exc
+        if not data:
+            raise ConnectionResetError("the server closed the connection")
+        return data
+
+    def _grant(self, deadline: float) -> None:
+        """Let the next receive take until the deadline, give or take a sixteenth of what is left.
+
+        Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
+        """
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(_TOO_LATE)
+        if abs(left - self._granted) <= left / 16:
+            return
+        self._granted = left
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1))
+
+
+def open_wire(address: Address, deadline: float) -> Wire:
+    """Connect. Raises ``OSError``."""
+    sock = _connect(address, deadline)
+    sock.setblocking(True)
+    return Wire(sock)
+
+
+def _connect(address: Address, deadline: float) -> socket.socket:
+    if isinstance(address, str):
+        return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
+    host, port = address
+    failure: OSError = ConnectionError(f"{host} has no address")
+    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+        try:
+            sock = _connected(family, kind, protocol, place, deadline)
+        except OSError as exc:
+            failure = exc
+            continue
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        return sock
+    raise failure
+
+
+def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
+    sock = socket.socket(family, kind, protocol)
+    try:
+        left = deadline - time.monotonic()
+        if left <= 0:
+            raise TimeoutError(_TOO_LATE)
+        sock.settimeout(left)
+        sock.connect(place)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def _size(line: bytes) -> int:
+    digits = line.rpartition(b" ")[2]
+    if not digits.isdigit():
+        raise ProtocolError(f"{line[:80]!r} does not say how much follows")
+    return int(digits)

@@ -1,0 +1,111 @@
+"""What a server and its jobs and tubes say of themselves, read from the few lines that are needed."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from .connection import ProtocolError
+
+
+class Facts(NamedTuple):
+    """A server, as its ``stats`` tell."""
+
+    max_body: int
+    has_log: bool
+    """Whether it was started with ``-b``."""
+
+
+class JobFacts(NamedTuple):
+    """A job, as its ``stats-job`` tells. Times are whole seconds, rounded down."""
+
+    id: bytes
+    tube: bytes
+    state: bytes
+    priority: int
+    age: int
+    ttr: int
+    time_left: int
+    """Until a delayed job is due, or a reserved one's lease ends."""
+    file: int
+    """The file of the log that it is in; 0: in none."""
+    reserves: int
+    timeouts: int
+    releases: int
+    buries: int
+
+    @property
+    def crashes(self) -> int:
+        """Reservations that ended without a verdict, that of a job that is reserved not counted.
+
+        A dropped connection is counted nowhere; it shows as the reservation that has no end.
+        """
+        return max(0, self.reserves - (self.state == b"reserved") - self.releases - self.buries)
+
+    @property
+    def kicks(self) -> int:
+        """How often it came back from being buried. The server's own count has those of delayed jobs in it."""
+        return max(0, self.buries - (self.state == b"buried"))
+
+
+class TubeFacts(NamedTuple):
+    """A tube, as its ``stats-tube`` tells."""
+
+    ready: int
+    delayed: int
+    reserved: int
+    buried: int
+    pause: int
+    """Seconds that it was paused for; 0: it is not paused."""
+    pause_left: int
+
+    @property
+    def is_in_use(self) -> bool:
+        """Whether it holds a job or is paused."""
+        return bool(self.ready or self.delayed or self.reserved or self.buried or self.pause)
+
+
+NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
+
+_JOB = re.compile(
+    rb"---\nid: (\d+)\ntube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
+    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\n"
+)
+_SERVER = re.compile(rb"\nmax-job-size: (\d+)\n.*\nbinlog-current-index: (\d+)\n", re.DOTALL)
+_TUBE = re.compile(
+    rb"\ncurrent-jobs-ready: (\d+)\ncurrent-jobs-reserved: (\d+)\ncurrent-jobs-delayed: (\d+)\n"
+    rb"current-jobs-buried: (\d+)\n.*\npause: (\d+)\npause-time-left: (-?\d+)",
+    re.DOTALL,
+)
+
+
+def server_facts(body: bytes) -> Facts:
+    """Read the body of the reply to ``stats``."""
+    found = _SERVER.search(body)
+    if found is None:
+        raise ProtocolError("its stats lack max-job-size or binlog-current-index")
+    return Facts(int(found[1]), int(found[2]) > 0)
+
+
+def job_facts(body: bytes) -> JobFacts:
+    """Read the body of the reply to ``stats-job``."""
+    found = _JOB.match(body)
+    if found is None:
+        raise ProtocolError("a job's stats are not as expected")
+    job, tube, state, *numbers = found.groups()
+    return JobFacts(job, tube, state, *map(int, numbers))
+
+
+def tube_facts(body: bytes) -> TubeFacts:
+    """Read the body of the reply to ``stats-tube``."""
+    found = _TUBE.search(body)
+    if found is None:
+        raise ProtocolError("a tube's stats are not as expected")
+    ready, reserved, delayed, buried, pause, left = map(int, found.groups())
+    return TubeFacts(ready, delayed, reserved, buried, pause, max(0, left))
+
+
+def names(body: bytes) -> list[str]:
+    """Read the body of the reply to ``list-tubes``."""
+    lines = body.decode("ascii", "replace").splitlines()
+    return [line[2:].strip('"') for line in lines if line.startswith("- ")]

@@ -1,0 +1,124 @@
+"""The leases that a consumer holds, each with its end by our own clock.
+
+A lease lasts, here, from the moment before its reserve was sent, so that it never lasts longer here than there. The
+server would let us delete a job whose lease has ended, whoever had it since: this clock is what keeps us from it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import Lease
+
+from .facts import job_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .connection import Reply, Wire
+
+
+def now() -> float:
+    """Seconds by a clock that goes on while the machine is suspended, where there is one, as the server's does."""
+    return time.clock_gettime(_CLOCK)
+
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+class Reserved(NamedTuple):
+    """A job as it came from a reserve."""
+
+    id: bytes
+    body: bytes
+    asked_at: float
+    """Before the reserve was sent: the lease began then or later."""
+
+
+class Held:
+    """A lease, and what its job's counters were when it began."""
+
+    __slots__ = ("buries", "ends_at", "releases", "reserves", "ttr", "wire")
+
+    def __init__(self, wire: Wire, ends_at: float, ttr: int, reserves: int, releases: int, buries: int) -> None:
+        self.wire = wire
+        self.ends_at = ends_at
+        self.ttr = ttr
+        self.reserves = reserves
+        self.releases = releases
+        self.buries = buries
+
+    def extend(self, touched_at: float) -> None:
+        """It was touched by a command that was sent then."""
+        self.ends_at = touched_at + self.ttr
+
+
+class Holding:
+    """By token, all leases of one consumer."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, Held] = {}
+        self._prefix = os.urandom(6).hex()
+        self._count = 0
+
+    def live(self, lease: Lease) -> Held | None:
+        """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours."""
+        held = self._held.get(lease.token)
+        if held is not None and (held.wire.is_closed or held.ends_at <= now()):
+            self.end(lease, held)
+            return None
+        return held
+
+    def end(self, lease: Lease, held: Held) -> None:
+        """It has had its verdict, or is lost."""
+        self._held.pop(lease.token, None)
+        held.wire.held.discard(lease.token)
+
+    def resume(self, lease: Lease, held: Held) -> None:
+        """Its verdict was not taken, and it goes on."""
+        self._held[lease.token] = held
+        held.wire.held.add(lease.token)
+
+    def begin(
+        self,
+        wire: Wire,
+        reserved: Iterable[Reserved],
+        stats: Sequence[Reply],
+        *,
+        asked_at: float,
+        touched: bool = False,
+    ) -> list[Lease]:
+        """The leases of jobs that were reserved, by the replies to ``stats-job``, which was sent at *asked_at*.
+
+        *touched*: a touch was sent with it. A job that is not ours any more has none.
+        """
+        leases = []
+        for job, (line, body) in zip(reserved, stats, strict=True):
+            if not line.startswith(b"OK "):
+                continue
+            facts = job_facts(body)
+            if facts.state != b"reserved":
+                continue
+            ends_at = asked_at + facts.ttr if touched else job.asked_at + facts.ttr
+            ends_at = max(ends_at, asked_at + facts.time_left)
+            self._count += 1
+            token = f"{self._prefix}.{self._count:x}"
+            self._held[token] = Held(wire, ends_at, facts.ttr, facts.reserves, facts.releases, facts.buries)
+            wire.held.add(token)
+            leases.append(
+                Lease(
+                    queue=facts.tube.decode(),
+                    id=job.id.decode(),
+                    token=token,
+                    body=job.body,
+                    priority=facts.priority,
+                    ttr=float(facts.ttr),
+                    attempt=max(1, facts.reserves),
+                    crashes=facts.crashes,
+                    kicks=facts.kicks,
+                    age=float(facts.age),
+                )
+            )
+        return leases

@@ -1,0 +1,45 @@
+"""The beanstalkd backend against the contract, on a server of the run's own that keeps a log, in real time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+from servers.beanstalk import BeanstalkServer
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multiq.backend import Backend
+
+
+class BeanstalkHarness(Harness):
+    """Backends on one server; each test has queues of its own."""
+
+    walks = 16
+    server: ClassVar[BeanstalkServer]
+
+    def open(self) -> Backend:
+        return open_backend(self.server.url)
+
+    def restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+    def requests_served(self) -> int:
+        with self.server.client() as client:
+            stats = client.stats()
+        return sum(int(count) for name, count in stats.items() if name.startswith("cmd-") and name != "cmd-stats")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    # with a log on the disk, so that the powers that depend on one are claimed, and proved
+    with BeanstalkServer(binlog=True, fsync_ms=None) as BeanstalkHarness.server:
+        yield
+
+
+globals().update(suite(BeanstalkHarness))
