@@ -22,11 +22,13 @@ docs/redis.md has the keys, the commands that an ACL must allow, and what each s
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+import msgspec
 
 from multiq.backend import Backend, Page, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
-from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.errors import BackendError, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
 from multiq.url import Option, choice, seconds
 
 from . import keys
@@ -36,6 +38,8 @@ from .consumer import RedisConsumer
 from .doctor import examine
 from .facts import Facts
 from .jobs import MICROSECOND, listed, microseconds, new_job, new_jobs, pack_id, peeked
+from .lines import Lines, how_many
+from .together import call_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -50,7 +54,14 @@ _SCANNED_AT_ONCE = 1000  # keys
 _SURELY_FITS = 1_000_000  # bytes: servers are seldom set to take less
 _MOST_BODY = 512 * 1024 * 1024  # bytes of one string, as servers come; what a record adds is in facts.py
 
-_REFUSALS = {b"missing": JobNotFound, b"reserved": JobReserved}
+_MISSING = b"missing"
+_REFUSALS = {_MISSING: JobNotFound, b"reserved": JobReserved}
+_COUNTED = {State.READY: 0, State.DELAYED: 1, State.BURIED: 3}  # where lua/stats.lua has what can be purged
+
+_GAPS_OF_SEVERAL_LINES = {
+    "total_order": Gap("never", "order holds within each of a queue's lines (?partitions=), not between them"),
+    "atomic_batches": Gap("never", "a batch goes to several lines (?partitions=), each of which takes its part whole"),
+}
 
 
 class RedisBackend(Backend):
@@ -80,6 +91,7 @@ class RedisBackend(Backend):
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take, all its tries included"),
         "prefix": Option(keys.prefix, "multiq", "what all keys begin with: two prefixes, two worlds of queues"),
+        "partitions": Option(how_many, 1, "how many lines a queue's jobs are spread over; order holds within each"),
         "ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
         "cert": Option(str, None, "file with this client's certificate, where the server wants one"),
         "key": Option(str, None, "file with its private key, where it is not in the same file"),
@@ -90,62 +102,69 @@ class RedisBackend(Backend):
         ),
     }
 
-    def __init__(self, servers: Servers, *, prefix: str = "multiq") -> None:
+    def __init__(self, servers: Servers, *, prefix: str = "multiq", partitions: int = 1) -> None:
         self._servers = servers
         self._prefix = prefix
         self._callers = Callers(servers, prefix)
         self._facts = Facts(self._callers)
+        self._lines = Lines(self._callers, partitions)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> RedisBackend:
-        return cls(servers_of(url), prefix=url.options["prefix"])
+        return cls(servers_of(url), prefix=url.options["prefix"], partitions=url.options["partitions"])
 
     @property
     def capabilities(self) -> Capabilities:
-        return self._facts.make_exact(self.declared)
+        exact = self._facts.make_exact(self.declared)
+        return exact if self._lines.spread == 1 else msgspec.structs.replace(exact, **_GAPS_OF_SEVERAL_LINES)
 
     # --- producing ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
+        if self._lines.spread > 1:
+            self._lines.say(queue)
         alone = new_job(jobs[0]) if len(jobs) == 1 else None
         if alone is not None:
-            self._callers.call("enqueue_one", queue, alone)
+            self._callers.call("enqueue_one", self._lines.home(queue, alone[0]), alone)
         elif jobs:
             self._check_sizes(jobs)
-            self._callers.call("enqueue", queue, new_jobs(jobs))
+            self._enqueue_batch(queue, jobs)
         return [job.id for job in jobs]
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> RedisConsumer:
-        return RedisConsumer(self._callers, queues)
+        return RedisConsumer(self._callers, self._lines, queues)
 
     # --- looking and managing, from outside ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         packed = pack_id(job_id)
-        reply = self._callers.call("peek", queue, (packed,))
+        home = self._lines.home(queue, packed)
+        reply = self._callers.call("peek", home, (packed,))
+        if reply is None and (others := self._lines.others(queue, home)):
+            replies = self._callers.call_each("peek", others, (packed,))
+            reply = next((reply for reply in replies if reply is not None), None)
         if reply is None:
             raise JobNotFound(queue, job_id)
         found, now = peeked(packed, reply)
         return found.told(queue, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        place: tuple[int, int] | tuple[str, str] = ("", "") if after is None else _place(after)
-        self._promote_all(queue)
+        lines = self._lines.asked(queue)
+        at = _FIRST if after is None else _Cursor.read(after)
         shown: list[JobRecord] = []
-        while True:
-            asked = min(limit + 1 - len(shown), _SLICE)
-            found, now = listed(state, self._callers.call("jobs", queue, (asked, *place), state=state.value))
-            for cursor, job in found:
+        for number in range(at.line, len(lines)):
+            at = at if number == at.line else _Cursor(number)
+            self._promote_all(lines[number])
+            for place, job in self._listed(lines[number], state, at, limit + 1 - len(shown)):
                 if len(shown) == limit:
-                    return Page(shown, "{}.{}".format(*place))
-                shown.append(job.told(queue, now))
-                place = _place(cursor)
-            if len(found) < asked:
-                return Page(shown, None)
+                    return Page(shown, str(at))
+                shown.append(job)
+                at = place
+        return Page(shown, None)
 
     def delete(self, queue: str, job_id: str) -> None:
         self._move("delete", queue, job_id)
@@ -155,7 +174,10 @@ class RedisBackend(Backend):
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
-        return self._in_slices("kick", queue, limit)
+        kicked = 0
+        for line in self._lines.asked(queue):
+            kicked += self._in_slices("kick", line, limit - kicked)
+        return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
         self._move("kick_job", queue, job_id)
@@ -165,27 +187,28 @@ class RedisBackend(Backend):
         return sorted(queue for queue in found if queue is not None)
 
     def stats(self, queue: str) -> QueueStats:
-        ready, delayed, reserved, buried, pause = self._callers.call("stats", queue)
+        replies = self._callers.call_each("stats", self._lines.of(queue))
+        if more := self._lines.learn(queue, replies[0][5]):
+            replies += self._callers.call_each("stats", more)
+        ready, delayed, reserved, buried = (sum(reply[at] for reply in replies) for at in range(4))
+        pause = max(int(reply[4]) for reply in replies)
         return QueueStats(
             queue=queue,
             ready=ready,
             delayed=delayed,
             reserved=reserved,
             buried=buried,
-            paused_for=int(pause) / MICROSECOND if pause != b"0" else None,
+            paused_for=pause / MICROSECOND if pause else None,
         )
 
     def pause(self, queue: str, seconds: float) -> None:
-        self._callers.call("pause", queue, (microseconds(seconds),))
+        self._callers.call_each("pause", self._lines.asked(queue), (microseconds(seconds),))
 
     def resume(self, queue: str) -> None:
-        self._callers.call("pause", queue, (0,))
+        self._callers.call_each("pause", self._lines.asked(queue), (0,))
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
-        self._promote_all(queue)
-        before = self.stats(queue)  # so that those who enqueue meanwhile cannot keep us here
-        doomed = [state for state in (State.READY, State.DELAYED, State.BURIED) if state in states]
-        return sum(self._in_slices("purge", queue, getattr(before, state) or 0, state=state) for state in doomed)
+        return sum(self._purge(line, states) for line in self._lines.asked(queue))
 
     def doctor(self) -> list[Finding]:
         return examine(self._servers)
@@ -195,23 +218,63 @@ class RedisBackend(Backend):
 
     # --- how ---
 
+    def _enqueue_batch(self, queue: str, jobs: Sequence[NewJob]) -> None:
+        if self._lines.spread == 1:
+            self._callers.call("enqueue", queue, new_jobs(jobs))
+            return
+        by_line: dict[str, list[NewJob]] = {}
+        for job in jobs:
+            by_line.setdefault(self._lines.home(queue, pack_id(job.id)), []).append(job)
+        with self._callers.borrowed() as caller:
+            calls = [caller.new_call("enqueue", line, new_jobs(some)) for line, some in by_line.items()]
+            replies = call_together(caller, calls)
+        for reply in replies:
+            if isinstance(reply, BackendError):
+                raise reply
+
+    def _listed(self, line: str, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
+        """The jobs of one line from a place on, each with its own."""
+        queue = keys.queue_and_number(line)[0]
+        while limit > 0:
+            asked = min(limit, _SLICE)
+            found, now = listed(state, self._callers.call("jobs", line, (asked, *at.place), state=state.value))
+            for place, job in found:
+                at = _Cursor(at.line, place)
+                yield at, job.told(queue, now)
+            limit -= asked
+            if len(found) < asked:
+                return
+
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
-        answer = self._callers.call(verb, queue, (pack_id(job_id), *details))
+        packed = pack_id(job_id)
+        home = self._lines.home(queue, packed)
+        answer = self._callers.call(verb, home, (packed, *details))
+        if answer == _MISSING:
+            for line in self._lines.others(queue, home):
+                answer = self._callers.call(verb, line, (packed, *details))
+                if answer != _MISSING:
+                    break
         if answer in _REFUSALS:
             raise _REFUSALS[answer](queue, job_id)
 
-    def _in_slices(self, verb: str, queue: str, limit: int, *, state: str | None = None) -> int:
+    def _purge(self, line: str, states: Sequence[State]) -> int:
+        self._promote_all(line)
+        counts = self._callers.call("stats", line)  # so that those who enqueue meanwhile cannot keep us here
+        doomed = [(state, counts[at]) for state, at in _COUNTED.items() if state in states]
+        return sum(self._in_slices("purge", line, count, state=state) for state, count in doomed)
+
+    def _in_slices(self, verb: str, line: str, limit: int, *, state: str | None = None) -> int:
         done = 0
         while done < limit:
             asked = min(_SLICE, limit - done)
-            moved = int(self._callers.call(verb, queue, (asked,), state=state))
+            moved = int(self._callers.call(verb, line, (asked,), state=state))
             done += moved
             if moved < asked:
                 break
         return done
 
-    def _promote_all(self, queue: str) -> None:
-        while self._callers.call("promote", queue) == b"1":
+    def _promote_all(self, line: str) -> None:
+        while self._callers.call("promote", line) == b"1":
             pass
 
     def _scan(self) -> Iterator[bytes]:
@@ -235,11 +298,31 @@ class RedisBackend(Backend):
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
 
 
-def _place(after: str) -> tuple[int, int]:
-    """The place that a page's cursor tells of: score and sequence."""
-    score, _, sequence = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(score), int(sequence)
-        if min(place) >= 0 and max(place) < 2**63:
-            return place
-    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
+class _Cursor(NamedTuple):
+    """After which job a page begins: ``score.sequence`` in the first line, ``line:score.sequence`` in another.
+
+    ``line:`` is where a line begins.
+    """
+
+    line: int
+    place: tuple[int, int] | tuple[str, str] = ("", "")
+    """Score and sequence; empty before the first."""
+
+    @classmethod
+    def read(cls, after: str) -> _Cursor:
+        where, _, place = after.rpartition(":")
+        score, _, sequence = place.partition(".")
+        with contextlib.suppress(ValueError):
+            if where and not place:
+                return cls(int(where))
+            numbers = int(where or 0), int(score), int(sequence)
+            if min(numbers) >= 0 and max(numbers) < 2**63:
+                return cls(numbers[0], numbers[1:])
+        raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
+
+    def __str__(self) -> str:
+        place = ".".join(map(str, self.place)) if self.place[0] != "" else ""
+        return f"{self.line}:{place}" if self.line else place
+
+
+_FIRST = _Cursor(0)

@@ -18,18 +18,21 @@ import contextlib
 import os
 import time
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
+
+from multiq.errors import BackendError
 
 from . import keys
 from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain, redirection
 from .scripts import STATES_SET, script
 from .servers import shown
+from .together import call_together
 from .wire import pack
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Iterator, Sequence
 
     from .servers import Servers
     from .wire import Address, Wire, Word
@@ -59,13 +62,26 @@ class _Forks:
 forks = _Forks()
 
 
+class Call(NamedTuple):
+    """One script to run for one line."""
+
+    verb: str
+    line: str
+    arguments: tuple[Word, ...] = ()
+    """Its number first, if the script is numbered."""
+    state: str | None = None
+    """Names the set of those scripts that take one of several."""
+    also: tuple[str, ...] = ()
+    """More lines on the same server, of which the script takes the same keys."""
+
+
 class Caller:
     """One thread's calls, one after the other."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
         self._prefix = prefix
-        self._heads: dict[tuple[str, str, str | None, bool], tuple[Word, ...]] = {}
+        self._heads: dict[tuple[str, str, str | None, tuple[str, ...], bool], tuple[Word, ...]] = {}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -93,29 +109,44 @@ class Caller:
     def call(
         self,
         verb: str,
-        queue: str,
+        line: str,
         arguments: Sequence[Word] = (),
         *,
         state: str | None = None,
         number: int | None = None,
     ) -> Any:
-        """Run a verb's script for a queue and return its reply.
+        """Run a verb's script for a line and return its reply.
 
-        *state* names the set of those scripts that take one of several. With *number* an earlier call is repeated
-        that may or may not have arrived. Raises ``BackendError``.
+        With *number* an earlier call is repeated that may or may not have arrived. Raises ``BackendError``.
         """
+        return self.perform(self.new_call(verb, line, arguments, state=state, number=number))
+
+    def new_call(
+        self,
+        verb: str,
+        line: str,
+        arguments: Sequence[Word] = (),
+        *,
+        state: str | None = None,
+        number: int | None = None,
+    ) -> Call:
+        """A call with the next number, or with that of an earlier one."""
         if number is None:
             number = self.next_number()
         if script(verb).is_numbered:
-            arguments = (number, *arguments)
+            return Call(verb, line, (number, *arguments), state)
+        return Call(verb, line, tuple(arguments), state)
 
-        def packed(wire: Wire, *, with_text: bool) -> bytes:
-            head = self._head(verb, queue, state, before_7=wire.is_before_7)
-            if with_text:
-                head = ("EVAL", script(verb, before_7=wire.is_before_7).text, *head[2:])
-            return pack((*head, *arguments))
+    def perform(self, call: Call, deadline: float | None = None) -> Any:
+        """The reply to a call, which may have been made before. Raises ``BackendError``."""
+        return _Tries(self, call, deadline).answer()
 
-        return _Tries(self, queue, packed).answer()
+    def packed(self, call: Call, wire: Wire, *, with_text: bool = False) -> bytes:
+        """A call as it is sent."""
+        head = self._head(call, before_7=wire.is_before_7)
+        if with_text:
+            head = ("EVAL", script(call.verb, before_7=wire.is_before_7).text, *head[2:])
+        return pack((*head, *call.arguments))
 
     def command(self, address: Address, *words: Word) -> Any:
         """One command to one server, tried once, on a new connection if an idle one turns out to be dead."""
@@ -132,12 +163,12 @@ class Caller:
         """All servers that hold queues. Raises ``BackendError``."""
         return self.servers.all_addresses(time.monotonic() + self.servers.timeout)
 
-    def wire(self, queue: str, deadline: float) -> Wire:
-        """The connection to a queue's server, for what is no call.
+    def wire(self, line: str, deadline: float) -> Wire:
+        """The connection to a line's server, for what is no call.
 
         Raises ``BackendError``, ``OSError``, ``hiredis.ReplyError``.
         """
-        return self.wire_to(self.servers.address(queue, deadline), deadline)
+        return self.wire_to(self.servers.address(line, deadline), deadline)
 
     def close(self) -> None:
         """Close all connections; they open again when they are needed."""
@@ -168,38 +199,36 @@ class Caller:
             wire = self._wires[address] = self.servers.open(address, deadline)
         return wire
 
-    def _head(self, verb: str, queue: str, state: str | None, *, before_7: bool) -> tuple[Word, ...]:
+    def _head(self, call: Call, *, before_7: bool) -> tuple[Word, ...]:
         """EVALSHA, the digest and the keys of a script."""
-        head = self._heads.get((verb, queue, state, before_7))
+        verb, line, _, state, also = call
+        head = self._heads.get((verb, line, state, also, before_7))
         if head is None:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
             wanted = script(verb, before_7=before_7)
-            names = [self._key(name, queue, state) for name in wanted.keys]
-            head = self._heads[verb, queue, state, before_7] = ("EVALSHA", wanted.sha, len(names), *names)
+            names = [self._key(name, each, state) for each in (line, *also) for name in wanted.keys]
+            head = self._heads[verb, line, state, also, before_7] = ("EVALSHA", wanted.sha, len(names), *names)
         return head
 
-    def _key(self, name: str, queue: str, state: str | None) -> str:
+    def _key(self, name: str, line: str, state: str | None) -> str:
+        base = keys.base(self._prefix, line)
         if name == "call":
-            return self._call_key(queue)
+            return keys.call(base, self._name)
         if name == STATES_SET:
             assert state is not None  # noqa: S101 - told by the verb
             name = state
-        return keys.BY_NAME[name](keys.base(self._prefix, queue))
-
-    def _call_key(self, queue: str) -> str:
-        return keys.call(keys.base(self._prefix, queue), self._name)
+        return keys.BY_NAME[name](base)
 
 
 class _Tries:
     """The tries of one call, until there is an answer, it is refused for good, or its time is over."""
 
-    def __init__(self, caller: Caller, queue: str, packed: Callable[..., bytes]) -> None:
+    def __init__(self, caller: Caller, call: Call, deadline: float | None = None) -> None:
         self._caller = caller
         self._servers = caller.servers
-        self._queue = queue
-        self._packed = packed
-        self._deadline = time.monotonic() + self._servers.timeout
+        self._call = call
+        self._deadline = time.monotonic() + self._servers.timeout if deadline is None else deadline
         self._address: Address | None = None
         self._wire: Wire | None = None
 
@@ -224,9 +253,9 @@ class _Tries:
     def _try(self) -> Any:
         self._wire = None
         detour, self._detour = self._detour, None
-        self._address = detour or self._servers.address(self._queue, self._deadline)
+        self._address = detour or self._servers.address(self._call.line, self._deadline)
         self._wire = wire = self._caller.wire_to(self._address, self._deadline)
-        packed = self._packed(wire, with_text=self._with_text)
+        packed = self._caller.packed(self._call, wire, with_text=self._with_text)
         if not detour:
             return wire.ask(packed, self._deadline)
         wire.send(_ASKING + packed, self._deadline)
@@ -245,7 +274,7 @@ class _Tries:
             if code == "ASK":
                 self._detour = there
             else:
-                self._servers.moved(self._queue, there)
+                self._servers.moved(self._call.line, there)
             return time.monotonic() < self._deadline  # nodes that disagree send us to and fro
         return False
 
@@ -287,13 +316,29 @@ class Callers:
         finally:
             self._put_back(caller)
 
-    def call(self, verb: str, queue: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
+    def call(self, verb: str, line: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
         """One call by whichever caller is free, for what it is in ``Caller.call``."""
         caller = self._take()
         try:
-            return caller.call(verb, queue, arguments, state=state)
+            return caller.call(verb, line, arguments, state=state)
         finally:
             self._put_back(caller)
+
+    def call_each(
+        self, verb: str, lines: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
+    ) -> list[Any]:
+        """The same call for several lines, in one round trip.
+
+        Raises the first ``BackendError``, if there is one, when all are done.
+        """
+        if len(lines) == 1:
+            return [self.call(verb, lines[0], arguments, state=state)]
+        with self.borrowed() as caller:
+            replies = call_together(caller, [caller.new_call(verb, line, arguments, state=state) for line in lines])
+        for reply in replies:
+            if isinstance(reply, BackendError):
+                raise reply
+        return replies
 
     def own(self) -> Caller:
         """A caller to keep."""

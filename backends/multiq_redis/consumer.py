@@ -1,22 +1,26 @@
-"""The consumer: settles and reserves in one script per queue, and sleeps at the server while there is nothing to do."""
+"""The consumer: settles and reserves in one script per line, and sleeps at the server while there is nothing to do."""
 
 from __future__ import annotations
 
+import secrets
 import time
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Release, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 
-from .jobs import MICROSECOND, fence, leases, microseconds, pack_id
+from .jobs import MICROSECOND, fence, leases, line_of, microseconds, pack_id
+from .lines import MOST
 from .sleeper import Sleeper
+from .together import call_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from multiq.backend import Lease, Verdict
 
-    from .caller import Callers
+    from .caller import Call, Callers
+    from .lines import Lines
     from .wire import Word
 
 _LOOK_EVERY = 4.5  # seconds: without a bell, the queues are looked at so often...
@@ -33,13 +37,14 @@ _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
 
 class _Call(NamedTuple):
-    """A call that may or may not have arrived."""
+    """One script: some verdicts, and how many jobs are asked for."""
 
     slot: bytes
-    queue: str
-    number: int
-    arguments: tuple[Word, ...]
+    script: Call
     verdicts: Sequence[Verdict]
+    places: Sequence[int]
+    """Where the verdicts stand in the caller's list."""
+    share: int
 
 
 class _Trade:
@@ -56,25 +61,32 @@ class _Trade:
         """How many more jobs to ask for."""
         return self.limit - len(self.leases)
 
-    def left(self, queue: str) -> list[int]:
-        """Where in the list the verdicts about a queue's leases stand that have no answer yet."""
-        return [
-            at for at, verdict in enumerate(self.verdicts) if verdict.lease.queue == queue and at not in self.answers
-        ]
+    def left(self, queue: str) -> dict[str, list[int]]:
+        """Where in the list the verdicts stand that have no answer yet, for each of the queue's lines."""
+        places: dict[str, list[int]] = {}
+        for at, verdict in enumerate(self.verdicts):
+            if verdict.lease.queue == queue and at not in self.answers:
+                places.setdefault(line_of(verdict.lease), []).append(at)
+        return places
 
 
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
-    def __init__(self, callers: Callers, queues: Sequence[str]) -> None:
+    def __init__(self, callers: Callers, lines: Lines, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
+        self._lines = lines
         self._caller = callers.own()
-        self._sleeper = Sleeper(callers, self._caller, self.queues)
+        self._sleeper = Sleeper(callers, self._caller, lines, self.queues)
+        self._turn = secrets.randbelow(MOST)  # so that not all consumers begin with the same line
+        self._called_to = ""  # the line where a bell rang
+        self._asked: set[str] = set()  # lines that the last trade asked for jobs
+        self._has_new_lines = False  # whether a queue turned out to have more lines than were looked at
         self._interrupted = False
         self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
-        self._change_at: dict[str, float] = {}  # when time alone brings a queue the next job
+        self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
         self._is_on_watch = False  # whether a bell called us, so that nobody else was told
-        self._uncertain: _Call | None = None
+        self._uncertain: list[_Call] = []  # calls that may or may not have arrived
         self._answered: dict[_Key, LeaseLost | None] = {}  # answers that a failed call has got
         self._gained: list[Lease] = []  # jobs that a failed call has got
 
@@ -111,24 +123,28 @@ class RedisConsumer(Consumer):
 
     # --- settling and reserving ---
 
-    def _trade(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle, then reserve, without waiting."""
+    def _trade(
+        self, verdicts: Sequence[Verdict], limit: int, *, is_look: bool = False
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        """Settle, then reserve, without waiting. A look expects to find nothing."""
         trade = _Trade(verdicts, limit)
         if limit > 0:
             self._looked_at = -_NEVER
+            self._asked.clear()
         started = time.monotonic()
         try:
             self._make_sure()
             self._use_what_is_known(trade)
             for queue in self._route(trade):
-                self._trade_with(queue, trade)
+                self._trade_with(queue, trade, is_look=is_look)
         except BackendError:
             if not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
                 raise
         self._answered.clear()
-        if limit > 0 and not trade.leases:
+        if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
+        self._has_new_lines = False
         if trade.leases:
             self._is_on_watch = False  # the script told somebody else
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
@@ -141,59 +157,127 @@ class RedisConsumer(Consumer):
                 verdict.lease.queue for verdict in trade.verdicts if verdict.lease.queue not in self.queues
             )
 
-    def _trade_with(self, queue: str, trade: _Trade) -> None:
-        """As many scripts as it takes: one, unless there is more than one may hold the server for."""
-        to_settle = trade.left(queue) if trade.verdicts else []
-        can_have_more = queue in self.queues
-        while True:
-            now, to_settle = to_settle[:_SLICE], to_settle[_SLICE:]
-            asked = 0 if to_settle or not can_have_more else min(trade.wanted, _SLICE)
-            if not now and asked <= 0:
-                return
-            got, is_unfinished = self._call(queue, now, asked, trade)
-            can_have_more = can_have_more and (is_unfinished or asked in {0, got})
+    def _trade_with(self, queue: str, trade: _Trade, *, is_look: bool) -> None:
+        """As many round trips as it takes: one, unless there is more than one may hold the server for.
 
-    def _call(self, queue: str, now: list[int], asked: int, trade: _Trade) -> tuple[int, bool]:
-        """One script. Returns how many jobs it handed out, and whether it has to promote more before it can."""
-        verdicts = [trade.verdicts[at] for at in now]
+        Of several lines the one whose turn it is gives all it can, before the others are asked whether they have
+        something. A look asks all of them that.
+        """
+        to_settle = trade.left(queue)
+        lines = self._in_turn(queue) if trade.limit > 0 and queue in self.queues else []
+        asked, others = ([], lines) if is_look and len(lines) > 1 else (lines[:1], lines[1:])
+        while True:
+            if not asked and others and trade.wanted > 0:
+                asked, others = self._those_with_something(queue, others), []
+            calls = self._next_calls(to_settle, asked, trade)
+            if not calls:
+                return
+            can_have_more = self._make(calls, trade)
+            asked = [line for line in asked if can_have_more.get(line, True)]
+
+    def _in_turn(self, queue: str) -> list[str]:
+        """The queue's lines: first the one where a bell rang, else another one each time."""
+        lines = self._lines.of(queue)
+        if len(lines) == 1:
+            return lines
+        self._turn += 1
+        first = lines.index(self._called_to) if self._called_to in lines else self._turn % len(lines)
+        self._called_to = ""
+        return lines[first:] + lines[:first]
+
+    def _those_with_something(self, queue: str, lines: Sequence[str]) -> list[str]:
+        """Of these lines those that have something to hand out, by one question to each server."""
+        in_order = sorted(lines, key=len)  # the first line, which knows how many there are, in front
+        together = [in_order] if not self._caller.servers.is_cluster else [[line] for line in in_order]
+        calls = [self._caller.new_call("glance", first)._replace(also=tuple(rest)) for first, *rest in together]
+        found = set()
+        for group, reply in zip(together, call_together(self._caller, calls), strict=True):
+            if isinstance(reply, BackendError):
+                raise reply
+            now, told, *rest = reply
+            for line, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
+                self._note(line, now, change_at, told if line == queue else b"")
+                self._asked.add(line)
+                if has_something == b"1":
+                    found.add(line)
+        return [line for line in lines if line in found]
+
+    def _next_calls(self, to_settle: dict[str, list[int]], asked: Sequence[str], trade: _Trade) -> list[_Call]:
+        """The next round: one call for each line that has verdicts to hear or jobs to give."""
+        shares: dict[str, int] = {}
+        wanted = trade.wanted
+        for line in asked:
+            if len(to_settle.get(line, ())) <= _SLICE:  # else it hears the rest of its verdicts first
+                shares[line] = min(wanted, -(-trade.wanted // len(asked)), _SLICE)
+                wanted -= shares[line]
+        calls = []
+        for line in dict.fromkeys((*to_settle, *shares)):
+            places = to_settle.pop(line, [])
+            if places[_SLICE:]:
+                to_settle[line] = places[_SLICE:]
+            share = max(shares.get(line, 0), 0)
+            if share:
+                self._asked.add(line)
+            if places or share:
+                calls.append(self._new_call(line, places[:_SLICE], share, trade))
+        return calls
+
+    def _new_call(self, line: str, places: Sequence[int], share: int, trade: _Trade) -> _Call:
+        verdicts = [trade.verdicts[at] for at in places]
         number = self._caller.next_number()
-        arguments: list[Word] = [self._caller.token(number), asked]
+        arguments: list[Word] = [self._caller.token(number), share]
         for verdict in verdicts:
             arguments += (pack_id(verdict.lease.id), fence(verdict.lease) + _details(verdict))
-        call = _Call(self._caller.slot, queue, number, tuple(arguments), verdicts)
-        answers, found, is_unfinished = self._perform(call)
-        trade.answers.update(zip(now, answers, strict=True))
-        trade.leases += found
-        return len(found), is_unfinished
+        script = self._caller.new_call("exchange", line, arguments, number=number)
+        return _Call(self._caller.slot, script, verdicts, places, share)
 
-    def _perform(self, call: _Call) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        try:
-            reply = self._caller.call("exchange", call.queue, call.arguments, number=call.number)
-        except BackendUnavailable:
-            self._uncertain = call
-            raise
-        heard_at = time.monotonic()
-        unfinished, now, change_at, letters, *handed_out = reply
-        # reckoned from when the reply came: never early, and late by half a round trip
-        self._change_at[call.queue] = heard_at + (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
+    def _make(self, calls: Sequence[_Call], trade: _Trade) -> dict[str, bool]:
+        """One round. Returns for each line whether it can have more jobs to hand out."""
+        can_have_more = {}
+        failure: BackendError | None = None
+        for call, reply in zip(calls, call_together(self._caller, [call.script for call in calls]), strict=True):
+            if isinstance(reply, BackendError):
+                failure = failure or reply
+                if isinstance(reply, BackendUnavailable):
+                    self._uncertain.append(call)
+                continue
+            answers, found, is_unfinished = self._hear(call, reply)
+            trade.answers.update(zip(call.places, answers, strict=True))
+            trade.leases += found
+            can_have_more[call.script.line] = is_unfinished or call.share in {0, len(found)}
+        if failure is not None:
+            raise failure
+        return can_have_more
+
+    def _hear(self, call: _Call, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bool]:
+        """What a script answered: about the verdicts, the jobs, and whether it has to promote more before it can."""
+        unfinished, now, change_at, letters, told, *handed_out = reply
+        line = call.script.line
+        self._note(line, now, change_at, told)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
-        return answers, leases(call.queue, handed_out, int(now)), unfinished == b"1"
+        return answers, leases(line, handed_out, int(now)), unfinished == b"1"
+
+    def _note(self, line: str, now: bytes, change_at: bytes, told: bytes) -> None:
+        # reckoned from when the reply came: never early, and late by half a round trip
+        wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
+        self._change_at[line] = time.monotonic() + wait
+        if told and self._lines.learn(line, told):
+            self._has_new_lines = True
 
     # --- after a failure ---
 
     def _make_sure(self) -> None:
-        """Find out what became of a call whose reply was lost, by making it again under its old number."""
-        call = self._uncertain
-        if call is None:
-            return
-        if call.slot == self._caller.slot:  # else it was our parent's, before a fork
-            answers, found, _ = self._perform(call)
-            self._answered.update(_without_touches(zip(call.verdicts, answers, strict=True)))
-            self._gained += found
-        self._uncertain = None
+        """Find out what became of calls whose replies were lost, by making them again under their old numbers."""
+        while self._uncertain:
+            call = self._uncertain[0]
+            if call.slot == self._caller.slot:  # else it was our parent's, before a fork
+                answers, found, _ = self._hear(call, self._caller.perform(call.script))
+                self._answered.update(_without_touches(zip(call.verdicts, answers, strict=True)))
+                self._gained += found
+            del self._uncertain[0]
 
     def _use_what_is_known(self, trade: _Trade) -> None:
         if self._answered:
@@ -225,7 +309,9 @@ class RedisConsumer(Consumer):
                 rang = self._sleeper.sleep(wake_at - now, exact=exact)
                 self._is_on_watch = self._is_on_watch or rang
             if rang or time.monotonic() >= look_at:
-                _, found = self._trade((), limit)
+                self._called_to = next(iter(self._sleeper.rang), "")
+                _, found = self._trade((), limit, is_look=not rang)
+                self._pass_on_bells()
                 if found:
                     return found
         self._hand_over_the_watch()
@@ -233,10 +319,16 @@ class RedisConsumer(Consumer):
 
     def _knows_that_nothing_is_due(self) -> bool:
         """Whether the last look at the queues still holds: what has come since has left a marker at the bell."""
-        if self._uncertain is not None or self._gained:
+        if self._uncertain or self._gained:
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
         return time.monotonic() < min(self._looked_at + _LOOK_EVERY, change_at)
+
+    def _pass_on_bells(self) -> None:
+        """An earlier queue or another line gave all that we can take: somebody else has to hear of this one."""
+        for line in self._sleeper.rang:
+            if line not in self._asked:
+                self._sleeper.ring(line)
 
     def _hand_over_the_watch(self) -> None:
         """We were told of something that is due soon, and shall not be here."""
@@ -244,9 +336,9 @@ class RedisConsumer(Consumer):
             return
         self._is_on_watch = False
         soon = time.monotonic() + _HORIZON
-        for queue, change_at in self._change_at.items():
+        for line, change_at in self._change_at.items():
             if change_at < soon:
-                self._sleeper.ring(queue)
+                self._sleeper.ring(line)
 
 
 def _details(verdict: Verdict) -> bytes:

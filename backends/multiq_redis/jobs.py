@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from multiq.backend import JobRecord, Lease, State
 from multiq.errors import BackendCorrupt
 
+from . import keys
+
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
@@ -101,6 +103,12 @@ def _delays(jobs: Collection[NewJob]) -> bytes:
 # --- out -------------------------------------------------------------------------------------------------
 
 
+def line_of(lease: Lease) -> str:
+    """The line that the job of a lease is in."""
+    number = lease.token.partition("/")[2]
+    return keys.line(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
+
+
 def fence(lease: Lease) -> bytes:
     """The token that the job's record must have; what is not one of ours fits no job."""
     try:
@@ -110,8 +118,10 @@ def fence(lease: Lease) -> bytes:
     return token if len(token) == _TOKEN_SIZE and any(token) else _NO_TOKEN
 
 
-def leases(queue: str, reply: Sequence[bytes], now: int) -> list[Lease]:
+def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
     """What ``lua/exchange.lua`` handed out: *reply* from the first job on."""
+    queue, number = keys.queue_and_number(line)
+    where = f"/{number}" if number else ""
     found: list[Lease] = []
     parts = iter(reply)
     for packed in parts:
@@ -124,7 +134,7 @@ def leases(queue: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             Lease(
                 queue=queue,
                 id=unpack_id(packed),
-                token=f"{token.hex()}.{sequence}",
+                token=f"{token.hex()}.{sequence}{where}",
                 body=next(parts) if flags & _BODY_APART else record[_RECORD.size :],
                 priority=priority,
                 ttr=ttr / MICROSECOND,
@@ -179,13 +189,14 @@ def peeked(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
     return Found(packed_id, State(state.decode()), int(at), record, body, reason, abandoned == b"1"), int(now)
 
 
-def listed(state: State, reply: list[Any]) -> tuple[list[tuple[str, Found]], int]:
-    """What ``lua/jobs.lua`` answered, each job with its cursor, and when."""
+def listed(state: State, reply: list[Any]) -> tuple[list[tuple[tuple[int, int], Found]], int]:
+    """What ``lua/jobs.lua`` answered, each job with its place, score and sequence, and when."""
     now, *parts = reply
     found = []
     for place, at, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
-        cursor = f"{int(at)}.{int.from_bytes(place[:8], 'big')}"
-        found.append((cursor, Found(place[12:], state, int(at), record, body, reason)))
+        found.append(
+            ((int(at), int.from_bytes(place[:8], "big")), Found(place[12:], state, int(at), record, body, reason))
+        )
     return found, int(now)
 
 

@@ -1,4 +1,8 @@
-"""The keys of a queue, one function each. All of them share the hash tag ``{queue}``, and with it a cluster's slot."""
+"""The keys of a line, one function each. All of them share a hash tag, and with it a cluster's slot.
+
+A queue has one line, tagged ``{queue}``, or with ``?partitions=`` several: ``{queue}``, ``{queue#1}``, ``{queue#2}``...
+No queue's name has a ``#``, and the first line of many is the only line of one.
+"""
 
 from __future__ import annotations
 
@@ -68,31 +72,47 @@ def hint(base: str) -> str:
     return f"{base}:hint"
 
 
+def partitions(base: str) -> str:
+    """How many lines the queue was ever enqueued over, if more than one. It is kept with the first."""
+    return f"{base}:partitions"
+
+
 def call(base: str, caller: str) -> str:
     """The last call of one caller: number and answer. It expires by itself."""
     return f"{base}:call:{caller}"
 
 
-def base(prefix: str, queue: str) -> str:
-    """What all keys of a queue begin with."""
-    return f"{prefix}:{{{queue}}}"
+def line(queue: str, number: int) -> str:
+    """The name of one of a queue's lines."""
+    return f"{queue}#{number}" if number else queue
+
+
+def queue_and_number(line: str) -> tuple[str, int]:
+    """The queue that a line is of, and which of its lines it is."""
+    queue, _, number = line.partition("#")
+    return queue, int(number or 0)
+
+
+def base(prefix: str, line: str) -> str:
+    """What all keys of a line begin with."""
+    return f"{prefix}:{{{line}}}"
 
 
 def pattern(prefix: str) -> str:
-    """What ``SCAN`` finds all queues' keys by."""
+    """What ``SCAN`` finds all lines' keys by."""
     return f"{prefix}:{{*}}:*"
 
 
 def queue_of(key: str, prefix: str) -> str | None:
-    """The queue that a key shows to exist, if it does: one that holds a job, or is paused."""
+    """The queue that a key shows to exist, if it does: one of its lines holds a job, or is paused."""
     head, tail = f"{prefix}:{{", key.rpartition("}:")
     if not key.startswith(head) or tail[2] not in {"jobs", "paused"}:
         return None
-    return tail[0][len(head) :]
+    return tail[0][len(head) :].partition("#")[0]
 
 
 #: by the names that the headers of the Lua files use; ``call`` needs a caller, too
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
-    for function in (jobs, bodies, reasons, ready, delayed, reserved, buried, sequence, paused, hint)
+    for function in (jobs, bodies, reasons, ready, delayed, reserved, buried, sequence, paused, hint, partitions)
 }

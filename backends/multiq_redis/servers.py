@@ -35,7 +35,7 @@ class Servers(ABC):
     """Whether, when one fails, another may take its place."""
 
     is_cluster = False
-    """Whether two queues may be on two servers."""
+    """Whether two lines may be on two servers."""
 
     def __init__(self, login: Login, timeout: float) -> None:
         self.login = login
@@ -43,8 +43,8 @@ class Servers(ABC):
         """Seconds that a call may take."""
 
     @abstractmethod
-    def address(self, queue: str, deadline: float) -> Address:
-        """Where a queue is. May ask around. Raises ``BackendUnavailable``."""
+    def address(self, line: str, deadline: float) -> Address:
+        """Where a line is. May ask around. Raises ``BackendUnavailable``."""
 
     @abstractmethod
     def all_addresses(self, deadline: float) -> Sequence[Address]:
@@ -53,8 +53,8 @@ class Servers(ABC):
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - one server is the only one, whatever it does
         """Something was wrong there: ask anew before the next call."""
 
-    def moved(self, queue: str, address: Address) -> None:  # noqa: B027 - only a cluster's nodes say so
-        """A server says that the queue is there."""
+    def moved(self, line: str, address: Address) -> None:  # noqa: B027 - only a cluster's nodes say so
+        """A server says that the line is there."""
 
     def open(self, address: Address, deadline: float) -> Wire:
         """A new connection. Raises as ``wire.open_wire`` does.
@@ -74,7 +74,7 @@ class OneServer(Servers):
         super().__init__(login, timeout)
         self._address = address
 
-    def address(self, queue: str, deadline: float) -> Address:  # noqa: ARG002
+    def address(self, line: str, deadline: float) -> Address:  # noqa: ARG002
         return self._address
 
     def all_addresses(self, deadline: float) -> Sequence[Address]:  # noqa: ARG002
@@ -95,7 +95,7 @@ class SentinelServers(Servers):
         self._sentinel_login = sentinel_login
         self._primary: Address | None = None
 
-    def address(self, queue: str, deadline: float) -> Address:  # noqa: ARG002
+    def address(self, line: str, deadline: float) -> Address:  # noqa: ARG002
         primary = self._primary
         if primary is None:
             primary = self._primary = self._ask_sentinels(deadline)
@@ -134,7 +134,7 @@ class SentinelServers(Servers):
 
 
 class ClusterServers(Servers):
-    """``redis+cluster://``: a queue is on the node that has the slot of its name."""
+    """``redis+cluster://``: a line is on the node that has the slot of its name."""
 
     has_others = True
     is_cluster = True
@@ -145,8 +145,8 @@ class ClusterServers(Servers):
         self._nodes: dict[int, Address] = {}  # by slot
         self._is_stale = True
 
-    def address(self, queue: str, deadline: float) -> Address:
-        slot = slot_of(queue)
+    def address(self, line: str, deadline: float) -> Address:
+        slot = slot_of(line)
         if self._is_stale or slot not in self._nodes:
             self._nodes, self._is_stale = self._ask_nodes(deadline), False
         try:
@@ -154,7 +154,7 @@ class ClusterServers(Servers):
         except KeyError:
             self._is_stale = True
             raise BackendUnavailable(
-                f"no node of the cluster has slot {slot}, that of queue {queue!r}: see CLUSTER SLOTS"
+                f"no node of the cluster has slot {slot}, that of queue {line!r}: see CLUSTER SLOTS"
             ) from None
 
     def all_addresses(self, deadline: float) -> Sequence[Address]:
@@ -164,8 +164,8 @@ class ClusterServers(Servers):
     def suspect(self, address: Address | None) -> None:  # noqa: ARG002
         self._is_stale = True
 
-    def moved(self, queue: str, address: Address) -> None:
-        self._nodes[slot_of(queue)] = address
+    def moved(self, line: str, address: Address) -> None:
+        self._nodes[slot_of(line)] = address
 
     def _ask_nodes(self, deadline: float) -> dict[int, Address]:
         known = list(dict.fromkeys((*self._nodes.values(), *self._seeds)))
@@ -185,9 +185,9 @@ class ClusterServers(Servers):
         raise explain(failure, f"none of the cluster's nodes {_listed(known)}", self.timeout) from failure
 
 
-def slot_of(queue: str) -> int:
-    """The cluster's slot of all keys of a queue, whose name is their hash tag."""
-    return binascii.crc_hqx(queue.encode(), 0) % SLOTS
+def slot_of(line: str) -> int:
+    """The cluster's slot of all keys of a line, whose name is their hash tag."""
+    return binascii.crc_hqx(line.encode(), 0) % SLOTS
 
 
 def shown(address: Address) -> str:

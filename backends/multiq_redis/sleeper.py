@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .caller import Caller, Callers
+    from .lines import Lines
     from .wire import Wire
 
 _COARSE = 0.5  # seconds: what the server's own timeouts may be late by
@@ -35,18 +36,18 @@ _HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}
 
 
 class Sleeper:
-    """Where one consumer sleeps: on its own connection, or in a cluster on one for each queue."""
+    """Where one consumer sleeps: on its own connection, or in a cluster on one for each line."""
 
-    def __init__(self, callers: Callers, caller: Caller, queues: Sequence[str]) -> None:
+    def __init__(self, callers: Callers, caller: Caller, lines: Lines, queues: Sequence[str]) -> None:
+        self.rang: list[str] = []
+        """The lines whose bells ended the last sleep. Nobody else was told."""
         self._callers = callers
         self._servers = callers.servers
         self._caller = caller
-        bells = [(queue, keys.hint(keys.base(callers.prefix, queue))) for queue in queues]
-        self._places: list[tuple[Caller, str, tuple[str, ...]]]
-        if self._servers.is_cluster:
-            self._places = [(callers.own(), queue, (key,)) for queue, key in bells]
-        else:
-            self._places = [(caller, queues[0], tuple(key for _, key in bells))]
+        self._lines = lines
+        self._queues = queues
+        self._bells: dict[bytes, str] = {}  # key -> line
+        self._places: list[tuple[Caller, str, tuple[bytes, ...]]] = []
         self._pipe: tuple[int, int] | None = None
         self._generation = -1
 
@@ -57,6 +58,8 @@ class Sleeper:
         """
         until = time.monotonic() + seconds
         asleep: list[Wire] = []
+        self.rang = []
+        self._find_bells()
         try:
             self._fall_asleep(asleep, seconds + (_COARSE if exact else 0))
             answered = self._wait(asleep, until if exact else until + _COARSE)
@@ -84,12 +87,12 @@ class Sleeper:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], b"!")
 
-    def ring(self, queue: str) -> None:
+    def ring(self, line: str) -> None:
         """Wake somebody else who sleeps there."""
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
             deadline = time.monotonic() + _RINGS_WITHIN
-            wire = self._caller.wire(queue, deadline)
-            wire.ask(pack(("ZADD", keys.hint(keys.base(self._callers.prefix, queue)), 0, "1")), deadline)
+            wire = self._caller.wire(line, deadline)
+            wire.ask(pack(("ZADD", self._bell(line), 0, "1")), deadline)
 
     def close(self) -> None:
         """Close all connections and the pipe; they open again when they are needed."""
@@ -106,10 +109,27 @@ class Sleeper:
 
     # --- how ---
 
+    def _bell(self, line: str) -> bytes:
+        return keys.hint(keys.base(self._callers.prefix, line)).encode()
+
+    def _find_bells(self) -> None:
+        """Those of all lines that are known by now: there may be more than last time, and there are never fewer."""
+        lines = [line for queue in self._queues for line in self._lines.of(queue)]
+        if len(lines) == len(self._bells):
+            return
+        self._bells = {self._bell(line): line for line in lines}
+        if self._servers.is_cluster:
+            callers = {line: caller for caller, line, _ in self._places}
+            self._places = [
+                (callers.get(line) or self._callers.own(), line, (bell,)) for bell, line in self._bells.items()
+            ]
+        else:
+            self._places = [(self._caller, lines[0], tuple(self._bells))]
+
     def _fall_asleep(self, asleep: list[Wire], seconds: float) -> None:
         deadline = time.monotonic() + self._servers.timeout
-        for caller, queue, bells in self._places:
-            wire = caller.wire(queue, deadline)
+        for caller, line, bells in self._places:
+            wire = caller.wire(line, deadline)
             asleep.append(wire)
             wire.send(pack(("BZPOPMIN", *bells, f"{max(seconds, _SHORTEST):.3f}")), deadline)
 
@@ -128,21 +148,24 @@ class Sleeper:
 
     def _wake(self, asleep: Sequence[Wire], answered: set[int]) -> bool:
         """End what is left of the sleep, and hear whether a bell rang in the meantime."""
-        rang = False
-        for (_, queue, _), wire in zip(self._places, asleep, strict=True):
-            if wire.sock.fileno() not in answered and not self._unblock(queue, wire):
+        is_to_look = False
+        for (_, line, _), wire in zip(self._places, asleep, strict=True):
+            if wire.sock.fileno() not in answered and not self._unblock(line, wire):
                 wire.close()
                 continue
-            rang = wire.read(time.monotonic() + self._servers.timeout) is not None or rang
-        return rang
+            popped = wire.read(time.monotonic() + self._servers.timeout)
+            if popped is not None:
+                self.rang.append(self._bells[popped[0]])
+                is_to_look = True
+        return is_to_look
 
-    def _unblock(self, queue: str, wire: Wire) -> bool:
+    def _unblock(self, line: str, wire: Wire) -> bool:
         """Whether the server let it go. It may not be allowed to: then the connection has to be closed."""
         if not wire.client_id:
             return False
         deadline = time.monotonic() + self._servers.timeout
         with self._callers.borrowed() as caller, contextlib.suppress(hiredis.ReplyError):
-            caller.wire(queue, deadline).ask(pack(("CLIENT", "UNBLOCK", wire.client_id)), deadline)
+            caller.wire(line, deadline).ask(pack(("CLIENT", "UNBLOCK", wire.client_id)), deadline)
             return True
         return False
 

@@ -1,7 +1,7 @@
 --- flags: allow-oom
 -- Settle these leases, make ready what is due, hand out the next jobs.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
---       10 paused   11 hint
+--       10 paused   11 hint   12 partitions
 -- ARGV  1 number   2 token for the new leases   3 how many of them
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
@@ -9,6 +9,7 @@
 -- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
+--       over how many lines the queue is known to go, or nothing
 --       then for each job: its id, its record, and its body if that is kept apart
 --- include record
 --- include once
@@ -17,6 +18,7 @@
 --- include promote
 
 local token, limit = ARGV[2], tonumber(ARGV[3])
+local lines = redis.call('GET', KEYS[12]) or ''
 
 -- --- settling ---
 
@@ -214,7 +216,7 @@ end
 -- The same answers again, and those of the same jobs that are still under these leases.
 local function again(seen)
     local colon = string.find(seen, ':', 1, true)
-    local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1) }
+    local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1), lines }
     local is_over = refusals()
     for _, id in ipairs(cmsgpack.unpack(sub(seen, colon + 1))) do
         local record = redis.call('HGET', KEYS[2], id)
@@ -226,10 +228,10 @@ local function again(seen)
 end
 
 local seen = earlier_answer()
-if seen == '' then return { '0', '0', '', '' } end
+if seen == '' then return { '0', '0', '', '', '' } end
 if seen then return again(seen) end
 
-local reply = { '0', string.format('%.0f', now), '', '' }
+local reply = { '0', string.format('%.0f', now), '', '', lines }
 reply[4] = settle()
 local taken = limit > 0 and reserve(reply) or {}
 remember(reply[4] .. ':' .. cmsgpack.pack(taken))

@@ -1,7 +1,8 @@
 --- flags: no-writes
 -- How many jobs stand where; what is past its time counts as ready.
--- KEYS  1 ready   2 delayed   3 reserved   4 buried   5 paused
--- =>    ready, delayed, reserved, buried, us until the pause ends or 0
+-- KEYS  1 ready   2 delayed   3 reserved   4 buried   5 paused   6 partitions
+-- =>    ready, delayed, reserved, buried, us until the pause ends or 0,
+--       over how many lines the queue is known to go or nothing
 --- include clock
 local due = redis.call('ZCOUNT', KEYS[2], '-inf', now)
 local abandoned = redis.call('ZCOUNT', KEYS[3], '-inf', now)
@@ -12,4 +13,5 @@ return {
     redis.call('ZCARD', KEYS[3]) - abandoned,
     redis.call('ZCARD', KEYS[4]),
     string.format('%.0f', math.max(pause, 0)),
+    redis.call('GET', KEYS[6]) or '',
 }

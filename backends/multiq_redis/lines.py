@@ -1,0 +1,83 @@
+"""Over how many lines a queue goes, and which of them a job stands in (docs/decisions/0008).
+
+Every URL says over how many lines it enqueues: ``?partitions=``. The server remembers the largest number that anybody
+has used, in a key of the queue's first line; everybody reads from that many, whatever his own URL says. So the number
+can be changed at any time, on one side first, and no job is left behind.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from typing import TYPE_CHECKING
+
+from . import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .caller import Callers
+
+MOST = 64
+_SAY_AGAIN = 30.0  # seconds until the server is told once more: it may have forgotten, in a failover or by hand
+_MOST_SAID = 10_000  # queues that are remembered to have been told of
+
+
+def how_many(text: str) -> int:
+    """Reads the option."""
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MOST):
+        raise ValueError(f"must be a whole number from 1 to {MOST}")
+    return int(text)
+
+
+class Lines:
+    """What one backend knows of its queues' lines."""
+
+    def __init__(self, callers: Callers, spread: int) -> None:
+        self.spread = spread
+        """Over how many lines this backend enqueues."""
+        self._callers = callers
+        self._known: dict[str, int] = {}  # queue -> how many lines it has, where they are more than our own
+        self._said_at: dict[str, float] = {}  # queue -> when the server was told of ours; monotonic
+
+    def home(self, queue: str, packed_id: bytes) -> str:
+        """The line that a job of this id is enqueued in."""
+        if self.spread == 1:
+            return queue
+        return keys.line(queue, zlib.crc32(packed_id) % self.spread)
+
+    def of(self, queue: str) -> list[str]:
+        """All lines that the queue is known to have."""
+        return [keys.line(queue, number) for number in range(self._known.get(queue, self.spread))]
+
+    def learn(self, queue: str, told: bytes) -> list[str]:
+        """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
+        known = self._known.get(queue, self.spread)
+        number = int(told or 1)
+        if number <= known:
+            return []
+        self._known[queue] = number
+        return [keys.line(queue, more) for more in range(known, number)]
+
+    def asked(self, queue: str) -> list[str]:
+        """All lines that the queue has, by what the server says now. Raises ``BackendError``."""
+        _, told, *_ = self._callers.call("glance", queue)
+        self.learn(queue, told)
+        return self.of(queue)
+
+    def others(self, queue: str, line: str) -> Sequence[str]:
+        """All lines but one: where else to look for a job that should be there. Raises ``BackendError``."""
+        return [other for other in self.asked(queue) if other != line]
+
+    def say(self, queue: str) -> None:
+        """Before jobs go to several lines: let everybody know. Raises ``BackendError``."""
+        now = time.monotonic()
+        if now - self._said_at.get(queue, -_SAY_AGAIN) < _SAY_AGAIN:
+            return
+        before, pause = self._callers.call("widen", queue, (self.spread,))
+        more = [keys.line(queue, number) for number in range(before, self.spread)]
+        if more and pause != b"0":
+            self._callers.call_each("pause", more, (pause,))
+        if len(self._said_at) >= _MOST_SAID:
+            self._said_at.clear()
+        self._said_at[queue] = now

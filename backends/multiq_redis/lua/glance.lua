@@ -1,0 +1,24 @@
+--- flags: no-writes
+-- Whether there is anything to hand out, in one line or in several on one server.
+-- KEYS  1 ready   2 delayed   3 reserved   4 paused   5 partitions
+--       and so on for each line
+-- =>    now, over how many lines the first one's queue is known to go or nothing
+--       then for each line: 1 if something is ready or due, else 0
+--       and when time alone changes that (us; nothing if never)
+--- include clock
+local function first_at(set)
+    local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
+    return first[2] and tonumber(first[2])
+end
+
+local reply = { string.format('%.0f', now), redis.call('GET', KEYS[5]) or '' }
+for at = 0, #KEYS - 1, 5 do
+    local paused = tonumber(redis.call('GET', KEYS[at + 4]) or 0)
+    local due_at, ends_at = first_at(KEYS[at + 2]), first_at(KEYS[at + 3])
+    local change_at = due_at and ends_at and math.min(due_at, ends_at) or due_at or ends_at
+    local is_due = redis.call('EXISTS', KEYS[at + 1]) == 1 or (change_at and change_at <= now)
+    if paused > now then is_due, change_at = false, paused end
+    reply[#reply + 1] = is_due and '1' or '0'
+    reply[#reply + 1] = change_at and not is_due and string.format('%.0f', change_at) or ''
+end
+return reply

@@ -1,0 +1,10 @@
+--- flags: none
+-- Over how many lines a queue goes, after whoever calls has said how many he uses. It never gets fewer.
+-- KEYS  1 partitions   2 paused
+-- ARGV  1 how many he uses
+-- =>    over how many it went before, us that its pause goes on or 0
+--- include clock
+local before = tonumber(redis.call('GET', KEYS[1]) or 1)
+if tonumber(ARGV[1]) > before then redis.call('SET', KEYS[1], ARGV[1]) end
+local pause = tonumber(redis.call('GET', KEYS[2]) or 0) - now
+return { before, string.format('%.0f', math.max(pause, 0)) }

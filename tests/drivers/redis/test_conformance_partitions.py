@@ -1,0 +1,48 @@
+"""The conformance suite with each queue spread over four lines of one server: all holds but the order between them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import pytest
+from servers.redis import RedisServer
+
+from multiq.conformance import Harness, suite
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multiq.backend import Backend
+
+
+SENT = {"eval", "evalsha", "bzpopmin", "client|unblock"}
+
+
+class PartitionsHarness(Harness):
+    """Random walks compare the order of everything with the model's, and are only taken where there is one order."""
+
+    walks = 0
+    rounds = 10
+    server: ClassVar[RedisServer]
+
+    def open(self) -> Backend:
+        return open_backend(f"{self.server.unix_url}?partitions=4")
+
+    def restart(self) -> None:
+        self.server.stop()
+        self.server.start()
+
+    def requests_served(self) -> int:
+        # only what a client sends: inside a script one question is asked of each line
+        stats = self.server.ask("INFO", "commandstats")
+        return sum(told["calls"] for name, told in stats.items() if name.removeprefix("cmdstat_") in SENT)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> Iterator[None]:
+    with RedisServer(appendonly="yes") as PartitionsHarness.server:
+        yield
+
+
+globals().update(suite(PartitionsHarness))
