@@ -8,6 +8,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from . import notices
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, NewJob, State
 from .codec import encode_json
 from .errors import ArgumentsInvalid, BackendTimeout, BackendUnavailable, QueueEmpty
@@ -251,6 +252,8 @@ def put(
         ids = backend.enqueue(queue, jobs, connection=connection)
     else:
         ids = _persist(backend, lambda: backend.enqueue(queue, jobs))
+    if notices.waiting:
+        notices.heed()
     return [JobHandle(backend, queue, job_id) for job_id in ids]
 
 

@@ -103,6 +103,7 @@ class Child:
         self._aborted = False
         self._given_back = threading.Event()
         self._paused = False
+        self._was_paused = False
         self._taken = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -113,15 +114,13 @@ class Child:
         self._runner = Runner(app, self._limits)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
-        # inline, a job has the loop's own thread, so somebody else must keep leases alive
-        self._heartbeat = Heartbeat(self._tick, on_death=self.abort) if self._is_inline else None
+        self._heartbeat = Heartbeat(self._beat, on_death=self.abort)
 
     # --- from outside ---
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
-        if self._heartbeat is not None:
-            self._heartbeat.start()
+        self._heartbeat.start()
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
         try:
             while self._stopping is None:
@@ -130,8 +129,7 @@ class Child:
         finally:
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
-            if self._heartbeat is not None:
-                self._heartbeat.close()
+            self._heartbeat.close()
             self._executor.close()
             self._pump.close()
         return self._stopped()
@@ -159,17 +157,13 @@ class Child:
 
     def pause(self) -> None:
         """Reserve nothing until ``resume``; what runs goes on, and so do its heartbeats."""
-        if not self._paused:
-            self._paused = True
-            self._events.emit(WorkerPaused(worker=self.name))
-            self._nudge()
+        self._paused = True
+        self._nudge()
 
     def resume(self) -> None:
         """Reserve again."""
-        if self._paused:
-            self._paused = False
-            self._events.emit(WorkerResumed(worker=self.name))
-            self._nudge()
+        self._paused = False
+        self._nudge()
 
     # --- the loop ---
 
@@ -178,6 +172,8 @@ class Child:
         executor = self._executor
         if not self._is_inline:
             self._tick()
+        if self._paused != self._was_paused:
+            self._tell_pause()
         finished = executor.take_finished()
         room = self._room()
         if room <= 0:
@@ -195,6 +191,12 @@ class Child:
             executor.start(leases)
         elif executor.busy == 0:
             self._found_nothing()
+
+    def _tell_pause(self) -> None:
+        """Told by the loop itself: from now on it reserves nothing, or again."""
+        self._was_paused = self._paused
+        kind = WorkerPaused if self._was_paused else WorkerResumed
+        self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
         """How many more jobs to ask for."""
@@ -220,7 +222,7 @@ class Child:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
             return 0.0 if self._settings.stop_when_empty and not self._paused else _IDLE
-        return min(self._pump.next_beat_in(), self._limits.next_in(), TICK if self._executor.waiting else _BUSY)
+        return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
@@ -241,17 +243,21 @@ class Child:
                 self.abort()
                 return
             self._pump.beat()
-            self._watch_limits()
             self._changed.wait(TICK)
             self._changed.clear()
 
     # --- beside the jobs ---
 
+    def _beat(self) -> None:
+        """The heartbeat's work. Inline, a job has the loop's own thread, so what else the loop does is done here."""
+        self._watch_limits()
+        if self._is_inline:
+            self._tick()
+
     def _tick(self) -> None:
         """While jobs are held: keep leases alive; let no long job keep finished or waiting ones."""
         executor = self._executor
         self._pump.beat()
-        self._watch_limits()
         if executor.running_for() > TICK:
             self._give_back_waiting()
             finished = executor.take_finished()
@@ -274,8 +280,6 @@ class Child:
 
     def _hold(self, holding: bool) -> None:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
-        if self._heartbeat is None:
-            return
         if holding:
             self._heartbeat.holding.set()
         else:

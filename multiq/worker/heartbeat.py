@@ -1,4 +1,4 @@
-"""What must go on while a job has the worker's own thread: touching leases, and not keeping others waiting."""
+"""What must go on beside the jobs: watching their limits; inline also touching leases and keeping nobody waiting."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from multiq.backend import Abandon, Ack, GiveBack, Lease, Touch
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
 
-from .ledger import ACKED, LedgerReader
+from .ledger import ACKED, WAITING, LedgerReader
 from .limits import Limits
 from .runner import Runner
 
@@ -38,6 +38,8 @@ _log = logging.getLogger("multiq.keeper")
 
 TIMED_OUT = "timeout"
 """How a child died that was killed for a job over its time limit."""
+CUT_SHORT = "asked to"
+"""How a child ended that was told to end now."""
 
 _LOOK = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in between
 _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
@@ -112,7 +114,7 @@ class Keeper:
         lease = _lease(entry)
         if entry.mark == ACKED:
             return Ack(lease)
-        if entry.mark == 0:
+        if entry.mark == WAITING or how == CUT_SHORT:
             return GiveBack(lease)
         if how != TIMED_OUT:
             return Abandon(lease, f"its worker process died: {how}")

@@ -13,6 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from multiq import notices
 from multiq.retry import SoftTimeout
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ _raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
 class Limit:
     """One running job and its moments, as ``time.monotonic``."""
 
-    __slots__ = ("call", "is_told", "kill_at", "tell_at", "thread")
+    __slots__ = ("call", "has_notice", "is_told", "kill_at", "tell_at", "thread")
 
     def __init__(self, call: Call, timeout: float, kill_after: float, thread: int | None) -> None:
         now = time.monotonic()
@@ -38,6 +39,7 @@ class Limit:
         self.kill_at = now + timeout + kill_after
         self.thread = thread  # None: a coroutine, which its loop cancels
         self.is_told = thread is None
+        self.has_notice = False
 
 
 class Limits:
@@ -65,7 +67,10 @@ class Limits:
     def end(self, limit: Limit) -> None:
         """It has ended: nothing is raised any more. May be called twice."""
         with self._lock:
-            if self._running.pop(id(limit), None) is not None and limit.thread is not None and limit.is_told:
+            if self._running.pop(id(limit), None) is None or limit.thread is None:
+                return
+            notices.waiting.discard(limit.thread)
+            if limit.is_told:
                 _raise_in_thread(ctypes.c_ulong(limit.thread), None)  # takes back what has not got there yet
 
     def tell(self) -> None:
@@ -75,9 +80,8 @@ class Limits:
         now = time.monotonic()
         with self._lock:
             for limit in self._running.values():
-                if limit.tell_at <= now and not limit.is_told and limit.thread and self._is_in_own_code(limit.thread):
-                    limit.is_told = True
-                    _raise_in_thread(ctypes.c_ulong(limit.thread), ctypes.py_object(SoftTimeout))
+                if limit.tell_at <= now and not limit.is_told and limit.thread is not None:
+                    self._tell(limit, limit.thread)
 
     def overdue(self) -> list[Call]:
         """What did not listen, each once."""
@@ -90,11 +94,16 @@ class Limits:
                 limit.kill_at = float("inf")
         return [limit.call for limit in late]
 
-    def next_in(self) -> float:
-        """Seconds until there is something to do; a job that could not be told is tried again soon."""
-        with self._lock:
-            moments = [limit.kill_at if limit.is_told else limit.tell_at for limit in self._running.values()]
-        return max(0.01, min(moments, default=float("inf")) - time.monotonic())
+    def _tell(self, limit: Limit, thread: int) -> None:
+        if limit.has_notice and thread not in notices.waiting:  # it was told on its way out
+            limit.is_told = True
+        elif self._is_in_own_code(thread):
+            notices.waiting.discard(thread)
+            limit.is_told = True
+            _raise_in_thread(ctypes.c_ulong(thread), ctypes.py_object(SoftTimeout))
+        else:
+            limit.has_notice = True
+            notices.waiting.add(thread)
 
     def _is_in_own_code(self, thread: int) -> bool:
         """Whether a thread is in its job's own code, all the way down from the runner's."""

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
-from .keeper import TIMED_OUT
+from .keeper import CUT_SHORT, TIMED_OUT
 from .ledger import NEVER, LedgerReader
 from .signals import SignalInbox
 
@@ -147,7 +147,7 @@ class Supervisor:
         """Start what should run and does not."""
         now = time.monotonic()
         if self._keeper is None and self._keeper_at <= now:
-            self._keeper_at = now + _LONGEST_BRAKE
+            self._keeper_at = now + _HEALTHY
             self._keeper = self._fork(lambda: self._keep(self._folder, self._keepers_bell), is_child=False)
         for slot in self._slots:
             if slot.pid is None and not self._stops and slot.start_at <= now:
@@ -208,7 +208,7 @@ class Supervisor:
     def _note_end(self, slot: Slot, pid: int, code: int) -> None:
         how = _how(code)
         was_late = slot.is_timed_out or code == EXIT_OVERDUE
-        self._leave_to_keeper(slot, TIMED_OUT if was_late else how, held=code not in {EXIT_OK, EXIT_CUT_SHORT})
+        self._leave_to_keeper(slot, TIMED_OUT if was_late else CUT_SHORT if code == EXIT_CUT_SHORT else how)
         slot.forget()
         if self._stops or (self._once and code == EXIT_OK):
             slot.start_at = NEVER
@@ -225,14 +225,11 @@ class Supervisor:
         slot.start_at = time.monotonic() + brake
         _log.warning("worker process %d %s; another one starts in %.1f s", pid, how, brake)
 
-    def _leave_to_keeper(self, slot: Slot, how: str, *, held: bool) -> None:
-        """What a dead child held is settled by the keeper; one that ended well has settled it all."""
+    def _leave_to_keeper(self, slot: Slot, how: str) -> None:
+        """What a dead child held is settled by the keeper: nothing, if it ended as it should."""
         with contextlib.suppress(FileNotFoundError):  # it died before it could make one
-            if held:
-                slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
-                self._bell.send(b"\0")
-            else:
-                slot.ledger.unlink()
+            slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
+            self._bell.send(b"\0")
 
     def _kill_the_late(self) -> None:
         """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""

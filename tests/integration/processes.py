@@ -11,6 +11,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from worker_app import read_diary
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -69,6 +71,9 @@ def worker(folder: Path, url: str, arguments: str = "") -> Iterator[WorkerProces
     process = WorkerProcess(folder, url, arguments)
     try:
         yield process
+    except BaseException as exc:
+        exc.add_note(f"the worker's log:\n{process.log}\nits diary:\n{read_diary(process.diary)}")
+        raise
     finally:
         process.kill()
 

@@ -6,16 +6,17 @@ Lines are written with one ``write`` each to a file opened for appending, so the
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import ctypes
 import os
 import re
+import resource
 import signal
 import time
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import multiq
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from multiq.worker.pump import Pump
 
 app = multiq.App()
 _SLOW_PATTERN = re.compile(r"(a?){20}a{20}")
@@ -81,3 +82,101 @@ def hold_the_gil(number: int, seconds: float) -> None:
 def fail(number: int) -> None:
     note("start", number)
     raise ValueError(f"number {number} is not to my liking")
+
+
+@app.task(ttr=1, max_attempts=2, backoff=0.05)
+def clutch(number: int, seconds: int) -> None:
+    """One call into C that keeps the interpreter to itself: ``PyDLL`` does not let go of the lock."""
+    note("start", number)
+    ctypes.PyDLL(None).sleep(seconds)
+    note("end", number)
+
+
+@app.task(timeout=0.3, max_attempts=2, backoff=0.05)
+def endless(number: int, way: str) -> None:
+    """Runs for minutes, in one of the ways in which a job can be deaf to its time limit, or not."""
+    note("start", number)
+    if way == "told":
+        while True:
+            time.sleep(0.01)
+    elif way == "asleep":
+        time.sleep(300)
+    elif way == "deaf":
+        while True:
+            with contextlib.suppress(BaseException):
+                time.sleep(0.01)
+    else:
+        ctypes.PyDLL(None).sleep(300)
+
+
+@app.task(timeout=0.3, max_attempts=2, backoff=0.05)
+async def aendless(number: int, way: str) -> None:
+    """The same as a coroutine."""
+    note("start", number)
+    if way == "told":
+        await asyncio.sleep(300)
+    elif way == "asleep":
+        time.sleep(300)  # noqa: ASYNC251 - the mistake that it is
+    elif way == "deaf":
+        while True:
+            with contextlib.suppress(BaseException):
+                await asyncio.sleep(0.01)
+    else:
+        ctypes.PyDLL(None).sleep(300)
+
+
+@app.task(timeout=0.5, max_attempts=1)
+def flood(number: int) -> None:
+    """Enqueues for as long as it may, so that its time is over in the middle of a driver's call."""
+    note("start", number)
+    sent = 0
+    try:
+        while True:
+            quick.options(queue="flood").enqueue(sent)
+            sent += 1
+    except TimeoutError:
+        quick.options(queue="flood").enqueue(-1)
+        note("sent", sent)
+        raise
+
+
+@app.task(timeout=0.5, max_attempts=1)
+async def aflood(number: int) -> None:
+    """The same, cancelled in the middle of a call."""
+    note("start", number)
+    sent = 0
+    try:
+        while True:
+            await quick.options(queue="flood").aenqueue(sent)
+            sent += 1
+    except asyncio.CancelledError:
+        await asyncio.shield(quick.options(queue="flood").aenqueue(-1))
+        note("sent", sent)
+        raise
+
+
+@app.task(max_attempts=2, backoff=0.05)
+def greedy(number: int) -> None:
+    """Asks for more memory than its process may have."""
+    note("start", number)
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**30, hard))
+    try:
+        bytearray(2**31)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+@app.task(ttr=2, max_crashes=0)
+def kill_a_thread(number: int) -> None:
+    """The thread that watches over this job dies of an error of its own, once."""
+    note("start", number)
+    if _diary is not None and len(read_diary(Path(_diary))) > 1:
+        note("end", number)
+        return
+
+    def die(self: Pump) -> None:
+        raise RuntimeError("an error that nobody thought of")
+
+    Pump.beat = die  # type: ignore[method-assign]  # this process is lost anyway
+    time.sleep(300)

@@ -1,0 +1,51 @@
+"""A store for workers, on each backend: private, empty, and gone when the test is."""
+
+from __future__ import annotations
+
+import contextlib
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from servers.beanstalk import BeanstalkServer
+from servers.mysql import MysqlServer, running
+from servers.redis import RedisServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+
+@contextlib.contextmanager
+def _sqlite(folder: Path) -> Iterator[str]:
+    yield f"sqlite:///{folder}/jobs.db"
+
+
+@contextlib.contextmanager
+def _redis(_folder: Path) -> Iterator[str]:
+    with RedisServer() as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def _beanstalk(_folder: Path) -> Iterator[str]:
+    with BeanstalkServer() as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def _mysql(_folder: Path) -> Iterator[str]:
+    with contextlib.ExitStack() as stack:
+        databases = running() or stack.enter_context(MysqlServer())
+        yield stack.enter_context(databases.database()).url
+
+
+#: a backend's name -> its store, as the URL
+STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
+    "sqlite": _sqlite,
+    "redis": _redis,
+    "beanstalk": _beanstalk,
+    "mysql": _mysql,
+}
+
+NAMES = [name for name in STORES if find_spec(f"multiq_{name}.backend")]

@@ -1,0 +1,332 @@
+"""What goes wrong with workers, on each backend, with real processes and real signals. W1 to W15 name the faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from processes import until, worker
+from stores import NAMES, STORES
+from worker_app import (
+    aendless,
+    aflood,
+    app,
+    clutch,
+    endless,
+    flood,
+    greedy,
+    kill_a_thread,
+    nap,
+    quick,
+    read_diary,
+    suicide,
+)
+
+from multiq import State
+from multiq.backend import Ack, NewJob
+from multiq.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from processes import WorkerProcess
+
+WAYS = ["told", "asleep", "deaf", "stuck"]
+
+
+@pytest.fixture(params=NAMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store, and the test app's producer side on it."""
+    with STORES[request.param](tmp_path) as url:
+        app.connect(url)
+        yield url
+        app.close()
+
+
+def words(process: WorkerProcess, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(process.diary) if said == word]
+
+
+def pid_of(process: WorkerProcess, job: int) -> int:
+    """The process in which a job began last."""
+    until(lambda: job in words(process, "start"))
+    return [pid for said, number, pid, _ in read_diary(process.diary) if (said, number) == ("start", job)][-1]
+
+
+def counts() -> tuple[int | None, ...]:
+    stats = app.queue().stats()
+    return stats.ready, stats.delayed, stats.reserved, stats.buried
+
+
+# --- deaths ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["processes=2", "processes=1", "processes=2, threads=3", "processes=1, concurrency=3"])
+def test_w1_the_job_of_a_killed_child_starts_again_at_once(tmp_path: Path, url: str, mode: str) -> None:
+    # Given a child in the middle of a long job, whose lease would last for a minute
+    long = nap.options(ttr=60).enqueue(0, 300)
+    with worker(tmp_path, url, mode) as process:
+        victim = pid_of(process, 0)
+        # When the one is killed
+        os.kill(victim, signal.SIGKILL)
+        # Then its job starts again, in another process, long before its lease would have ended
+        until(lambda: words(process, "start").count(0) == 2, timeout=20)
+        assert pid_of(process, 0) != victim
+        info = long.peek()
+        assert info.attempt in {2, None}
+        assert info.crashes in {1, None}
+        if app.backend.capabilities.reasons:
+            assert info.reason == "its worker process died: was killed by SIGKILL"
+
+
+def test_w1_jobs_that_finished_before_the_kill_are_not_run_again(tmp_path: Path, url: str) -> None:
+    # Given an inline child that has done short jobs, not yet settled, and is now in a job that kills it
+    if not app.backend.capabilities.portable_leases:
+        pytest.skip("its leases die with its connection: nobody else can settle them")
+    quick.enqueue_many([(number,) for number in range(200)])
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: len(words(process, "end")) == 200)  # it has learnt that jobs are short
+        app.queue().pause(60)
+        quick.enqueue_many([(number,) for number in range(1000, 1010)])
+        suicide.enqueue(5000)
+        app.queue().resume()
+        until(lambda: words(process, "start").count(5000) == 3 and counts() == (0, 0, 0, 1))
+        # Then each of the short ones ran once
+        assert sorted(words(process, "end")) == [*range(200), *range(1000, 1010)]
+
+
+def test_w2_when_the_whole_worker_is_killed_its_jobs_start_again_elsewhere(tmp_path: Path, url: str) -> None:
+    # Given a worker with its supervisor, killed as by the loss of its machine
+    handle = nap.enqueue(1, 300)  # its ttr is 2
+    with worker(tmp_path, url, "processes=1") as process:
+        pid_of(process, 1)
+        process.kill()
+    # When another one is there, then it gets the job when the lease is over, and the crash is counted
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: words(process, "start").count(1) == 2)
+        info = handle.peek()
+        assert (info.attempt or 2, info.crashes or 1) == (2, 1)
+
+
+def test_w3_a_job_that_asks_for_too_much_memory_fails_and_its_process_lives(tmp_path: Path, url: str) -> None:
+    handle = greedy.enqueue(1)
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: handle.state() is State.BURIED)
+        quick.enqueue(2)
+        until(lambda: 2 in words(process, "end"))
+        assert {pid for _, _, pid, _ in read_diary(process.diary)} == {pid_of(process, 2)}
+        assert "MemoryError" in process.log
+
+
+def test_w8_a_poison_job_is_buried_after_its_crashes_and_the_workers_live_on(tmp_path: Path, url: str) -> None:
+    # Given a job that kills its process each time
+    handle = suicide.enqueue(1)
+    with worker(tmp_path, url, "processes=2") as process:
+        # Then it is buried after three runs, and the workers still work
+        until(lambda: handle.state() is State.BURIED)
+        assert words(process, "start") == [1, 1, 1]
+        quick.enqueue(2)
+        until(lambda: 2 in words(process, "end"))
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.log
+
+
+def test_w15_a_worker_whose_watching_thread_dies_ends_and_is_replaced(tmp_path: Path, url: str) -> None:
+    # Given a job during which the heartbeat dies of an error
+    kill_a_thread.enqueue(1)
+    with worker(tmp_path, url, "processes=1") as process:
+        # Then its process does not go on as if all were well: the job runs again, in another one
+        until(lambda: 1 in words(process, "end"))
+        assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
+        assert "an error that nobody thought of" in process.log
+
+
+# --- the hung and the stuck --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=3"])
+def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_are_not_blamed(
+    tmp_path: Path, url: str, mode: str, way: str
+) -> None:
+    # Given a job that runs for minutes, and neighbours that take a second and have one attempt only
+    late = endless.enqueue(1, way)
+    # what a stuck process has asked for and cannot read any more is nobody's until its lease ends
+    is_strict = way != "stuck" and bool(app.backend.capabilities.give_back)
+    neighbour = nap.options(ttr=60, max_attempts=1) if is_strict else nap.options(ttr=5)
+    neighbours = neighbour.enqueue_many([(number, 1.0) for number in range(10, 13)])
+    with worker(tmp_path, url, f"{mode}, kill_after=0.3") as process:
+        # Then it is ended and tried again, as often as it may be, and buried
+        until(lambda: late.state() is State.BURIED)
+        assert words(process, "start").count(1) == 2
+        if app.backend.capabilities.reasons:
+            assert late.peek().reason == "the task ran longer than its timeout of 0.3 s"
+        # And the neighbours were all done, none with an attempt that was not its own
+        until(lambda: counts() == (0, 0, 0, 1))
+        assert set(words(process, "end")) == {10, 11, 12}
+        assert all(handle.state() is State.GONE for handle in neighbours)
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_w4_a_coroutine_over_its_time_limit_ends_whatever_it_does(tmp_path: Path, url: str, way: str) -> None:
+    late = aendless.enqueue(1, way)
+    with worker(tmp_path, url, "processes=1, concurrency=3, kill_after=0.3") as process:
+        until(lambda: late.state() is State.BURIED)
+        assert words(process, "start") == [1, 1]
+        quick.enqueue(2)
+        until(lambda: 2 in words(process, "end"))
+
+
+def test_a_job_that_keeps_the_interpreter_to_itself_for_three_leases_is_run_once(tmp_path: Path, url: str) -> None:
+    # Given a job that holds the lock for three times its ttr, and a worker beside it that would take it over
+    if not app.backend.capabilities.portable_leases:
+        pytest.skip("nobody but its own connection can touch a lease: docs/worker.md says so")
+    clutch.enqueue(1, 3)
+    with worker(tmp_path, url, "processes=2") as process:
+        until(lambda: 1 in words(process, "end"))
+        until(lambda: counts() == (0, 0, 0, 0))
+        assert words(process, "start") == [1]
+        assert "lost" not in process.log
+
+
+def test_w5_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_what_others_took_over(
+    tmp_path: Path, url: str
+) -> None:
+    # Given a worker that is stopped in the middle of a job, its keeper included
+    handle = nap.options(ttr=1).enqueue(1, 3)
+    with worker(tmp_path, url, "processes=1") as first:
+        pid_of(first, 1)
+        group = [psutil.Process(first.process.pid), *psutil.Process(first.process.pid).children()]
+        for member in group:
+            member.suspend()
+        # When another worker has got the job since, and the first one goes on
+        with worker(tmp_path, url, "processes=1") as second:
+            until(lambda: words(second, "start").count(1) == 2)
+            for member in group:
+                member.resume()
+            # Then the first one's verdict is refused, and the second one's counts
+            until(lambda: "lost" in first.log)
+            until(lambda: handle.state() is State.GONE)
+            until(lambda: words(second, "end").count(1) == 2)
+            assert "lost" not in second.log
+
+
+def test_a_stopped_child_s_job_is_not_kept_alive_by_the_keeper(tmp_path: Path, url: str) -> None:
+    # Given a child that somebody has stopped, alone
+    nap.options(ttr=1).enqueue(1, 3)
+    with worker(tmp_path, url, "processes=2") as process:
+        victim = psutil.Process(pid_of(process, 1))
+        victim.suspend()
+        # Then its job goes to another one, as it does not go on here
+        until(lambda: words(process, "start").count(1) == 2)
+        victim.resume()
+        until(lambda: words(process, "end").count(1) == 2)
+
+
+@pytest.mark.parametrize("task", [flood, aflood])
+def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connection_in_step(
+    tmp_path: Path, url: str, task: object
+) -> None:
+    # Given a job whose time is over while it enqueues, and who enqueues one more then
+    handle = task.enqueue(1)  # type: ignore[attr-defined]
+    mode = "processes=1" if task is flood else "processes=1, concurrency=2"
+    with worker(tmp_path, url, mode) as process:
+        until(lambda: handle.state() is State.BURIED)
+        (sent,) = words(process, "sent")
+    # Then everything that it was told to be there is there, once and in its order; the call that was cut may be, too
+    with app.backend.consumer(["flood"]) as consumer:
+        bodies = []
+        while leases := consumer.reserve(500, 0):
+            bodies += [json.loads(lease.body)["args"][0] for lease in leases]
+            consumer.settle([Ack(lease) for lease in leases])
+    assert bodies in ([*range(sent), -1], [*range(sent + 1), -1])
+
+
+# --- what cannot be understood -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("body", [b"", b"\x00\xff garbage", b"[1, 2", b'{"multiq": 99, "task": "quick"}', b'"text"'])
+def test_w9_what_cannot_be_read_is_buried_as_it_is_and_the_worker_goes_on(
+    tmp_path: Path, url: str, body: bytes
+) -> None:
+    app.backend.enqueue("default", [NewJob(body, new_id())])
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: counts() == (0, 0, 0, 1))
+        (buried,) = app.queue().jobs("buried", limit=1)
+        assert buried.body == body
+        quick.enqueue(2)
+        until(lambda: 2 in words(process, "end"))
+
+
+def test_w10_an_unknown_task_waits_for_the_deployment_that_brings_it(tmp_path: Path, url: str) -> None:
+    app.backend.enqueue("default", [NewJob(b'{"multiq": 1, "task": "os.system", "args": ["true"]}', new_id())])
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: counts() == (0, 1, 0, 0))
+        assert "knows no task 'os.system'" in process.log
+
+
+# --- nobody is left behind ---------------------------------------------------------------------------------
+
+
+def test_w7_a_program_that_has_used_its_connections_can_start_workers(tmp_path: Path, url: str) -> None:
+    # Given a program that enqueues, and looks, before it starts a worker, and goes on after it
+    start = "[worker_app.quick.enqueue(n) for n in range(20)] and worker_app.app.queue().stats().ready and 2"
+    with worker(tmp_path, url, f"processes={start}, stop_when_empty=True") as process:
+        assert process.wait() == 0, process.log
+        assert sorted(words(process, "end")) == list(range(20))
+    assert counts() == (0, 0, 0, 0)
+
+
+def test_when_the_supervisor_is_killed_nothing_is_left_of_it(tmp_path: Path, url: str) -> None:
+    # Given a supervisor with children at work
+    nap.options(ttr=60).enqueue(1, 1.5)
+    with worker(tmp_path, url, "processes=2") as process:
+        pid_of(process, 1)
+        family = psutil.Process(process.process.pid).children()
+        assert len(family) == 3
+        # When it is killed
+        os.kill(process.process.pid, signal.SIGKILL)
+        # Then the children end what they have begun, and all processes end
+        until(lambda: not any(_lives(member) for member in family))
+        assert words(process, "end") == [1]
+    assert counts() == (0, 0, 0, 0)
+
+
+def test_a_keeper_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Path, url: str) -> None:
+    with worker(tmp_path, url, "processes=1") as process:
+        process.wait_until_working()
+        supervisor = psutil.Process(process.process.pid)
+        quick.enqueue(1)
+        child = pid_of(process, 1)
+        (keeper,) = [member.pid for member in supervisor.children() if member.pid != child]
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: "the keeper died" in process.log)
+        until(lambda: len(supervisor.children()) == 2)
+        quick.enqueue(2)
+        until(lambda: 2 in words(process, "end"))
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.log
+
+
+def test_a_service_manager_that_signals_the_whole_group_stops_it_gracefully(tmp_path: Path, url: str) -> None:
+    # Given a job that takes its time
+    nap.enqueue(1, 1.0)
+    with worker(tmp_path, url, "processes=2") as process:
+        pid_of(process, 1)
+        # When every process of the worker gets SIGTERM, as from systemd
+        os.killpg(process.process.pid, signal.SIGTERM)
+        # Then the job is finished, and the end is a good one
+        assert process.wait() == 0, process.log
+        assert words(process, "end") == [1]
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
