@@ -11,7 +11,7 @@ from multiq.errors import UrlInvalid
 from multiq.ids import new_id, new_ids
 from multiq.registry import open_backend
 from multiq_redis import keys
-from multiq_redis.jobs import microseconds, pack_id, unpack_id
+from multiq_redis.jobs import microseconds, new_jobs, pack_id, pack_ids, unpack_id
 from multiq_redis.servers import slot_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,23 @@ def test_an_id_comes_back_as_it_was(job_id: str) -> None:
 
 def test_no_two_ids_are_stored_alike() -> None:
     assert len({pack_id(job_id) for job_id in IDS}) == len(IDS)
+    assert pack_ids(IDS) == [pack_id(job_id) for job_id in IDS]
     assert [len(pack_id(job_id)) == 16 for job_id in IDS] == [True] + [False] * (len(IDS) - 1)
+
+
+@pytest.mark.parametrize("odd", IDS, ids=map(str, range(len(IDS))))
+def test_many_ids_are_packed_as_one_by_one(odd: str) -> None:
+    good = new_ids(5)
+    for ids in ([*good, odd], [odd, *good], [odd + good[0], *good], [good[0] + odd], [odd[:10], odd[10:], *good]):
+        assert pack_ids(ids) == [pack_id(job_id) for job_id in ids]
+    # together as long as two, and with dashes where two would have them
+    assert pack_ids([good[0][:35], good[0][35:] + good[1]]) == [pack_id(good[0][:35]), pack_id(good[0][35:] + good[1])]
+    assert pack_ids(good) == [pack_id(job_id) for job_id in good]
+
+
+def test_of_an_id_that_comes_twice_in_a_batch_the_first_is_taken_in_its_place() -> None:
+    jobs = [NewJob(b"1", "a"), NewJob(b"2", "b", ttr=70), NewJob(b"3", "a"), NewJob(b"4", "c")]
+    assert new_jobs(jobs) == new_jobs([jobs[0], jobs[1], jobs[3]])
 
 
 @pytest.mark.parametrize(("seconds", "expected"), [(0.0, 0), (1e-9, 1), (0.1, 100_000), (1.0000001, 1_000_001)])
