@@ -209,7 +209,9 @@ class MysqlLimit:
 
     def __init__(self, body: bytes, **address: Any) -> None:
         self._body = body
-        self._db = pymysql.connect(**{**address, "autocommit": True, "client_flag": CLIENT.MULTI_STATEMENTS})
+        self._db = pymysql.connect(
+            **{**address, "autocommit": True, "ssl_disabled": True, "client_flag": CLIENT.MULTI_STATEMENTS}
+        )
         self._cursor = self._db.cursor()
         self._ask("DROP TABLE IF EXISTS plain")
         self._ask(self._TABLE)

@@ -94,14 +94,19 @@ class MysqlDatabases:
         place: dict[str, Any] = {"host": self.host, "port": self.port}
         if self.socket is not None:
             place["unix_socket"] = str(self.socket)
-        patience = {"connect_timeout": int(PATIENCE), "read_timeout": 600, "autocommit": True}
+        usual = {
+            "connect_timeout": int(PATIENCE),
+            "read_timeout": 600,
+            "autocommit": True,
+            "ssl_disabled": True,  # or PyMySQL reads the system's authorities for each connection
+        }
         return pymysql.connect(
             **{
                 **place,
                 "user": self.user,
                 "password": self.password.encode(),
                 "database": database,
-                **patience,
+                **usual,
                 **options,
             }
         )
