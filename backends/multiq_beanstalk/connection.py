@@ -28,6 +28,7 @@ _LINGER_NOT = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
 _LONGEST_LINE = 512  # bytes; the server's are shorter
 _DEFAULT = "default"
+_NOTHING = b"list-tube-used\r\n"  # whose reply is one line
 
 #: replies that end with the length of a body, which follows
 _WITH_BODY = (b"RESERVED ", b"FOUND ", b"OK ")
@@ -50,7 +51,8 @@ class Wire:
         """What the server says of itself, once it was asked here."""
         self._buffer = b""
         self._at = 0  # in the buffer
-        self._granted = 0.0  # seconds that the next send or receive may take
+        self._granted = 0.0  # seconds that the next receive may take
+        self._unread = 0  # replies to pokes
 
     @property
     def is_closed(self) -> bool:
@@ -61,13 +63,22 @@ class Wire:
         if self.is_closed:
             return False
         try:
-            self.sock.recv(1, socket.MSG_DONTWAIT)
+            if self.sock.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) and self._unread:
+                return True
         except BlockingIOError:
             return True
         except OSError:
             pass
         self.close()
         return False
+
+    def poke(self) -> None:
+        """Say something that means nothing, and let its reply be read with the next one."""
+        with contextlib.suppress(OSError):
+            if self.sock.send(_NOTHING, socket.MSG_DONTWAIT) == len(_NOTHING):
+                self._unread += 1
+            else:
+                self.drop()
 
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
         """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
@@ -87,6 +98,9 @@ class Wire:
     def read(self, deadline: float) -> Reply:
         """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
         try:
+            while self._unread:
+                self._read_line(deadline)
+                self._unread -= 1
             line = self._read_line(deadline)
             if not line.startswith(_WITH_BODY):
                 return line, b""

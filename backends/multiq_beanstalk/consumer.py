@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Release, Touch
 from multiq.errors import BackendError, LeaseLost
 
+from .clock import now
 from .doubts import Doubts
 from .ear import Ear
 from .facts import tube_facts
 from .failures import FAILURES, explain, refused
-from .holding import Holding, Reserved, now
+from .holding import Holding, Reserved
 from .jobs import RESERVE, whole_seconds
 from .wires import forks
 
@@ -135,8 +136,11 @@ class BeanstalkConsumer(Consumer):
     def _trade(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
         if self._generation != forks.generation:
             self._start_over()
-        trade = _Trade(verdicts, limit)
-        deadline = self._wires.deadline()
+        with self._holding.lock:
+            return self._trade_locked(_Trade(verdicts, limit))
+
+    def _trade_locked(self, trade: _Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
+        verdicts, limit, deadline = trade.verdicts, trade.limit, self._wires.deadline()
         said = self._sort(trade, deadline) if verdicts else {}
         on_main = said.pop(self._main, ()) if self._main is not None else ()
         for wire, some in said.items():
@@ -388,7 +392,8 @@ class BeanstalkConsumer(Consumer):
                 wire.close()
                 raise refused(line, self._wires.address)
             return []
-        return self._begin_late(wire, Reserved(line.split()[1], body, sent_at), deadline)
+        with self._holding.lock:
+            return self._begin_late(wire, Reserved(line.split()[1], body, sent_at), deadline)
 
     def _begin_late(self, wire: Wire, job: Reserved, deadline: float) -> list[Lease]:
         """The lease of a job that was waited for: as nobody knows when it began, it begins anew."""

@@ -6,26 +6,21 @@ server would let us delete a job whose lease has ended, whoever had it since: th
 
 from __future__ import annotations
 
+import math
 import os
-import time
+import threading
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import Lease
 
+from .clock import now
 from .facts import job_facts
+from .sentry import POKES, sentry
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .connection import Reply, Wire
-
-
-def now() -> float:
-    """Seconds by a clock that goes on while the machine is suspended, where there is one, as the server's does."""
-    return time.clock_gettime(_CLOCK)
-
-
-_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Reserved(NamedTuple):
@@ -40,7 +35,7 @@ class Reserved(NamedTuple):
 class Held:
     """A lease, and what its job's counters were when it began."""
 
-    __slots__ = ("buries", "ends_at", "releases", "reserves", "ttr", "wire")
+    __slots__ = ("buries", "ends_at", "pokes", "releases", "reserves", "ttr", "wire")
 
     def __init__(self, wire: Wire, ends_at: float, ttr: int, reserves: int, releases: int, buries: int) -> None:
         self.wire = wire
@@ -49,6 +44,7 @@ class Held:
         self.reserves = reserves
         self.releases = releases
         self.buries = buries
+        self.pokes = 0  # since its end
 
     def extend(self, touched_at: float) -> None:
         """It was touched by a command that was sent then."""
@@ -56,9 +52,10 @@ class Held:
 
 
 class Holding:
-    """By token, all leases of one consumer."""
+    """By token, all leases of one consumer. Whoever says something on their connections has the lock."""
 
     def __init__(self) -> None:
+        self.lock = threading.Lock()
         self._held: dict[str, Held] = {}
         self._prefix = os.urandom(6).hex()
         self._count = 0
@@ -95,6 +92,7 @@ class Holding:
         *touched*: a touch was sent with it. A job that is not ours any more has none.
         """
         leases = []
+        first_end = math.inf
         for job, (line, body) in zip(reserved, stats, strict=True):
             if not line.startswith(b"OK "):
                 continue
@@ -103,6 +101,7 @@ class Holding:
                 continue
             ends_at = asked_at + facts.ttr if touched else job.asked_at + facts.ttr
             ends_at = max(ends_at, asked_at + facts.time_left)
+            first_end = min(first_end, ends_at)
             self._count += 1
             token = f"{self._prefix}.{self._count:x}"
             self._held[token] = Held(wire, ends_at, facts.ttr, facts.reserves, facts.releases, facts.buries)
@@ -121,4 +120,24 @@ class Holding:
                     age=float(facts.age),
                 )
             )
+        if leases:
+            sentry.expect(self, first_end + POKES[0])
         return leases
+
+    def poke(self) -> float:
+        """Say a word where a lease has ended. Returns when the next one will have."""
+        next_at = math.inf
+        wires = set()
+        moment = now()
+        for held in self._held.values():
+            if held.pokes == len(POKES) or held.wire.is_closed:
+                continue
+            if held.ends_at + POKES[held.pokes] <= moment:
+                wires.add(held.wire)
+                held.pokes += 1
+                if held.pokes == len(POKES):
+                    continue
+            next_at = min(next_at, held.ends_at + POKES[held.pokes])
+        for wire in wires:
+            wire.poke()
+        return next_at

@@ -1,0 +1,12 @@
+"""The clock that leases are measured by."""
+
+from __future__ import annotations
+
+import time
+
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def now() -> float:
+    """Seconds by a clock that goes on while the machine is suspended, where there is one, as the server's does."""
+    return time.clock_gettime(_CLOCK)
