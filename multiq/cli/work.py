@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 import click
@@ -27,8 +28,13 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--grace", type=float, metavar="SECONDS", help="For running jobs, after SIGTERM.")
 @click.option("--kill-after", type=float, metavar="SECONDS", help="For a job beyond its timeout.")
 @click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
+@click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
+@click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
+@click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about so long.")
+@click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; alone, exit with 12.")
 @click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
+@click.option("--check", is_flag=True, hidden=True, help="End with 0 if this worker would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -51,8 +57,13 @@ def worker(
     grace: float | None,
     kill_after: float | None,
     max_jobs: int | None,
+    max_time: float | None,
+    recycle_jobs: int | None,
+    recycle_time: float | None,
+    memory: int | None,
     once: bool,
     stop_when_empty: bool,
+    check: bool,
     log_level: str | None,
     log_format: str | None,
 ) -> int:
@@ -62,7 +73,8 @@ def worker(
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
     What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
-    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes.
+    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
+    code that is there then, SIGQUIT shows what runs.
     """
     from multiq.log import setup_logging
     from multiq.worker import Worker
@@ -88,8 +100,15 @@ def worker(
         grace=grace,
         kill_after=kill_after,
         max_jobs=1 if once else max_jobs,
+        max_time=max_time,
         stop_when_empty=stop_when_empty,
+        recycle_jobs=recycle_jobs,
+        recycle_time=recycle_time,
+        memory=memory,
     )
+    if check:
+        return 0
+    runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
     _announce(app, app_path)
     with app:
         return runner.run()

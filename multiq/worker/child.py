@@ -23,6 +23,7 @@ from multiq.events import (
 
 from .executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from .heartbeat import TICK, Heartbeat
+from .lifetime import Lifetime
 from .limits import Limits
 from .prefetch import Prefetch
 from .pump import Pump
@@ -59,6 +60,10 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     kill_after: float = 2.0
     max_jobs: int | None = None
     stop_when_empty: bool = False
+    end_at: float = float("inf")
+    recycle_jobs: int | None = None
+    recycle_time: float | None = None
+    memory: int | None = None
 
     @property
     def at_a_time(self) -> int:
@@ -101,6 +106,8 @@ class Child:
         self._stopping: str | None = None
         self._deadline = float("inf")  # when the grace ends
         self._aborted = False
+        self._exit_code = EXIT_OK
+        self._limit = Lifetime(settings)
         self._given_back = threading.Event()
         self._paused = False
         self._was_paused = False
@@ -134,9 +141,10 @@ class Child:
             self._pump.close()
         return self._stopped()
 
-    def stop(self, reason: str = "asked to") -> None:
-        """Take no more jobs, give back what has not begun, finish what runs within the grace."""
+    def stop(self, reason: str = "asked to", code: int = EXIT_OK) -> None:
+        """Take no more jobs, give back what has not begun, finish what runs within the grace. Exit with *code*."""
         if self._stopping is None:
+            self._exit_code = code
             self._deadline = time.monotonic() + self._settings.grace
             self._stopping = reason
             self._events.emit(WorkerStopping(worker=self.name, reason=reason))
@@ -174,6 +182,9 @@ class Child:
             self._tick()
         if self._paused != self._was_paused:
             self._tell_pause()
+        if self._limit.is_reached(self._taken):
+            self.stop(self._limit.reason, self._limit.code)
+            return
         finished = executor.take_finished()
         room = self._room()
         if room <= 0:
@@ -221,7 +232,7 @@ class Child:
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
-            return 0.0 if self._settings.stop_when_empty and not self._paused else _IDLE
+            return 0.0 if self._settings.stop_when_empty and not self._paused else min(_IDLE, self._limit.ends_in())
         return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self) -> None:
@@ -324,7 +335,7 @@ class Child:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self) -> int:
-        code = EXIT_CUT_SHORT if self._aborted else EXIT_OK
+        code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
         return code
 

@@ -165,10 +165,6 @@ class LedgerReader:
                 return _entries(page, size, in_turn=in_turn)
         return []  # a child that is busier than that is neither stuck nor dead
 
-    def kill_at(self) -> float:
-        """When this child must be killed for a job that does not end."""
-        return min((entry.kill_at for entry in self.entries() if entry.is_running), default=NEVER)
-
 
 class _Page:
     """One page's places in the map."""

@@ -1,8 +1,11 @@
-"""Several worker processes under one: started, replaced when they die, killed when they must, told to stop.
+"""Several worker processes under one: started, replaced when they die, killed when they must, rolled, told to stop.
 
 Children are forked: the app with its tasks is there already, whatever way it was made. The supervisor opens no
 connection and starts no thread, so there is nothing that a fork could copy half-done; what has to be said to the
 backend about a child's jobs is said by the keeper, a process of its own.
+
+A roll (SIGHUP) begins the same program anew in the same process, with whatever code is there now. The children of
+before do not notice until the new ones run: then they are told to stop, as if their supervisor had died.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import os
 import shutil
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import time
@@ -21,14 +25,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from multiq.text import many
+
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .keeper import CUT_SHORT, TIMED_OUT
 from .ledger import NEVER, LedgerReader
+from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
 from .signals import SignalInbox
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
     from typing import NoReturn
+
+    from .ledger import Entry
 
 _log = logging.getLogger("multiq.supervisor")
 
@@ -42,10 +51,20 @@ OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end
 _KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
 _LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
 
+_ROLLED = "MULTIQ_ROLLED"  # in the environment: what a roll leaves to the program that follows
+
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
+HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
 NOW = signal.SIGUSR1
 """What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
 every process of the group, so that children get it twice, and it must not count twice."""
+
+
+_REPLACED = {
+    EXIT_OVERDUE: "had a job that did not heed its time limit",
+    EXIT_MEMORY: "used more memory than it may",
+    EXIT_RECYCLED: "has worked for long enough",
+}
 
 
 class Post(msgspec.Struct, frozen=True):
@@ -63,7 +82,7 @@ class Slot:
     def __init__(self) -> None:
         self.pid: int | None = None
         self.ledger = Path()
-        self.reader: LedgerReader | None = None
+        self._reader: LedgerReader | None = None
         self.is_timed_out = False
         self.started_at = 0.0
         self.start_at = 0.0
@@ -71,23 +90,28 @@ class Slot:
 
     def kill_at(self) -> float:
         """When the child must be killed for a job that does not end."""
-        if self.reader is None:
+        return min((entry.kill_at + _KILL_LATE for entry in self.entries() if entry.is_running), default=NEVER)
+
+    def entries(self) -> list[Entry]:
+        """What the child holds."""
+        if self._reader is None:
             with contextlib.suppress(OSError, ValueError):  # not made yet
-                self.reader = LedgerReader(self.ledger)
-        return NEVER if self.reader is None else self.reader.kill_at() + _KILL_LATE
+                self._reader = LedgerReader(self.ledger)
+        return [] if self._reader is None else self._reader.entries()
 
     def forget(self) -> None:
         """The child is dead."""
-        if self.reader is not None:
-            self.reader.close()
-        self.pid, self.reader, self.is_timed_out = None, None, False
+        if self._reader is not None:
+            self._reader.close()
+        self.pid, self._reader, self.is_timed_out = None, None, False
 
 
 class Supervisor:
     """Keeps *processes* children running *work*, and one process running *keep*; both return exit codes.
 
     *work* gets its post, *keep* the folder of all ledgers and the socket that tells it to look there. With *once*, a
-    child that ends with 0 is through with its work and is not replaced.
+    child that ends with 0 is through with its work and is not replaced. *check* is a command that ends with 0 if the
+    program would start: without that, a roll does not begin.
     """
 
     def __init__(
@@ -98,21 +122,26 @@ class Supervisor:
         *,
         grace: float,
         once: bool,
+        check: Sequence[str] | None = None,
     ) -> None:
         self._work = work
         self._keep = keep
         self._slots = [Slot() for _ in range(processes)]
         self._grace = grace
         self._once = once
+        self._check = check
+        self._checking: subprocess.Popen[bytes] | None = None
         self._stops = 0
         self._kill_at = NEVER
         self._codes: list[int] = []
-        self._inbox = SignalInbox([signal.SIGTERM, signal.SIGINT, signal.SIGCHLD, *FORWARDED])
+        self._inbox = SignalInbox(HEEDED)
+        self._had_terminal = _has_terminal()
         self._keeper: int | None = None
         self._keeper_at = 0.0
 
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
+        before = Before.take()  # told to stop just when the new ones start
         self._folder = _make_folder()
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
@@ -121,8 +150,9 @@ class Supervisor:
             while True:
                 self._reap()
                 self._fill()
-                if not any(slot.pid for slot in self._slots) and (self._stops or self._is_through()):
+                if before.is_gone() and self._is_over():
                     break
+                self._roll_if_it_would_start()
                 self._kill_the_late()
                 for number in self._inbox.wait(self._nap()):
                     self._heed(number)
@@ -140,6 +170,55 @@ class Supervisor:
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
             self._signal_all(number)
+        elif number == signal.SIGQUIT:
+            self._tell_what_runs()
+            self._signal_all(number)
+        elif number == signal.SIGHUP and self._had_terminal and not _has_terminal():
+            self._heed(signal.SIGTERM)  # it was closed
+        elif number == signal.SIGHUP and not self._stops:
+            self._begin_roll()
+
+    def _tell_what_runs(self) -> None:
+        """A line for each job; the children themselves show where in its code each one is."""
+        now = time.monotonic()
+        for slot in self._slots:
+            running = [entry for entry in slot.entries() if entry.is_running]
+            _log.warning("worker process %s runs %s", slot.pid, many(len(running), "job") if running else "no job")
+            for entry in running:
+                _log.warning("  [%s] %s for %.1f s", entry.held.queue, entry.held.id, now - entry.mark)
+
+    # --- rolling ---
+
+    def _begin_roll(self) -> None:
+        if self._check is None:
+            self._roll()
+        elif self._checking is None:
+            self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command line
+
+    def _roll_if_it_would_start(self) -> None:
+        if self._checking is None or self._checking.poll() is None:
+            return
+        code, self._checking = self._checking.returncode, None
+        if code == 0 and not self._stops:
+            self._roll()
+        elif code:
+            _log.error("the new code does not start (exit code %d): the old one goes on", code)
+
+    def _roll(self) -> None:
+        """Become the same program, begun anew. Signals wait until it can take them."""
+        _log.warning("rolling: the same command is begun anew, with the code that is there now")
+        sys.stdout.flush()
+        sys.stderr.flush()
+        pids = [str(pid) for pid in (self._keeper, *(slot.pid for slot in self._slots)) if pid is not None]
+        os.set_inheritable(self._life, True)
+        environment = {**os.environ, _ROLLED: " ".join([str(os.getpid()), str(self._life), *pids])}
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+        try:
+            os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
+        except OSError:
+            _log.exception("the program cannot be begun anew: the old one goes on")
+            os.set_inheritable(self._life, False)
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # --- starting ---
 
@@ -173,6 +252,7 @@ class Supervisor:
         signal.set_wakeup_fd(-1)
         # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
         signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._life)  # ours must be the only one: it tells the others when we are gone
         self._bell.close()
@@ -214,9 +294,9 @@ class Supervisor:
             slot.start_at = NEVER
             self._codes.append(code if code in {EXIT_OK, EXIT_CUT_SHORT} else EXIT_CRASHED)
             return
-        if was_late:
+        if was_late or code in _REPLACED:
             slot.start_at, slot.early_deaths = 0.0, 0
-            _log.warning("worker process %d had a job that did not heed its time limit; another one starts", pid)
+            _log.warning("worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else code])
             return
         died_young = time.monotonic() - slot.started_at < _HEALTHY
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
@@ -259,8 +339,10 @@ class Supervisor:
 
     # --- small things ---
 
-    def _is_through(self) -> bool:
-        return all(slot.start_at == NEVER for slot in self._slots)
+    def _is_over(self) -> bool:
+        """Whether nobody works any more, and nobody is to."""
+        is_through = all(slot.start_at == NEVER for slot in self._slots)
+        return not any(slot.pid for slot in self._slots) and bool(self._stops or is_through)
 
     def _nap(self) -> float:
         now = time.monotonic()
@@ -274,6 +356,41 @@ class Supervisor:
                     os.kill(slot.pid, number)
 
 
+class Before:
+    """The children of the program that a roll has replaced, which are ours to wait for."""
+
+    def __init__(self, pids: set[int]) -> None:
+        self._pids = pids
+
+    @classmethod
+    def take(cls) -> Before:
+        """What was left to this process, if anything was. Its lifeline ends here, so it stops as it should."""
+        words = [int(word) for word in os.environ.pop(_ROLLED, "").split()]
+        if not words or words[0] != os.getpid():
+            return cls(set())
+        os.close(words[1])
+        return cls(set(words[2:]))
+
+    def is_gone(self) -> bool:
+        """Whether all have ended. Their own keeper sees to what they held, and that they do end."""
+        for pid in list(self._pids):
+            try:
+                ended, _ = os.waitpid(pid, os.WNOHANG)
+            except ChildProcessError:
+                ended = pid
+            if ended:
+                self._pids.discard(pid)
+        return not self._pids
+
+
+def _has_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
 def _how(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
@@ -281,5 +398,19 @@ def _how(code: int) -> str:
 def _make_folder() -> Path:
     """Where ledgers lie: in memory where the system has such a place, as they are of no use after a restart."""
     memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else None
+    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+    for left in place.glob("multiq-*-*"):  # by a worker that was killed with all its processes
+        pid = left.name.split("-")[1]
+        if pid.isdigit() and left.is_dir() and left.stat().st_uid == os.getuid() and not _lives(int(pid)):
+            shutil.rmtree(left, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"multiq-{os.getpid()}-", dir=place))
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from multiq.errors import OptionInvalid
 from multiq.log import log_events
 from multiq.names import check_name
 from multiq.options import check_count, check_timeout
@@ -15,7 +20,7 @@ from .child import Child, ChildSettings
 from .keeper import Keeper
 from .ledger import Ledger
 from .signals import SignalInbox
-from .supervisor import FORWARDED, NOW, OVERTIME, Supervisor
+from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
 
 if TYPE_CHECKING:
     import socket
@@ -35,8 +40,11 @@ class Worker:
     works in this process, without one. *threads* above 1 run that many jobs at a time in each process; *concurrency*
     runs that many coroutines at a time on one event loop instead (plain functions then go to a pool of threads
     beside it). *prefetch* is how many short jobs a process may hold beyond those, *grace* the seconds that running
-    jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``. *max_jobs* ends each process
-    after so many jobs, *stop_when_empty* when nothing is due. What is not given comes from the settings.
+    jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``.
+
+    *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
+    due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
+    in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend that is not shared.
     """
@@ -53,7 +61,11 @@ class Worker:
         grace: float | None = None,
         kill_after: float | None = None,
         max_jobs: int | None = None,
+        max_time: float | None = None,
         stop_when_empty: bool = False,
+        recycle_jobs: int | None = None,
+        recycle_time: float | None = None,
+        memory: int | None = None,
     ) -> None:
         default = app.settings.worker
         names = default.queues if queues is None else ([queues] if isinstance(queues, str) else queues)
@@ -72,7 +84,17 @@ class Worker:
             kill_after=default.kill_after if kill_after is None else check_timeout(kill_after, "kill_after"),
             max_jobs=None if max_jobs is None else check_count(max_jobs, "max_jobs"),
             stop_when_empty=stop_when_empty,
+            recycle_jobs=None if recycle_jobs is None else check_count(recycle_jobs, "recycle_jobs"),
+            recycle_time=None if recycle_time is None else check_timeout(recycle_time, "recycle_time"),
+            memory=None if memory is None else check_count(memory, "memory"),
         )
+        self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
+        self.check: Sequence[str] | None = None
+        """A command that ends with 0 if this program would start: a roll (SIGHUP) does not begin without."""
+        if not self._processes and (recycle_jobs or recycle_time):
+            raise OptionInvalid(
+                "recycle_jobs and recycle_time need somebody who replaces the process: processes=1 or more"
+            )
         if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
         self._running: Child | Supervisor | None = None
@@ -85,6 +107,8 @@ class Worker:
         second one gives back everything at once; USR2 pauses, CONT resumes.
         """
         log_events(self._app)
+        if self._max_time is not None:
+            self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
         if self._processes == 0:
             return self._run_child(None)
         settings = self._settings
@@ -93,7 +117,8 @@ class Worker:
             self._run_keeper,
             self._processes,
             grace=settings.grace,
-            once=settings.stop_when_empty or settings.max_jobs is not None,
+            once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
+            check=self.check,
         )
         self._running = supervisor
         if self._stop_early:
@@ -122,6 +147,8 @@ class Worker:
         self._running = child
         if self._stop_early:
             child.stop()
+        if inbox.installed:
+            faulthandler.register(signal.SIGQUIT, all_threads=True)  # also while C code keeps the interpreter busy
         with inbox:
             inbox.serve(
                 {
@@ -136,7 +163,7 @@ class Worker:
 
     def _run_keeper(self, folder: Path, bell: socket.socket) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        for number in (signal.SIGTERM, NOW, *FORWARDED):
+        for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
         return Keeper(self._app, folder, bell, patience=self._settings.grace + OVERTIME).run()
 

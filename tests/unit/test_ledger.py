@@ -32,7 +32,7 @@ def in_turn(request: pytest.FixtureRequest) -> bool:
 def test_a_new_ledger_holds_nothing(tmp_path: Path, in_turn: bool) -> None:
     Ledger(tmp_path / "held", 4, in_turn=in_turn)
     reader = LedgerReader(tmp_path / "held")
-    assert (reader.entries(), reader.next_touch, reader.kill_at()) == ([], NEVER, NEVER)
+    assert (reader.entries(), reader.next_touch) == ([], NEVER)
 
 
 def test_it_tells_what_is_held_how_far_it_is_and_until_when(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_it_tells_what_is_held_how_far_it_is_and_until_when(tmp_path: Path) -> N
     ]  # fmt: skip
     assert marks(tmp_path / "held") == [WAITING, 10.0, ACKED]
     assert [entry.is_running for entry in reader.entries()] == [False, True, False]
-    assert (reader.kill_at(), reader.next_touch) == (12.5, 77.5)
+    assert ([entry.kill_at for entry in reader.entries()], reader.next_touch) == ([NEVER, 12.5, NEVER], 77.5)
 
 
 def test_what_is_held_on_keeps_its_mark_at_its_new_place(tmp_path: Path) -> None:
@@ -63,7 +63,7 @@ def test_what_is_held_on_keeps_its_mark_at_its_new_place(tmp_path: Path) -> None
     ledger.limit(two, 12.0)
     ledger.hold([three, two])
     assert marks(tmp_path / "held") == [WAITING, 10.0]
-    assert LedgerReader(tmp_path / "held").kill_at() == 12.0
+    assert [entry.kill_at for entry in LedgerReader(tmp_path / "held").entries()] == [NEVER, 12.0]
     ledger.end(two, acked=False)
     ledger.begin(one, 99.0)  # not held any more
     assert marks(tmp_path / "held") == [WAITING, ENDED]

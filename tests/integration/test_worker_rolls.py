@@ -1,0 +1,165 @@
+"""A worker is rolled onto new code, shows what it does, and is recycled: with real processes, on each backend."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from stores import NAMES, STORES
+from worker_app import app, nap, quick, read_diary
+
+import multiq
+from multiq.worker.lifetime import EXIT_MEMORY
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SHOP = """
+import os
+import time
+import multiq
+
+app = multiq.App()
+VERSION = 1
+
+@app.task
+def serve(number):
+    with open("served", "ab", 0) as served:
+        served.write(f"{VERSION} {number} {os.getpid()}\\n".encode())
+    time.sleep(0.005)
+"""
+
+
+@pytest.fixture(params=NAMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store, and the test app's producer side on it."""
+    with STORES[request.param](tmp_path) as url:
+        app.connect(url)
+        yield url
+        app.close()
+
+
+@pytest.fixture
+def shop(tmp_path: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``multiq worker shop:app -p 2``, as from a service manager: no terminal, a group of its own."""
+    (tmp_path / "shop.py").write_text(SHOP)
+    command = [sys.executable, "-m", "multiq", "worker", "shop:app", "-p", "2"]
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env={**os.environ, "MULTIQ_URL": url}, stderr=log, start_new_session=True
+        )
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def served(folder: Path) -> list[tuple[int, int, int]]:
+    """Version, number and pid of each job that was served."""
+    path = folder / "served"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(map(int, line.split())) for line in lines]  # type: ignore[misc]  # three numbers
+
+
+def enqueue(numbers: range) -> None:
+    """Jobs for the shop, which this process does not import."""
+    bodies = [{"multiq": 1, "task": "serve", "args": [number]} for number in numbers]
+    app.queue().enqueue_many(bodies)
+
+
+def log(folder: Path) -> str:
+    return (folder / "log").read_text()
+
+
+def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
+    tmp_path: Path, shop: subprocess.Popen[bytes]
+) -> None:
+    # Given a worker at work
+    until(lambda: log(tmp_path).count(" working ") == 2)
+    enqueue(range(600))
+    until(lambda: len(served(tmp_path)) > 50)
+    # When its code changes and it is told so
+    (tmp_path / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
+    os.kill(shop.pid, signal.SIGHUP)
+    # Then all jobs are done, each once, the later ones by the new code, in the same process to its service manager
+    until(lambda: len(served(tmp_path)) == 600)
+    rows = served(tmp_path)
+    assert sorted(number for _, number, _ in rows) == list(range(600))
+    assert {version for version, _, _ in rows} == {1, 2}
+    assert not {pid for version, _, pid in rows if version == 1} & {pid for version, _, pid in rows if version == 2}
+    os.kill(shop.pid, signal.SIGTERM)
+    assert shop.wait(30) == 0, log(tmp_path)
+    stats = app.queue().stats()
+    assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 0)
+
+
+def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
+    tmp_path: Path, shop: subprocess.Popen[bytes]
+) -> None:
+    until(lambda: log(tmp_path).count(" working ") == 2)
+    (tmp_path / "shop.py").write_text("import nothing_of_this_name")
+    os.kill(shop.pid, signal.SIGHUP)
+    until(lambda: "the old one goes on" in log(tmp_path))
+    enqueue(range(5))
+    until(lambda: len(served(tmp_path)) == 5)
+    assert {version for version, _, _ in served(tmp_path)} == {1}
+
+
+def test_a_quit_shows_what_runs_and_where_and_nobody_dies_of_it(tmp_path: Path, url: str) -> None:
+    handle = nap.enqueue(1, 2)
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: read_diary(process.diary))
+        process.send(signal.SIGQUIT)
+        until(lambda: "in nap" in process.log)  # the line of the job's code
+        assert re.search(rf"\[default\] {re.escape(handle.id)} for \d\.\d s", process.log)
+        until(lambda: len(read_diary(process.diary)) == 2)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_a_process_is_replaced_after_about_so_many_jobs(tmp_path: Path, url: str) -> None:
+    quick.enqueue_many([(number,) for number in range(200)])
+    with worker(tmp_path, url, "processes=1, recycle_jobs=50") as process:
+        until(lambda: len(read_diary(process.diary)) == 400)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+        rows = read_diary(process.diary)
+    assert sorted(number for word, number, _, _ in rows if word == "end") == list(range(200))
+    counts = [sum(row[2] == pid for row in rows) // 2 for pid in {pid for _, _, pid, _ in rows}]
+    assert len(counts) >= 2
+    assert "has worked for long enough" in process.log
+
+
+def test_a_process_that_uses_too_much_memory_is_replaced(tmp_path: Path, url: str) -> None:
+    with worker(tmp_path, url, "processes=1, memory=1") as process:
+        until(lambda: process.log.count("used more memory than it may") >= 2)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_a_worker_without_a_supervisor_that_uses_too_much_memory_ends_with_twelve(tmp_path: Path, url: str) -> None:
+    with worker(tmp_path, url, "memory=1") as process:
+        assert process.wait() == EXIT_MEMORY == 12, process.log
+
+
+@pytest.mark.parametrize("mode", ["processes=0", "processes=2"])
+def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str) -> None:
+    quick.enqueue(1)
+    with worker(tmp_path, url, f"{mode}, max_time=1.0") as process:
+        assert process.wait() == 0, process.log
+        assert len(read_diary(process.diary)) == 2
+
+
+def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
+    with pytest.raises(multiq.OptionInvalid, match="processes=1 or more"):
+        multiq.Worker(multiq.App("memory://"), recycle_jobs=5)
