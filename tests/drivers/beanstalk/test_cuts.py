@@ -476,7 +476,7 @@ def in_step(stage: Stage) -> None:
     consumer = stage.consumer
     stage.put("probe", queue="probe")
     assert stage.backend.peek("probe", id_of(stage, "probe")).body == b"probe"
-    assert stage.backend.stats("never used").ready == 0
+    assert stage.backend.stats("never-used").ready == 0
     stage.client.ask(b"pause-tube %b 3600" % QUEUE.encode())  # what the scene has left there
     stage.put("next", queue=OTHER, priority=0)
     (lease,) = consumer.reserve(1, 5)

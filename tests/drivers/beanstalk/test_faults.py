@@ -172,7 +172,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) ->
         with pytest.raises((EnqueueUncertain, BackendTimeout)):
             backend.enqueue(QUEUE, [new()])
         proxy.mode = Pass()
-        assert backend.stats("never used").ready == 0
+        assert backend.stats("never-used").ready == 0
 
 
 def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
