@@ -34,6 +34,7 @@ from .wire import pack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from .scripts import Script
     from .servers import Servers
     from .wire import Address, Wire, Word
 
@@ -81,7 +82,7 @@ class Caller:
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
         self._prefix = prefix
-        self._heads: dict[tuple[str, str, str | None, tuple[str, ...], bool], tuple[Word, ...]] = {}
+        self._heads: dict[tuple[str, str, str | None, tuple[str, ...], bool], tuple[int, bytes]] = {}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -139,14 +140,28 @@ class Caller:
 
     def perform(self, call: Call, deadline: float | None = None) -> Any:
         """The reply to a call, which may have been made before. Raises ``BackendError``."""
-        return _Tries(self, call, deadline).answer()
+        servers = self.servers
+        if deadline is None:
+            deadline = time.monotonic() + servers.timeout
+        address = wire = None
+        try:
+            address = servers.address(call.line, deadline)
+            wire = self.wire_to(address, deadline)
+            return wire.ask(self.packed(call, wire), servers.one_try(deadline))
+        except (hiredis.ReplyError, *FAILURES) as exc:
+            tries = _Tries(self, call, deadline, address, wire)
+            tries.consider(exc)
+        return tries.answer()
 
     def packed(self, call: Call, wire: Wire, *, with_text: bool = False) -> bytes:
         """A call as it is sent."""
-        head = self._head(call, before_7=wire.is_before_7)
         if with_text:
-            head = ("EVAL", script(call.verb, before_7=wire.is_before_7).text, *head[2:])
-        return pack((*head, *call.arguments))
+            wanted = script(call.verb, before_7=wire.is_before_7)
+            names = self._names(call, wanted)
+            return pack(("EVAL", wanted.text, len(names), *names, *call.arguments))
+        words, head = self._head(call, before_7=wire.is_before_7)
+        packed = pack(call.arguments)
+        return b"*%d\r\n%b%b" % (words + len(call.arguments), head, packed[packed.index(b"\n") + 1 :])
 
     def command(self, address: Address, *words: Word) -> Any:
         """One command to one server, tried once, on a new connection if an idle one turns out to be dead."""
@@ -199,17 +214,21 @@ class Caller:
             wire = self._wires[address] = self.servers.open(address, deadline)
         return wire
 
-    def _head(self, call: Call, *, before_7: bool) -> tuple[Word, ...]:
-        """EVALSHA, the digest and the keys of a script."""
+    def _head(self, call: Call, *, before_7: bool) -> tuple[int, bytes]:
+        """EVALSHA, the digest and the keys of a script: how many words these are, and how they are sent."""
         verb, line, _, state, also = call
         head = self._heads.get((verb, line, state, also, before_7))
         if head is None:
             if len(self._heads) >= _MOST_HEADS:
                 self._heads.clear()
             wanted = script(verb, before_7=before_7)
-            names = [self._key(name, each, state) for each in (line, *also) for name in wanted.keys]
-            head = self._heads[verb, line, state, also, before_7] = ("EVALSHA", wanted.sha, len(names), *names)
+            names = self._names(call, wanted)
+            packed = pack(("EVALSHA", wanted.sha, len(names), *names))
+            head = self._heads[verb, line, state, also, before_7] = 3 + len(names), packed[packed.index(b"\n") + 1 :]
         return head
+
+    def _names(self, call: Call, wanted: Script) -> list[str]:
+        return [self._key(name, line, call.state) for line in (call.line, *call.also) for name in wanted.keys]
 
     def _key(self, name: str, line: str, state: str | None) -> str:
         base = keys.base(self._prefix, line)
@@ -222,33 +241,37 @@ class Caller:
 
 
 class _Tries:
-    """The tries of one call, until there is an answer, it is refused for good, or its time is over."""
+    """The tries of one call after the first, until it is answered, refused for good, or its time is over."""
 
-    def __init__(self, caller: Caller, call: Call, deadline: float | None = None) -> None:
+    def __init__(self, caller: Caller, call: Call, deadline: float, address: Address | None, wire: Wire | None) -> None:
         self._caller = caller
         self._servers = caller.servers
         self._call = call
-        self._deadline = time.monotonic() + self._servers.timeout if deadline is None else deadline
-        self._address: Address | None = None
-        self._wire: Wire | None = None
-
-    # the rest is needed by few calls, and so is not set in each
-    _pause = _FIRST_PAUSE
-    _with_text = False  # the script's text, to a server that does not know its digest
-    _has_lost_a_reply = False
-    _detour: Address | None = None  # where a slot is on its way to; for one try
+        self._deadline = deadline
+        self._address = address
+        self._wire = wire
+        self._pause = _FIRST_PAUSE
+        self._with_text = False  # the script's text, to a server that does not know its digest
+        self._has_lost_a_reply = False
+        self._detour: Address | None = None  # where a slot is on its way to; for one try
 
     def answer(self) -> Any:
+        """Try until there is an answer. Raises as ``consider`` does."""
         while True:
             try:
                 return self._try()
-            except hiredis.ReplyError as exc:
-                if not self._can_go_on(exc):
-                    self._wait_or_raise(exc, is_passing=self._is_passing(exc))
-            except FAILURES as exc:
-                self._caller.abandon(self._address)
-                if not self._may_repeat_at_once(exc):
-                    self._wait_or_raise(exc, is_passing=self._servers.has_others)
+            except (hiredis.ReplyError, *FAILURES) as exc:
+                self.consider(exc)
+
+    def consider(self, exc: Exception) -> None:
+        """What went wrong: see to it that another try may go well, or raise ``BackendError``."""
+        if isinstance(exc, hiredis.ReplyError):
+            if not self._can_go_on(exc):
+                self._wait_or_raise(exc, is_passing=self._is_passing(exc))
+        else:
+            self._caller.abandon(self._address)
+            if not self._may_repeat_at_once(exc):
+                self._wait_or_raise(exc, is_passing=self._servers.has_others)
 
     def _try(self) -> Any:
         self._wire = None
@@ -256,11 +279,12 @@ class _Tries:
         self._address = detour or self._servers.address(self._call.line, self._deadline)
         self._wire = wire = self._caller.wire_to(self._address, self._deadline)
         packed = self._caller.packed(self._call, wire, with_text=self._with_text)
+        deadline = self._servers.one_try(self._deadline)
         if not detour:
-            return wire.ask(packed, self._deadline)
-        wire.send(_ASKING + packed, self._deadline)
-        wire.read(self._deadline)
-        return wire.read(self._deadline)
+            return wire.ask(packed, deadline)
+        wire.send(_ASKING + packed, deadline)
+        wire.read(deadline)
+        return wire.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
         """Whether the server said what to do instead."""

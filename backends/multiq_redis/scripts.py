@@ -30,11 +30,8 @@ class Script(NamedTuple):
     text: str
     sha: str
     keys: tuple[str, ...]
-
-    @property
-    def is_numbered(self) -> bool:
-        """Whether it remembers its caller's last call."""
-        return self.keys[0] == "call"
+    is_numbered: bool
+    """Whether it remembers its caller's last call."""
 
 
 @functools.cache
@@ -48,7 +45,8 @@ def script(verb: str, *, before_7: bool = False) -> Script:
     shebang = "#!lua\n" if flags[1] == "none" else f"#!lua flags={flags[1]}\n"
     text = _BEFORE_7.sub("" if flags[1] == "none" else r"\1", body) if before_7 else shebang + body
     keys = tuple(_KEY.findall(names[1].replace("\n--", "\n")))
-    return Script(verb, text, hashlib.sha1(text.encode()).hexdigest(), keys)  # noqa: S324 - Redis names scripts so
+    digest = hashlib.sha1(text.encode()).hexdigest()  # noqa: S324 - Redis names scripts so
+    return Script(verb, text, digest, keys, keys[0] == "call")
 
 
 def _included(text: str) -> str:

@@ -56,15 +56,19 @@ class Servers(ABC):
     def moved(self, line: str, address: Address) -> None:  # noqa: B027 - only a cluster's nodes say so
         """A server says that the line is there."""
 
-    def open(self, address: Address, deadline: float) -> Wire:
-        """A new connection. Raises as ``wire.open_wire`` does.
+    def one_try(self, deadline: float) -> float:
+        """Until when to wait for one server, of a call that has to end at *deadline*.
 
         A server that was stopped still accepts: where another may have taken its place, there is time left to ask.
         """
-        if self.has_others:
-            now = time.monotonic()
-            deadline = now + (deadline - now) * _SHARE
-        return open_wire(address, self.login, deadline)
+        if not self.has_others:
+            return deadline
+        now = time.monotonic()
+        return now + (deadline - now) * _SHARE
+
+    def open(self, address: Address, deadline: float) -> Wire:
+        """A new connection. Raises as ``wire.open_wire`` does."""
+        return open_wire(address, self.login, self.one_try(deadline))
 
 
 class OneServer(Servers):

@@ -39,6 +39,7 @@ def call_together(caller: Caller, calls: Sequence[Call]) -> list[Any]:
 
 def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[Any]:
     replies = [_NONE_YET] * len(calls)
+    until = caller.servers.one_try(deadline)
     try:
         by_address: dict[Address, list[int]] = {}
         for at, call in enumerate(calls):
@@ -50,14 +51,14 @@ def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[
         for address, places in by_address.items():
             try:
                 wire = caller.wire_to(address, deadline)
-                wire.send(b"".join(caller.packed(calls[at], wire) for at in places), deadline)
+                wire.send(b"".join(caller.packed(calls[at], wire) for at in places), until)
             except (*FAILURES, BackendError, hiredis.ReplyError):
                 caller.abandon(address)
                 continue
             under_way[address] = wire, places
         while under_way:
             address, (wire, places) = next(iter(under_way.items()))
-            if not _hear(wire, places, replies, deadline):
+            if not _hear(wire, places, replies, until):
                 caller.abandon(address)
             del under_way[address]
     finally:

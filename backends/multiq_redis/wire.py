@@ -29,8 +29,10 @@ Word: TypeAlias = "bytes | str | int"
 
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
+_ENDED = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _RECEIVED_AT_ONCE = 65536  # bytes
+_SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for its other end
 
 #: the words of one command as RESP; hiredis' own annotation knows commands of one word only
 pack: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
@@ -58,8 +60,21 @@ class Wire:
 
     def ask(self, packed: bytes, deadline: float) -> Any:
         """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
-        self.send(packed, deadline)
-        return self.read(deadline)
+        try:
+            self._grant(deadline)
+            self.sock.sendall(packed)
+            if len(packed) > _SENT_AT_ONCE:
+                self._grant(deadline)
+            self._feed()
+            reply = self._reader.gets()
+        except BlockingIOError as exc:
+            self.close()
+            raise TimeoutError(_TOO_LATE) from exc
+        except BaseException:
+            self.close()
+            raise
+        # mostly it is whole, and no error
+        return self.read(deadline) if reply is False else _checked(reply)
 
     def send(self, packed: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong."""
@@ -83,12 +98,7 @@ class Wire:
         except BaseException:
             self.close()
             raise
-        if isinstance(reply, hiredis.ReplyError):
-            try:
-                raise reply
-            finally:
-                del reply  # else it and this frame would keep each other, and the socket, alive
-        return reply
+        return _checked(reply)
 
     def close(self) -> None:
         """End it. What is sent after that raises ``OSError``."""
@@ -105,11 +115,14 @@ class Wire:
     def _receive(self, deadline: float) -> None:
         self._grant(deadline)
         try:
-            data = self.sock.recv(_RECEIVED_AT_ONCE)
+            self._feed()
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
+
+    def _feed(self) -> None:
+        data = self.sock.recv(_RECEIVED_AT_ONCE)
         if not data:
-            raise ConnectionResetError("the server closed the connection")
+            raise ConnectionResetError(_ENDED)
         self._reader.feed(data)
 
     def _grant(self, deadline: float) -> None:
@@ -130,6 +143,15 @@ class Wire:
         timeval = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+
+
+def _checked(reply: Any) -> Any:
+    if isinstance(reply, hiredis.ReplyError):
+        try:
+            raise reply
+        finally:
+            del reply  # else it and this frame would keep each other, and the socket, alive
+    return reply
 
 
 def open_wire(address: Address, login: Login, deadline: float) -> Wire:

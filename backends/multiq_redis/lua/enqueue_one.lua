@@ -3,18 +3,18 @@
 -- KEYS  1 call   2 jobs   3 sequence   4 ready   5 hint
 -- ARGV  1 number   2 id   3 priority   4 its record from the priority on
 -- =>    ok
-local seen = redis.call('SET', KEYS[1], ARGV[1] .. ':ok', 'EX', 300, 'GET') -- see include/once.lua
-if seen and tonumber(string.match(seen, '^%d+')) >= tonumber(ARGV[1]) then
-    redis.call('SET', KEYS[1], seen, 'EX', 300)
+local call, keys, arguments, pack = redis.call, KEYS, ARGV, struct.pack -- a global is looked up each time
+local number = arguments[1]
+local seen = call('SET', keys[1], number .. ':ok', 'EX', 300, 'GET') -- see include/once.lua
+if seen and tonumber(string.match(seen, '^%d+')) >= tonumber(number) then
+    call('SET', keys[1], seen, 'EX', 300)
     return 'ok'
 end
-local pack = struct.pack
-local clock = redis.call('TIME')
-local head = pack('>I8', redis.call('INCR', KEYS[3]))
-local id, rest = ARGV[2], ARGV[4]
-local record = head .. pack('>I8', clock[1] * 1000000 + clock[2]) .. rest
-if redis.call('HSETNX', KEYS[2], id, record) == 1 then
-    redis.call('ZADD', KEYS[4], ARGV[3], head .. string.sub(rest, 1, 4) .. id)
-    redis.call('ZADD', KEYS[5], 0, '1')
+local clock = call('TIME')
+local head = pack('>I8', call('INCR', keys[3]))
+local id, rest = arguments[2], arguments[4]
+if call('HSETNX', keys[2], id, head .. pack('>I8', clock[1] * 1000000 + clock[2]) .. rest) == 1 then
+    call('ZADD', keys[4], arguments[3], head .. string.sub(rest, 1, 4) .. id)
+    call('ZADD', keys[5], 0, '1')
 end
 return 'ok'

@@ -34,7 +34,7 @@ VERBS = sorted(path.stem for path in FOLDER.glob("*.lua"))
 def test_a_script_uses_the_keys_of_its_header_and_no_others(verb: str) -> None:
     made = script(verb)
     # "at +": a script that takes the same keys of several lines
-    used = {int(number) for number in re.findall(r"KEYS\[(?:at \+ )?(\d+)\]", made.text)}
+    used = {int(number) for number in re.findall(r"(?:KEYS|keys)\[(?:at \+ )?(\d+)\]", made.text)}
     assert used == set(range(1, len(made.keys) + 1))
     assert "KEYS[#" not in made.text
 
