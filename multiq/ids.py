@@ -11,7 +11,10 @@ _WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits
 
 def new_id() -> str:
     """One fresh id."""
-    return new_ids(1)[0]
+    stamp = time.time_ns() // 1_000_000
+    noise = os.urandom(8)
+    digits = noise.hex()
+    return f"{stamp >> 16:08x}-{stamp & 0xFFFF:04x}-7000-{'89ab'[noise[0] & 3]}{digits[1:4]}-{digits[4:]}"
 
 
 def new_ids(count: int) -> list[str]:
