@@ -213,7 +213,10 @@ class Child:
         """How many more jobs to ask for."""
         if self._paused:
             return 0
-        room = self._prefetch.size - self._executor.busy
+        size = self._prefetch.size
+        if size > self._settings.at_a_time and self._is_held_up():
+            size = self._settings.at_a_time  # what waits behind long jobs would be given back, and come again
+        room = size - self._executor.busy
         if self._settings.max_jobs is not None:
             room = min(room, self._settings.max_jobs - self._taken)
         return room
@@ -269,13 +272,19 @@ class Child:
         """While jobs are held: keep leases alive; let no long job keep finished or waiting ones."""
         executor = self._executor
         self._pump.beat()
-        if executor.running_for() > TICK:
+        if executor.waiting and self._is_held_up():
             self._give_back_waiting()
+        if executor.running_for() > TICK:
             finished = executor.take_finished()
             if finished:
                 self._pump.settle(finished)
         if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
             self.abort()
+
+    def _is_held_up(self) -> bool:
+        """Whether all who could run a job are in one, and not all of those jobs are short."""
+        executor = self._executor
+        return len(executor.running()) >= self._settings.at_a_time and executor.running_for() > TICK
 
     def _watch_limits(self) -> None:
         """Tell jobs that run longer than they may; end the process for one that does not listen."""

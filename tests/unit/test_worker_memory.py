@@ -477,3 +477,14 @@ def test_what_comes_in_after_the_stop_does_not_begin(
     assert worker.run() == 0
     assert ran == []
     assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)
+
+
+def test_jobs_behind_long_ones_are_not_fetched_and_given_back_over_and_over(app: multiq.App) -> None:
+    # Given more long jobs than threads
+    asked: list[events.WorkerLooping] = []
+    app.on(events.WorkerLooping)(asked.append)
+    app.task(name="long")(lambda: time.sleep(0.3))
+    app.queue().enqueue_many([{"multiq": 1, "task": "long"}] * 8)
+    # When they are run, then the backend is asked about as often as there are jobs, not as fast as can be
+    assert drain(app, threads=3) == 0
+    assert len(asked) < 40
