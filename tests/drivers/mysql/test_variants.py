@@ -1,0 +1,122 @@
+"""The contract on servers whose defaults are all wrong: time zone, SQL modes, collations, isolation, autocommit.
+
+Each variant is a whole server, as its administrator may have set it up, and every session of ours begins with these
+defaults. Not each by itself: a server that is wrong in several ways at once takes no longer.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from servers.mysql import MysqlServer
+
+from multiq.backend import Ack, NewJob
+from multiq.conformance import ManualHarness, suite
+from multiq.registry import open_backend
+from multiq.url import parse_url
+from multiq_mysql.backend import MysqlBackend
+from multiq_mysql.login import Login
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from pymysql.connections import Connection
+    from servers.mysql import Place
+
+_QUICK = {"innodb_flush_log_at_trx_commit": 2}
+_CHATHAM = "<+1345>-13:45"  # 13:45 hours ahead
+
+#: name -> the server's settings
+VARIANTS: Mapping[str, Mapping[str, Any]] = {
+    "Far": {
+        "system_zone": _CHATHAM,
+        "sql_mode": "ANSI,PAD_CHAR_TO_FULL_LENGTH,TRADITIONAL",
+        "transaction_isolation": "SERIALIZABLE",
+        "autocommit": 0,
+    },
+    "Folded": {
+        "character_set_server": "utf8mb4",
+        "collation_server": "utf8mb4_unicode_ci",  # a = A = ä
+        "sql_mode": "NO_BACKSLASH_ESCAPES,ANSI_QUOTES,PIPES_AS_CONCAT,NO_UNSIGNED_SUBTRACTION,IGNORE_SPACE",
+        "lower_case_table_names": 1,
+        "default_time_zone": "-12:00",
+    },
+    "Snapshot": {
+        "innodb_snapshot_isolation": 1,  # error 1020 for what somebody changed since
+        "transaction_isolation": "REPEATABLE-READ",
+        "character_set_server": "latin1",
+        "collation_server": "latin1_german1_ci",
+        "sql_mode": "",
+        "completion_type": "CHAIN",
+        "innodb_lock_wait_timeout": 1,
+        "innodb_rollback_on_timeout": 1,
+    },
+}
+
+
+class Variant(ManualHarness):
+    """Backends on one server of the variant, which lives as long as this process."""
+
+    walks = 12
+    name: ClassVar[str]
+
+    def open(self) -> MysqlBackend:
+        _, place = _server(self.name)
+        return MysqlBackend(Login.from_url(parse_url(place.url, MysqlBackend.options)), clock=self.clock)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[Connection[Any]]:
+        server, place = _server(self.name)
+        with server.client(place.name, autocommit=False) as connection:
+            yield connection
+
+    def restart(self) -> None:
+        server, _ = _server(self.name)
+        server.restart()
+
+
+@functools.cache
+def _server(name: str) -> tuple[MysqlServer, Place]:
+    stack = contextlib.ExitStack()
+    atexit.register(stack.close)
+    server = stack.enter_context(MysqlServer(**{**_QUICK, **VARIANTS[name]}))
+    return server, stack.enter_context(server.database())
+
+
+for _name in VARIANTS:
+    _harness = type(f"{_name}Harness", (Variant,), {"name": _name})
+    for _test, _class in suite(_harness).items():
+        globals()[f"{_test}{_name}"] = _class
+
+
+def test_the_variants_are_what_they_say() -> None:
+    asked = "SELECT @@sql_mode, @@collation_database, TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW()), @@tx_isolation"
+    found = {}
+    for name in VARIANTS:
+        server, place = _server(name)
+        with server.client(place.name, autocommit=None) as connection, connection.cursor() as cursor:
+            cursor.execute(asked)
+            ((mode, collation, minutes, isolation),) = cursor.fetchall()
+            found[name] = ("ANSI" in mode, collation, round(minutes), isolation, connection.get_autocommit())
+    assert found == {
+        "Far": (True, "latin1_swedish_ci", 825, "SERIALIZABLE", False),
+        "Folded": (True, "utf8mb4_unicode_ci", -720, "REPEATABLE-READ", True),
+        "Snapshot": (False, "latin1_german1_ci", 0, "REPEATABLE-READ", True),
+    }
+
+
+def test_a_job_is_due_by_the_server_s_clock_in_any_zone() -> None:
+    """The suite moves a clock of its own; this is the server's."""
+    for name in VARIANTS:
+        _, place = _server(name)
+        with open_backend(place.url) as backend, backend.consumer(["zone"]) as consumer:
+            backend.enqueue("zone", [NewJob(b"x", "late", delay=0.3), NewJob(b"x", "much later", delay=3600)])
+            due_in = backend.peek("zone", "much later").due_in
+            assert due_in is not None
+            assert 3500 < due_in <= 3600
+            (lease,) = consumer.reserve(5, 20)
+            assert (lease.id, lease.age >= 0.3) == ("late", True)
+            assert consumer.settle([Ack(lease)]) == [None]
