@@ -223,7 +223,7 @@ class BeanstalkConsumer(Consumer):
         self, trade: _Trade, wire: Wire, said: Sequence[_Said], packet: bytes, count: int, deadline: float
     ) -> list[Reply]:
         """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
-        for at, verdict, held in said:
+        for _, verdict, held in said:
             if not isinstance(verdict, Touch):
                 self._holding.end(verdict.lease, held)
         sent_at = now()
@@ -235,10 +235,10 @@ class BeanstalkConsumer(Consumer):
                 heard += 1
             return [wire.read(deadline) for _ in range(count)]
         except FAILURES:
-            for at, verdict, held in said[heard:]:
-                if isinstance(verdict, Touch):
+            for place, (at, verdict, held) in enumerate(said):
+                if isinstance(verdict, Touch):  # of no use any more, heard or not
                     trade.refuse(at)
-                else:
+                elif place >= heard:
                     self._doubts.add(verdict, held)
             raise
 

@@ -33,6 +33,14 @@ class JobFacts(NamedTuple):
     timeouts: int
     releases: int
     buries: int
+    """One more for each restart of the server while it was buried."""
+    server_kicks: int
+    """Those of a delayed job included."""
+
+    @property
+    def burials(self) -> int:
+        """How often it was buried, as far as the two counts allow."""
+        return min(self.buries, self.server_kicks + (self.state == b"buried"))
 
     @property
     def crashes(self) -> int:
@@ -40,12 +48,12 @@ class JobFacts(NamedTuple):
 
         A dropped connection is counted nowhere; it shows as the reservation that has no end.
         """
-        return max(0, self.reserves - (self.state == b"reserved") - self.releases - self.buries)
+        return max(0, self.reserves - (self.state == b"reserved") - self.releases - self.burials)
 
     @property
     def kicks(self) -> int:
-        """How often it came back from being buried. The server's own count has those of delayed jobs in it."""
-        return max(0, self.buries - (self.state == b"buried"))
+        """How often it came back from being buried."""
+        return max(0, self.burials - (self.state == b"buried"))
 
 
 class TubeFacts(NamedTuple):
@@ -69,7 +77,7 @@ NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
     rb"---\nid: (\d+)\ntube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
-    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\n"
+    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\nkicks: (\d+)\n"
 )
 _SERVER = re.compile(rb"\nmax-job-size: (\d+)\n.*\nbinlog-current-index: (\d+)\n", re.DOTALL)
 _TUBE = re.compile(

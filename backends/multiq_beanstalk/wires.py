@@ -174,10 +174,10 @@ class Session:
         """What the server says of itself, asked once on each connection."""
         wire = self.wire
         if wire.facts is None:
-            ((line, body),) = self._ask((b"stats",), None)
+            ((line, body),) = self.ask(b"stats", is_safe=True)
             if not line.startswith(b"OK "):
-                wire.close()
                 raise refused(line, self.wires.address)
+            wire = self.wire
             wire.facts = server_facts(body)
         return wire.facts
 
