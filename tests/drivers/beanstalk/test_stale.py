@@ -208,7 +208,7 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_settle(
             os.killpg(process.process.pid, signal.SIGCONT)
         # When it goes on, and ends the job
         until(lambda: len(read_diary(process.diary)) == 2, what=lambda: process.log)
-        until(lambda: "lease" in process.log.lower(), what=lambda: process.log)
+        until(lambda: "lost" in process.log, what=lambda: process.log)
         # Then the job stays where the other one put it
         time.sleep(0.2)
         assert rival.backend.peek(queue, handle.id).state == State.BURIED
