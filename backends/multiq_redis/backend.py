@@ -21,14 +21,13 @@ docs/redis.md has the keys, the commands that an ACL must allow, and what each s
 
 from __future__ import annotations
 
-import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, Page, QueueStats, State
+from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
-from multiq.errors import BackendError, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.errors import JobNotFound, JobReserved, PayloadTooLarge
 from multiq.url import Option, choice, seconds
 
 from . import keys
@@ -37,19 +36,20 @@ from .caller import Callers
 from .consumer import RedisConsumer
 from .doctor import examine
 from .facts import Facts
-from .jobs import MICROSECOND, listed, microseconds, new_job, new_jobs, pack_id, peeked
+from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
 from .lines import Lines, how_many
-from .together import call_together
+from .listing import list_jobs, promote_all
+from .producing import enqueue_batch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from multiq.backend import Finding, JobRecord, NewJob
+    from multiq.backend import Finding, JobRecord, NewJob, Page
     from multiq.url import BackendUrl
 
     from .servers import Servers
 
-_SLICE = 500  # jobs that one script kicks, purges or lists: a few milliseconds of the server
+_SLICE = 500  # jobs that one script kicks or purges: a few milliseconds of the server
 _SCANNED_AT_ONCE = 1000  # keys
 _SURELY_FITS = 1_000_000  # bytes: servers are seldom set to take less
 _MOST_BODY = 512 * 1024 * 1024  # bytes of one string, as servers come; what a record adds is in facts.py
@@ -130,7 +130,7 @@ class RedisBackend(Backend):
             self._callers.call("enqueue_one", self._lines.home(queue, alone[0]), alone)
         elif jobs:
             self._check_sizes(jobs)
-            self._enqueue_batch(queue, jobs)
+            enqueue_batch(self._callers, self._lines, queue, jobs)
         return [job.id for job in jobs]
 
     # --- consuming ---
@@ -153,18 +153,7 @@ class RedisBackend(Backend):
         return found.told(queue, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        lines = self._lines.asked(queue)
-        at = _FIRST if after is None else _Cursor.read(after)
-        shown: list[JobRecord] = []
-        for number in range(at.line, len(lines)):
-            at = at if number == at.line else _Cursor(number)
-            self._promote_all(lines[number])
-            for place, job in self._listed(lines[number], state, at, limit + 1 - len(shown)):
-                if len(shown) == limit:
-                    return Page(shown, str(at))
-                shown.append(job)
-                at = place
-        return Page(shown, None)
+        return list_jobs(self._callers, self._lines.asked(queue), state, limit, after)
 
     def delete(self, queue: str, job_id: str) -> None:
         self._move("delete", queue, job_id)
@@ -218,33 +207,6 @@ class RedisBackend(Backend):
 
     # --- how ---
 
-    def _enqueue_batch(self, queue: str, jobs: Sequence[NewJob]) -> None:
-        if self._lines.spread == 1:
-            self._callers.call("enqueue", queue, new_jobs(jobs))
-            return
-        by_line: dict[str, list[NewJob]] = {}
-        for job in jobs:
-            by_line.setdefault(self._lines.home(queue, pack_id(job.id)), []).append(job)
-        with self._callers.borrowed() as caller:
-            calls = [caller.new_call("enqueue", line, new_jobs(some)) for line, some in by_line.items()]
-            replies = call_together(caller, calls)
-        for reply in replies:
-            if isinstance(reply, BackendError):
-                raise reply
-
-    def _listed(self, line: str, state: State, at: _Cursor, limit: int) -> Iterator[tuple[_Cursor, JobRecord]]:
-        """The jobs of one line from a place on, each with its own."""
-        queue = keys.queue_and_number(line)[0]
-        while limit > 0:
-            asked = min(limit, _SLICE)
-            found, now = listed(state, self._callers.call("jobs", line, (asked, *at.place), state=state.value))
-            for place, job in found:
-                at = _Cursor(at.line, place)
-                yield at, job.told(queue, now)
-            limit -= asked
-            if len(found) < asked:
-                return
-
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
         home = self._lines.home(queue, packed)
@@ -258,7 +220,7 @@ class RedisBackend(Backend):
             raise _REFUSALS[answer](queue, job_id)
 
     def _purge(self, line: str, states: Sequence[State]) -> int:
-        self._promote_all(line)
+        promote_all(self._callers, line)
         counts = self._callers.call("stats", line)  # so that those who enqueue meanwhile cannot keep us here
         doomed = [(state, counts[at]) for state, at in _COUNTED.items() if state in states]
         return sum(self._in_slices("purge", line, count, state=state) for state, count in doomed)
@@ -272,10 +234,6 @@ class RedisBackend(Backend):
             if moved < asked:
                 break
         return done
-
-    def _promote_all(self, line: str) -> None:
-        while self._callers.call("promote", line) == b"1":
-            pass
 
     def _scan(self) -> Iterator[bytes]:
         """All keys of all queues: what holds a job is known by its keys, and by no list that could be wrong."""
@@ -296,33 +254,3 @@ class RedisBackend(Backend):
         limit = self.capabilities.max_body
         if limit is not None and largest > limit:
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
-
-
-class _Cursor(NamedTuple):
-    """After which job a page begins: ``score.sequence`` in the first line, ``line:score.sequence`` in another.
-
-    ``line:`` is where a line begins.
-    """
-
-    line: int
-    place: tuple[int, int] | tuple[str, str] = ("", "")
-    """Score and sequence; empty before the first."""
-
-    @classmethod
-    def read(cls, after: str) -> _Cursor:
-        where, _, place = after.rpartition(":")
-        score, _, sequence = place.partition(".")
-        with contextlib.suppress(ValueError):
-            if where and not place:
-                return cls(int(where))
-            numbers = int(where or 0), int(score), int(sequence)
-            if min(numbers) >= 0 and max(numbers) < 2**63:
-                return cls(numbers[0], numbers[1:])
-        raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
-
-    def __str__(self) -> str:
-        place = ".".join(map(str, self.place)) if self.place[0] != "" else ""
-        return f"{self.line}:{place}" if self.line else place
-
-
-_FIRST = _Cursor(0)

@@ -6,13 +6,14 @@ import secrets
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Release, Touch
+from multiq.backend import Consumer, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 
-from .jobs import MICROSECOND, fence, leases, line_of, microseconds, pack_id
+from .jobs import MICROSECOND, fence, leases, line_of, pack_id
 from .lines import MOST
 from .sleeper import Sleeper
 from .together import call_together
+from .verdicts import details
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -23,9 +24,8 @@ if TYPE_CHECKING:
     from .lines import Lines
     from .wire import Word
 
-_LOOK_EVERY = 4.5  # seconds: without a bell, the queues are looked at so often...
-_LOOK_LATE = 1.0  # ...or so much later, where a call ends then anyway
-_HORIZON = 6.0  # seconds, more than both; lua/include/bell.lua
+_LOOK_LATE = 1.0  # seconds: without a bell, the queues are looked at so much later, where a call ends then anyway
+_HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/bell.lua
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
 
@@ -227,7 +227,7 @@ class RedisConsumer(Consumer):
         number = self._caller.next_number()
         arguments: list[Word] = [self._caller.token(number), share]
         for verdict in verdicts:
-            arguments += (pack_id(verdict.lease.id), fence(verdict.lease) + _details(verdict))
+            arguments += (pack_id(verdict.lease.id), fence(verdict.lease) + details(verdict))
         script = self._caller.new_call("exchange", line, arguments, number=number)
         return _Call(self._caller.slot, script, verdicts, places, share)
 
@@ -301,7 +301,7 @@ class RedisConsumer(Consumer):
             if now >= give_up_at:
                 break
             change_at = min(self._change_at.values(), default=_NEVER)
-            look_at = min(change_at, self._looked_at + _LOOK_EVERY)
+            look_at = min(change_at, self._looked_at + self._caller.servers.look_every)
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
             rang = False
             if wake_at > now:
@@ -322,7 +322,7 @@ class RedisConsumer(Consumer):
         if self._uncertain or self._gained:
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
-        return time.monotonic() < min(self._looked_at + _LOOK_EVERY, change_at)
+        return time.monotonic() < min(self._looked_at + self._caller.servers.look_every, change_at)
 
     def _pass_on_bells(self) -> None:
         """An earlier queue or another line gave all that we can take: somebody else has to hear of this one."""
@@ -339,27 +339,6 @@ class RedisConsumer(Consumer):
         for line, change_at in self._change_at.items():
             if change_at < soon:
                 self._sleeper.ring(line)
-
-
-def _details(verdict: Verdict) -> bytes:
-    match verdict:
-        case Ack():
-            return b"a"
-        case GiveBack():
-            return b"g"
-        case Touch():
-            return b"t"
-        case Bury(reason=reason):
-            return b"b" + _text(reason)
-        case Abandon(reason=reason):
-            return b"x" + _text(reason)
-        case Release(delay=delay, priority=priority, reason=reason):
-            return b"r%d:%b:%b" % (microseconds(delay), b"" if priority is None else b"%d" % priority, _text(reason))
-
-
-def _text(reason: str | None) -> bytes:
-    """A reason as it is stored: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
-    return b"" if reason is None else b"+" + reason.encode("utf-8", "backslashreplace")
 
 
 def _key(verdict: Verdict) -> _Key:

@@ -10,6 +10,8 @@ import hiredis
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
+from .resolver import NameTimeoutError
+
 if TYPE_CHECKING:
     from multiq.errors import MultiqError
 
@@ -18,6 +20,9 @@ PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN",
 
 #: this server will not do it, but another one may: a primary that became a replica
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
+
+#: it answers questions and changes nothing
+REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
 FAILURES = (OSError, hiredis.ProtocolError)
 """What ends a connection."""
@@ -88,10 +93,7 @@ def explain(exc: Exception, place: str, timeout: float) -> MultiqError:
     if isinstance(exc, hiredis.ReplyError):
         return _explain_reply(exc, place)
     if isinstance(exc, TimeoutError):
-        return BackendTimeout(
-            f"{place} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "
-            "time with ?timeout= in the URL"
-        )
+        return BackendTimeout(f"{place} {_explain_timeout(exc, timeout)}")
     if isinstance(exc, ssl.SSLCertVerificationError):
         return BackendUnavailable(
             f"{place} cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with "
@@ -102,6 +104,15 @@ def explain(exc: Exception, place: str, timeout: float) -> MultiqError:
     if isinstance(exc, hiredis.ProtocolError):
         return BackendUnavailable(f"{place} does not speak Redis' protocol ({exc}): is it a TLS port, or no Redis?")
     return BackendUnavailable(f"{place} cannot be reached: {getattr(exc, 'strerror', None) or exc}")
+
+
+def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
+    if isinstance(exc, NameTimeoutError):
+        return f"has a name that was not found within {timeout:g} s: look at this machine's DNS"
+    return (
+        f"did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more time with "
+        "?timeout= in the URL"
+    )
 
 
 def _explain_reply(exc: hiredis.ReplyError, place: str) -> MultiqError:

@@ -206,14 +206,15 @@ def peeked(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
     return Found(packed_id, State(state.decode()), int(at), record, body, reason, abandoned == b"1"), int(now)
 
 
-def listed(state: State, reply: list[Any]) -> tuple[list[tuple[tuple[int, int], Found]], int]:
+def listed(
+    state: State, reply: list[Any], *, was_abandoned: bool = False
+) -> tuple[list[tuple[tuple[int, int], Found]], int]:
     """What ``lua/jobs.lua`` answered, each job with its place, score and sequence, and when."""
     now, *parts = reply
     found = []
     for place, at, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
-        found.append(
-            ((int(at), int.from_bytes(place[:8], "big")), Found(place[12:], state, int(at), record, body, reason))
-        )
+        job = Found(place[12:], state, int(at), record, body, reason, was_abandoned)
+        found.append(((int(at), int.from_bytes(place[:8], "big")), job))
     return found, int(now)
 
 

@@ -34,6 +34,9 @@ class Servers(ABC):
     has_others = False
     """Whether, when one fails, another may take its place."""
 
+    look_every = 4.5
+    """Seconds after which a sleeping consumer looks for itself."""
+
     is_cluster = False
     """Whether two lines may be on two servers."""
 
@@ -89,6 +92,7 @@ class SentinelServers(Servers):
     """``redis+sentinel://``: a primary, whose replicas take its place when the sentinels agree that it is gone."""
 
     has_others = True
+    look_every = 2.5  # nothing else tells one who sleeps at a primary that stopped
 
     def __init__(
         self, sentinels: Sequence[Address], service: str, login: Login, sentinel_login: Login, timeout: float

@@ -109,6 +109,9 @@ class Sleeper:
 
     # --- how ---
 
+    def _deadline(self) -> float:
+        return self._servers.one_try(time.monotonic() + self._servers.timeout)
+
     def _bell(self, line: str) -> bytes:
         return keys.hint(keys.base(self._callers.prefix, line)).encode()
 
@@ -127,7 +130,7 @@ class Sleeper:
             self._places = [(self._caller, lines[0], tuple(self._bells))]
 
     def _fall_asleep(self, asleep: list[Wire], seconds: float) -> None:
-        deadline = time.monotonic() + self._servers.timeout
+        deadline = self._deadline()
         for caller, line, bells in self._places:
             wire = caller.wire(line, deadline)
             asleep.append(wire)
@@ -153,7 +156,7 @@ class Sleeper:
             if wire.sock.fileno() not in answered and not self._unblock(line, wire):
                 wire.close()
                 continue
-            popped = wire.read(time.monotonic() + self._servers.timeout)
+            popped = wire.read(self._deadline())
             if popped is not None:
                 self.rang.append(self._bells[popped[0]])
                 is_to_look = True
@@ -163,7 +166,7 @@ class Sleeper:
         """Whether the server let it go. It may not be allowed to: then the connection has to be closed."""
         if not wire.client_id:
             return False
-        deadline = time.monotonic() + self._servers.timeout
+        deadline = self._deadline()
         with self._callers.borrowed() as caller, contextlib.suppress(hiredis.ReplyError):
             caller.wire(line, deadline).ask(pack(("CLIENT", "UNBLOCK", wire.client_id)), deadline)
             return True

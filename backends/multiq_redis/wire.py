@@ -17,6 +17,8 @@ import hiredis
 
 from multiq.errors import BackendUnavailable
 
+from .resolver import addresses
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -174,7 +176,7 @@ def _connect(address: Address, deadline: float) -> socket.socket:
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
     host, port = address
     failure: OSError = ConnectionError(f"{host} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+    for family, kind, protocol, _, place in addresses(host, port, deadline):
         try:
             sock = _connected(family, kind, protocol, place, deadline)
         except OSError as exc:

@@ -1,7 +1,8 @@
 --- flags: no-writes
--- A part of a listing. What is due was promoted before.
+-- A part of a listing.
 -- KEYS  1 jobs   2 bodies   3 reasons   4 the state's set
 -- ARGV  1 how many   2 score and 3 sequence of the job after which to begin; no score: from the first
+--       4 due or later: only what is due by now, or what is not; nothing: all
 -- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing
 --- include record
 --- include clock
@@ -22,7 +23,16 @@ local function rank_after(score, sequence)
 end
 
 local first = ARGV[2] == '' and 0 or rank_after(tonumber(ARGV[2]), tonumber(ARGV[3]))
-local found = redis.call('ZRANGE', KEYS[4], first, first + ARGV[1] - 1, 'WITHSCORES')
+local last = first + ARGV[1] - 1
+if ARGV[4] ~= '' then
+    local due = redis.call('ZCOUNT', KEYS[4], '-inf', now)
+    if ARGV[4] == 'due' then
+        last = math.min(last, due - 1)
+    elseif first < due then
+        first, last = due, due + ARGV[1] - 1
+    end
+end
+local found = last < first and {} or redis.call('ZRANGE', KEYS[4], first, last, 'WITHSCORES')
 local reply = { string.format('%.0f', now) }
 for i = 1, #found, 2 do
     local id = id_in(found[i])

@@ -1,0 +1,310 @@
+"""A queue over several lines: where its jobs are, who finds them, whose turn it is, and what happens when n changes."""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers.process import until
+
+from multiq.backend import Ack, Bury, NewJob, State
+from multiq.errors import BackendFull, EnqueuePartial, JobNotFound, JobReserved, UrlInvalid
+from multiq.ids import new_id, new_ids
+from multiq.registry import open_backend
+from multiq_redis import keys
+from multiq_redis.jobs import line_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.redis import RedisCluster, RedisServer
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+SPREAD = 8
+LINES = [keys.line(QUEUE, number) for number in range(SPREAD)]
+
+
+@pytest.fixture
+def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
+    return new_redis()
+
+
+@pytest.fixture
+def wide(server: RedisServer) -> Iterator[Backend]:
+    """Enqueues over many lines."""
+    with open_backend(f"{server.url}?partitions={SPREAD}") as backend:
+        yield backend
+
+
+@pytest.fixture
+def narrow(server: RedisServer) -> Iterator[Backend]:
+    """Enqueues over one, and has never heard of more."""
+    with open_backend(server.url) as backend:
+        yield backend
+
+
+def put(backend: Backend, count: int = 1, **options: Any) -> list[str]:
+    return backend.enqueue(QUEUE, [NewJob(b"%d" % number, new_id(), **options) for number in range(count)])
+
+
+def sizes(server: RedisServer) -> dict[str, int]:
+    return {line: server.ask("HLEN", keys.jobs(keys.base("multiq", line))) for line in LINES}
+
+
+def drain(backend: Backend, limit: int = 100) -> list[str]:
+    found = []
+    with backend.consumer([QUEUE]) as consumer:
+        while leases := consumer.reserve(limit, 0):
+            found += [lease.id for lease in leases]
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+    return found
+
+
+@pytest.mark.parametrize("number", ["0", "65", "-1", "4.5", "four", ""])
+def test_a_number_of_lines_that_cannot_be_is_refused(number: str) -> None:
+    with pytest.raises(UrlInvalid, match="from 1 to 64"):
+        open_backend(f"redis://localhost?partitions={number}")
+
+
+# --- where jobs are --------------------------------------------------------------------------------------
+
+
+def test_jobs_are_spread_over_all_lines_one_by_one_and_in_batches(server: RedisServer, wide: Backend) -> None:
+    ids = put(wide, 400)
+    ids += [put(wide)[0] for _ in range(100)]
+    found = sizes(server)
+    assert sum(found.values()) == 500
+    assert min(found.values()) > 20
+    assert wide.queues() == [QUEUE]
+    assert wide.stats(QUEUE).ready == 500
+    assert sorted(drain(wide)) == sorted(ids)
+    assert wide.queues() == []
+
+
+def test_an_id_that_comes_again_is_the_same_job(server: RedisServer, wide: Backend) -> None:
+    jobs = [NewJob(b"x", job_id) for job_id in new_ids(50)]
+    with open_backend(f"{server.url}?partitions={SPREAD}") as other:
+        wide.enqueue(QUEUE, jobs)
+        for job in jobs:
+            other.enqueue(QUEUE, [job])
+        assert other.stats(QUEUE).ready == 50
+
+
+def test_within_a_line_the_order_holds(wide: Backend) -> None:
+    # Given jobs of two priorities, enqueued in turns
+    for number in range(60):
+        wide.enqueue(QUEUE, [NewJob(b"%02d" % number, new_id(), priority=5 - number % 2)])
+    with wide.consumer([QUEUE]) as consumer:
+        seen: dict[str, list[tuple[int, bytes]]] = {line: [] for line in LINES}
+        while leases := consumer.reserve(7, 0):
+            for lease in leases:
+                seen[line_of(lease)].append((lease.priority, lease.body))
+            consumer.settle([Ack(lease) for lease in leases])
+    # Then each line came by priority, then by age
+    assert sum(map(len, seen.values())) == 60
+    assert all(line == sorted(line) for line in seen.values())
+
+
+def test_no_line_waits_for_the_others_to_end(wide: Backend) -> None:
+    put(wide, 400)
+    with wide.consumer([QUEUE]) as consumer:
+        lines = Counter(line_of(lease) for _ in range(3 * SPREAD) for lease in consumer.reserve(1, 0))
+    assert lines == dict.fromkeys(LINES, 3)
+
+
+def test_a_limit_is_filled_from_all_lines_and_not_exceeded(wide: Backend) -> None:
+    ids = put(wide, 100)
+    with wide.consumer([QUEUE]) as consumer:
+        first = consumer.reserve(70, 0)
+        assert len(first) == 70
+        rest = consumer.reserve(70, 0)
+        assert sorted(lease.id for lease in first + rest) == sorted(ids)
+
+
+def test_pages_go_through_all_lines_whatever_their_size(wide: Backend) -> None:
+    ids = put(wide, 60)
+    for limit in (1, 7, 59, 60, 61):
+        seen: list[str] = []
+        after = None
+        while True:
+            page = wide.jobs(QUEUE, State.READY, limit=limit, after=after)
+            seen += [job.id for job in page.jobs]
+            after = page.after
+            if after is None:
+                break
+            assert len(page.jobs) == limit
+        assert sorted(seen) == sorted(ids)
+        assert len(seen) == 60
+
+
+def test_on_a_cluster_a_queue_is_on_all_nodes(redis_cluster: RedisCluster) -> None:
+    # Given a queue over so many lines that all three masters have some
+    with (
+        open_backend(f"{redis_cluster.url}?partitions={SPREAD}") as backend,
+        backend.consumer([QUEUE]) as consumer,
+    ):
+        ids = put(backend, 200)
+        pattern = keys.jobs(keys.base("multiq", f"{QUEUE}*"))
+        held = [len(node.ask("KEYS", pattern)) for node in redis_cluster.nodes]
+        assert sum(held) == SPREAD
+        assert min(held) > 0, held
+        # Then all verbs are about all of them
+        assert backend.stats(QUEUE).ready == 200
+        assert backend.queues() == [QUEUE]
+        leases = consumer.reserve(200, 0)
+        assert sorted(lease.id for lease in leases) == sorted(ids)
+        assert consumer.settle([Bury(lease) for lease in leases]) == [None] * 200
+        assert backend.kick(QUEUE, 150) == 150
+        assert backend.purge(QUEUE, [State.READY]) == 150
+        assert len(backend.jobs(QUEUE, State.BURIED, limit=100).jobs) == 50
+        # And a sleeper hears of a job on any of them
+        backend.purge(QUEUE, [State.BURIED])
+        for _ in range(6):
+            found: list[Any] = []
+            sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 30)))  # noqa: B023
+            sleeper.start()
+            until(lambda: _asleep(redis_cluster) == SPREAD, "it sleeps at every line")
+            (job_id,) = put(backend)
+            sleeper.join()
+            assert [lease.id for lease in found] == [job_id]
+            consumer.settle([Ack(lease) for lease in found])
+
+
+def _asleep(cluster: RedisCluster) -> int:
+    return sum(node.ask("INFO", "clients")["blocked_clients"] for node in cluster.nodes)
+
+
+# --- another number of lines -----------------------------------------------------------------------------
+
+
+def test_whoever_knows_of_one_line_only_finds_the_jobs_of_all(wide: Backend, narrow: Backend) -> None:
+    # Given jobs enqueued by both
+    ids = put(narrow, 20) + put(wide, 50)
+    # Then the one who enqueues over one line sees, moves and works off all of them
+    assert narrow.stats(QUEUE).ready == 70
+    assert len(narrow.jobs(QUEUE, State.READY, limit=100).jobs) == 70
+    for job_id in ids:
+        assert narrow.peek(QUEUE, job_id).id == job_id
+    narrow.delete(QUEUE, ids[-1])
+    assert narrow.reschedule(QUEUE, ids[-2], 3600) == ids[-2]
+    narrow.kick_job(QUEUE, ids[-2])
+    assert sorted(drain(narrow)) == sorted(ids[:-1])
+
+
+@pytest.mark.parametrize("who", ["wide", "narrow"])
+def test_a_job_is_found_wherever_it_was_put(who: str, wide: Backend, narrow: Backend) -> None:
+    looks, puts = (wide, narrow) if who == "wide" else (narrow, wide)
+    ids = put(puts, 30)
+    for job_id in ids:
+        assert looks.peek(QUEUE, job_id).state is State.READY
+    with puts.consumer([QUEUE]) as consumer:
+        assert len(consumer.reserve(30, 0)) == 30
+        with pytest.raises(JobReserved):
+            looks.delete(QUEUE, ids[0])
+    with pytest.raises(JobNotFound):
+        looks.peek(QUEUE, new_id())
+    with pytest.raises(JobNotFound):
+        looks.delete(QUEUE, new_id())
+
+
+def test_one_who_sleeps_at_one_line_hears_of_the_others_in_time(
+    server: RedisServer, wide: Backend, narrow: Backend
+) -> None:
+    # Given a consumer that sleeps, and has never heard of more than one line
+    with narrow.consumer([QUEUE]) as consumer:
+        found: list[Any] = []
+        sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
+        sleeper.start()
+        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it sleeps")
+        # When a job is put in another line
+        job_id = next(job_id for job_id in new_ids(100) if wide._lines.home(QUEUE, _packed(job_id)) != QUEUE)  # type: ignore[attr-defined]
+        wide.enqueue(QUEUE, [NewJob(b"", job_id)])
+        # Then it gets that when it looks for itself
+        sleeper.join()
+        assert [lease.id for lease in found] == [job_id]
+        # And from now on it is woken there, too
+        consumer.settle([Ack(found[0])])
+        assert consumer.reserve(1, 0) == []
+
+
+def _packed(job_id: str) -> bytes:
+    return bytes.fromhex(job_id.replace("-", ""))
+
+
+def test_a_paused_queue_that_gets_more_lines_is_paused_in_all(wide: Backend, narrow: Backend) -> None:
+    narrow.pause(QUEUE, 3600)
+    put(wide, 100)
+    assert drain(wide) == []
+    assert 3500 < (wide.stats(QUEUE).paused_for or 0) <= 3600
+    narrow.resume(QUEUE)
+    assert wide.stats(QUEUE).paused_for is None
+    assert len(drain(wide)) == 100
+
+
+def test_a_server_that_has_forgotten_how_many_lines_there_are_is_told_again(
+    server: RedisServer, wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(wide, 100)
+    server.ask("FLUSHALL")
+    monkeypatch.setattr("multiq_redis.lines._SAY_AGAIN", 0.0)  # else it would be half a minute later
+    put(wide, 100)
+    assert len(drain(narrow)) == 100
+
+
+def test_a_lease_can_be_settled_by_who_enqueues_over_another_number(wide: Backend, narrow: Backend) -> None:
+    put(wide, 40)
+    with wide.consumer([QUEUE]) as taker, narrow.consumer([QUEUE]) as settler:
+        leases = taker.reserve(40, 0)
+        assert settler.settle([Ack(lease) for lease in leases]) == [None] * 40
+    assert wide.stats(QUEUE).reserved == 0
+
+
+# --- a part of a batch -----------------------------------------------------------------------------------
+
+
+def test_a_batch_that_one_node_has_no_room_for_tells_what_the_others_took() -> None:
+    from servers.redis import RedisCluster
+
+    with RedisCluster() as cluster, open_backend(f"{cluster.url}?partitions={SPREAD}&timeout=2") as backend:
+        put(backend, 100)
+        backend.purge(QUEUE, [State.READY])
+        # Given one master that is full
+        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", LINES[1]))))
+        full.set("maxmemory", "1")
+        # When a batch goes to all of them
+        jobs = [NewJob(b"x", job_id) for job_id in new_ids(100)]
+        with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+            backend.enqueue(QUEUE, jobs)
+        # Then exactly those that were told are there
+        accepted = told.value.accepted
+        assert isinstance(told.value.__cause__, BackendFull)
+        assert 0 < len(accepted) < 100
+        assert all(jobs[at].id == job_id for at, job_id in accepted.items())
+        stored = {job.id for job in backend.jobs(QUEUE, State.READY, limit=200).jobs}
+        assert stored == set(accepted.values())
+        # And the rest can be sent again when there is room
+        full.set("maxmemory", "0")
+        backend.enqueue(QUEUE, jobs)
+        assert backend.stats(QUEUE).ready == 100
+
+
+# --- idle ------------------------------------------------------------------------------------------------
+
+
+def test_an_idle_consumer_of_many_lines_asks_no_more_than_one_of_one(server: RedisServer, wide: Backend) -> None:
+    put(wide, 1)
+    assert len(drain(wide)) == 1
+    with wide.consumer([QUEUE]) as consumer:
+        consumer.reserve(1, 0.2)  # it takes the marker that the job has left
+        before = _commands(server)
+        assert consumer.reserve(1, 6) == []
+        assert _commands(server) - before <= 4
+
+
+def _commands(server: RedisServer) -> int:
+    stats = server.ask("INFO", "commandstats")
+    return sum(told["calls"] for name, told in stats.items() if name in {"cmdstat_evalsha", "cmdstat_bzpopmin"})
