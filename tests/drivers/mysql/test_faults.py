@@ -1,0 +1,555 @@
+"""What goes wrong with a MariaDB server and on the way to it: stopped, killed, read-only, full, busy, locked, slow.
+
+One deterministic test each. The server is real, and so is what is done to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pymysql
+import pytest
+from processes import until, worker
+from proxy import Hole, Latency, Pass, Proxy
+from worker_app import app, nap, quick, read_diary
+
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_mysql import replay
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from servers.mysql import MysqlDatabases, MysqlServer, Place
+
+    from multiq.backend import Backend, Consumer
+
+    NewMysql = Callable[..., MysqlServer]
+
+QUEUE = "mail"
+HOST = "127.0.0.1"
+DEADLINE = 1.0  # seconds, as ?timeout= says it
+GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+def hasty(url: str) -> str:
+    return f"{url}?timeout={DEADLINE}"
+
+
+@pytest.fixture
+def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
+    with Proxy((mysql_server.host, mysql_server.port)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def producer() -> Iterator[Callable[[str], None]]:
+    """The test app's producing side, on this URL."""
+
+    def point(url: str) -> None:
+        app.close()
+        app._backend, app.url = None, url
+
+    yield point
+    app.close()
+    app._backend = None
+
+
+def numbers(path: Path, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(path) if said == word]
+
+
+# --- nobody answers --------------------------------------------------------------------------------------
+
+
+def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
+    return {
+        "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
+        "settle": lambda: consumer.settle([Ack(lease)]),
+        "peek": lambda: backend.peek(QUEUE, lease.id),
+        "jobs": lambda: backend.jobs(QUEUE, State.READY),
+        "delete": lambda: backend.delete(QUEUE, lease.id),
+        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
+        "kick": lambda: backend.kick(QUEUE, 5),
+        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
+        "pause": lambda: backend.pause(QUEUE, 5),
+        "resume": lambda: backend.resume(QUEUE),
+        "purge": lambda: backend.purge(QUEUE, [State.READY]),
+        "stats": lambda: backend.stats(QUEUE),
+        "queues": backend.queues,
+    }
+
+
+def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
+    """The call ends with a timeout, and not much after its deadline."""
+    start = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        call()
+    took = time.monotonic() - start
+    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
+
+
+def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given connections that are open, and a lease
+        backend.enqueue(QUEUE, [new()])
+        (lease,) = consumer.reserve(1, 0)
+        calls = verbs(backend, consumer, lease)
+        # When the server is stopped: its kernel still takes what we send
+        server.pause()
+        # Then all give up, at once and each in its time
+        with ThreadPoolExecutor(len(calls)) as pool:
+            list(pool.map(timed_out, calls.values()))
+        # And once it goes on, the next call is answered rightly
+        server.go_on()
+        assert backend.stats(QUEUE).queue == QUEUE
+
+
+@pytest.mark.parametrize("wait", [0.0, 1.5])
+def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_mysql: NewMysql, wait: float) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        server.pause()
+        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
+        server.go_on()
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
+
+
+def test_an_address_that_accepts_and_never_answers_is_a_timeout(
+    mysql_server: MysqlDatabases, place: Place, proxy: Proxy
+) -> None:
+    proxy.mode = Hole()
+    url = hasty(mysql_server.url(place.name, port=proxy.port))
+    with open_backend(url) as backend, backend.consumer([QUEUE]) as consumer:
+        with ThreadPoolExecutor(2) as pool:
+            calls = [lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)]
+            list(pool.map(timed_out, calls))
+        proxy.mode = Pass()
+        assert backend.stats("never used").ready == 0
+
+
+def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
+    new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_mysql()
+    with server.database() as place:
+        producer(place.url)
+        with worker(tmp_path, hasty(place.url), "threads=2") as process:
+            process.wait_until_working()
+            quick.enqueue_many([(number,) for number in range(20)])
+            until(lambda: len(numbers(process.diary, "end")) >= 20)
+            server.pause()
+            time.sleep(10)
+            server.go_on()
+            quick.enqueue_many([(number,) for number in range(20, 40)])
+            until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
+            until(lambda: app.backend.queues() == [])
+
+
+# --- nobody is there -------------------------------------------------------------------------------------
+
+
+def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
+    proxy.refuse()
+    with open_backend(f"mysql://root:S3CR3T@{HOST}:{proxy.port}/jobs") as backend:
+        with pytest.raises(BackendUnavailable, match=str(proxy.port)) as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert "S3CR3T" not in str(refused.value)
+        assert refused.value.__cause__ is not None
+
+
+def test_a_host_that_does_not_exist_is_unavailable() -> None:
+    with open_backend("mysql://root@no-such-host.invalid/jobs") as backend, pytest.raises(BackendUnavailable):
+        backend.stats(QUEUE)
+
+
+def test_a_database_that_does_not_exist_is_told(mysql_server: MysqlDatabases) -> None:
+    with (
+        open_backend(mysql_server.url("no_such_database")) as backend,
+        pytest.raises(BackendUnavailable, match="CREATE DATABASE"),
+    ):
+        backend.stats(QUEUE)
+
+
+@pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00", b""], ids=["http", "zero", "nothing"])
+def test_a_server_that_speaks_something_else_is_a_typed_error(said: bytes) -> None:
+    with socket.create_server((HOST, 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    client.sendall(said)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        url = f"mysql://root@{HOST}:{listener.getsockname()[1]}/jobs?timeout={DEADLINE}"
+        with open_backend(url) as backend, pytest.raises(BackendError):
+            backend.stats(QUEUE)
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def test_a_worker_that_starts_before_its_server_waits_for_it(
+    new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    server = new_mysql()
+    with server.database() as place:
+        server.stop()
+        with worker(tmp_path, place.url) as process:
+            until(lambda: "cannot be reached" in process.log, what=lambda: process.log)
+            server.start()
+            producer(place.url)
+            quick.enqueue(1)
+            until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+
+
+def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(place.url) as backend:
+        backend.queues()
+    with mysql_server.account("SELECT", f"{place.name}.*") as account:
+        with open_backend(account.url(place.name)) as backend, pytest.raises(BackendUnavailable, match="GRANT") as told:
+            backend.enqueue(QUEUE, [new()])
+        assert account.password not in str(told.value)
+
+
+# --- the connection goes away ----------------------------------------------------------------------------
+
+
+def test_a_hundred_reconnects_leave_no_open_file_behind(
+    mysql_server: MysqlDatabases, place: Place, proxy: Proxy
+) -> None:
+    us = psutil.Process()
+    with (
+        open_backend(mysql_server.url(place.name, port=proxy.port)) as backend,
+        backend.consumer([QUEUE]) as consumer,
+    ):
+        opened = []
+        for _ in range(100):
+            (job_id,) = backend.enqueue(QUEUE, [new()])
+            proxy.cut()
+            (lease,) = consumer.reserve(1, 5)
+            assert (lease.id, lease.attempt) == (job_id, 1)
+            proxy.cut()
+            assert consumer.settle([Ack(lease)]) == [None]
+            opened.append(us.num_fds())
+        until(
+            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
+        )  # the proxy's, too
+        assert backend.queues() == []
+
+
+def test_connections_that_somebody_kills_are_opened_again_without_a_word(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(), new()])
+        (lease,) = consumer.reserve(1, 0)
+        kill_all(mysql_server, place)
+        assert backend.stats(QUEUE).ready == 1
+        kill_all(mysql_server, place)
+        assert consumer.settle([Ack(lease)]) == [None]
+        kill_all(mysql_server, place)
+        assert len(consumer.reserve(1, 5)) == 1
+
+
+def test_an_idle_connection_that_the_server_closes_is_opened_again_without_a_word(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new()])
+        server.restart()  # says goodbye, which nobody reads before the next call
+        (lease,) = consumer.reserve(1, 5)
+        server.restart()
+        assert consumer.settle([Ack(lease)]) == [None]
+        server.restart()
+        assert backend.queues() == []
+
+
+def test_a_slow_way_makes_no_lease_end_early(
+    mysql_server: MysqlDatabases, place: Place, proxy: Proxy, tmp_path: Path, producer: Callable[[str], None]
+) -> None:
+    producer(place.url)
+    nap.enqueue_many([(number, 0.4) for number in range(8)])  # of a ttr of 2 s
+    proxy.mode = Latency(0.1)
+    url = mysql_server.url(place.name, port=proxy.port)
+    with worker(tmp_path, url, "stop_when_empty=True, threads=2") as process:
+        assert process.wait(60) == 0, process.log
+        assert sorted(numbers(process.diary, "start")) == list(range(8))
+
+
+# --- the server goes away, and comes back ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("end", ["kill", "stop"])
+def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
+    new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None], end: str
+) -> None:
+    # Given a worker, and a producer that notes what was acknowledged
+    server = new_mysql()
+    with server.database() as place:
+        producer(hasty(place.url))
+        acknowledged: list[int] = []
+        is_over = threading.Event()
+
+        def produce() -> None:
+            number = 0
+            while not is_over.is_set():
+                try:
+                    quick.enqueue(number)
+                except BackendUnavailable:
+                    time.sleep(0.02)
+                else:
+                    acknowledged.append(number)
+                    number += 1
+                    time.sleep(0.001)
+
+        with worker(tmp_path, hasty(place.url), "threads=2") as process:
+            thread = threading.Thread(target=produce)
+            thread.start()
+            try:
+                # When the server ends in the middle of it, again and again
+                for _ in range(3):
+                    known = len(acknowledged)
+                    until(lambda known=known: len(acknowledged) > known + 100)  # type: ignore[misc]
+                    getattr(server, end)()
+                    time.sleep(0.2)
+                    server.start()
+                known = len(acknowledged)
+                until(lambda: len(acknowledged) > known + 100, what=lambda: process.log)
+            finally:
+                is_over.set()
+                thread.join()
+            # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+            until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+            until(lambda: app.backend.queues() == [])
+
+
+def test_delays_leases_and_counts_outlive_a_killed_server(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
+        held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]
+        assert consumer.settle([Release(failed, delay=3600, reason="try later"), Bury(spoilt, "bad")]) == [None, None]
+        server.kill()
+        server.start()
+        records = [backend.peek(QUEUE, job_id) for job_id in job_ids]
+        assert [job.state for job in records] == [State.RESERVED, State.DELAYED, State.DELAYED, State.BURIED]
+        assert [job.attempt for job in records] == [1, 1, 0, 1]
+        assert [job.reason for job in records] == [None, "try later", None, "bad"]
+        assert all(3500 < (job.due_in or 0) <= 3600 for job in records[1:3])
+        assert consumer.settle([Touch(held), Ack(held)]) == [None, None]
+
+
+# --- the server refuses ----------------------------------------------------------------------------------
+
+
+def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(place.url) as backend:
+        backend.enqueue(QUEUE, [new()])
+        with (
+            server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account,
+            open_backend(account.url(place.name)) as theirs,
+        ):
+            server.set("read_only", 1)
+            with pytest.raises(BackendUnavailable, match="read-only"):
+                theirs.enqueue(QUEUE, [new()])
+            assert theirs.stats(QUEUE).ready == 1
+            server.set("read_only", 0)
+            theirs.enqueue(QUEUE, [new()])
+            assert theirs.stats(QUEUE).ready == 2
+
+
+def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:
+    """A claim moves an entry of the index, for which a full InnoDB may have no page: it is refused as well, and typed."""
+    # Given a server whose one file may not grow for ever, and a queue that was filled until it refused
+    server = new_mysql(innodb_file_per_table=0, innodb_data_file_path="ibdata1:12M:autoextend:max:32M")
+    with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        stored = sum(iter(lambda: _fill(backend), 0))
+        with pytest.raises(BackendFull, match="no room"):
+            backend.enqueue(QUEUE, _large(10))
+        # Then nothing of a refused batch is there
+        assert backend.stats(QUEUE).ready == stored > 0
+        with contextlib.suppress(BackendFull):
+            consumer.settle([GiveBack(lease) for lease in consumer.reserve(stored, 0)])
+        # And once there is room, all that is there can be worked off
+        server.change(innodb_data_file_path="ibdata1:12M:autoextend:max:64M")
+        server.restart()
+        leases = consumer.reserve(stored, 0)
+        assert [lease.attempt for lease in leases] == [1] * stored
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None] * stored
+        assert _fill(backend)
+
+
+def _large(count: int) -> list[NewJob]:
+    return [new(b"x" * 100_000, ttr=600) for _ in range(count)]
+
+
+def _fill(backend: Backend) -> int:
+    """How many jobs of a batch were taken."""
+    try:
+        return len(backend.enqueue(QUEUE, _large(10)))
+    except BackendFull:
+        return 0
+
+
+def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None:
+    server = new_mysql(max_connections=10, extra_max_connections=1)
+    with server.database() as place, open_backend(hasty(place.url)) as backend:
+        with (
+            server.account("ALL", f"{place.name}.*") as account,
+            open_backend(account.url(place.name)) as theirs,
+            contextlib.ExitStack() as held,
+        ):
+            with contextlib.suppress(pymysql.err.OperationalError):
+                while True:
+                    held.enter_context(account.client(place.name))
+            with pytest.raises(BackendUnavailable, match="max_connections"):
+                theirs.stats(QUEUE)
+        assert backend.queues() == []
+
+
+def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new()])
+        mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
+        for call in (lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)):
+            with pytest.raises(BackendCorrupt, match="multiq schema"):
+                call()
+
+
+# --- somebody holds what we want -------------------------------------------------------------------------
+
+
+def test_a_lock_that_somebody_holds_is_waited_for_past_the_server_s_own_patience(
+    mysql_server: MysqlDatabases, place: Place
+) -> None:
+    with open_backend(f"{place.url}?timeout=60") as backend:
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        counted = replay.counted[1205]
+        with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE") as other, ThreadPoolExecutor() as pool:
+            deleted = pool.submit(backend.delete, QUEUE, job_id)
+            until(lambda: replay.counted[1205] > counted, what=lambda: "the transaction is run again")
+            other.rollback()
+            deleted.result(60)
+        assert backend.queues() == []
+
+
+def test_a_lock_that_somebody_keeps_is_a_timeout_at_the_deadline(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(hasty(place.url)) as backend:
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE"):
+            timed_out(lambda: backend.delete(QUEUE, job_id))
+        # What was sent may still be carried out, once the lock is free: that is what a timeout leaves open
+        with contextlib.suppress(JobNotFound):
+            backend.delete(QUEUE, job_id)
+        assert backend.queues() == []
+
+
+def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place: Place) -> None:
+    """Two acks in one transaction: the first row is ours and the second one theirs, when they want the first."""
+    mysql_server.ask("CREATE TABLE heavy (a INT) ENGINE=InnoDB", database=place.name)
+    with open_backend(f"{place.url}?timeout=60") as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600)])
+        leases = consumer.reserve(2, 0)
+        (first,), (second,) = mysql_server.ask("SELECT seq FROM multiq_jobs ORDER BY seq", database=place.name)
+        counted = replay.counted[1213]
+        heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends whoever has changed less
+        with holder(mysql_server, place, heavy) as other, other.cursor() as cursor, ThreadPoolExecutor() as pool:
+            cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (second,))
+            settled = pool.submit(consumer.settle, [Ack(lease) for lease in leases])
+            until(lambda: _waits_for_a_lock(mysql_server, place), what=lambda: "we wait for the second row")
+            cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (first,))
+            until(lambda: replay.counted[1213] > counted, what=lambda: "the transaction is run again")
+            other.rollback()
+            assert settled.result(60) == [None, None]
+        assert backend.queues() == []
+
+
+def test_jobs_that_somebody_locks_are_passed_over_by_a_reserve(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
+        locked, free = backend.enqueue(QUEUE, [new(), new()])
+        query = "SELECT * FROM multiq_jobs ORDER BY seq LIMIT 1 FOR UPDATE"
+        with holder(mysql_server, place, query):
+            assert [lease.id for lease in consumer.reserve(5, 5)] == [free]
+        assert [lease.id for lease in consumer.reserve(5, 5)] == [locked]
+
+
+@pytest.mark.parametrize("isolation", ["REPEATABLE READ", "SERIALIZABLE"])
+def test_a_worker_that_waits_holds_nothing_that_a_producer_needs(
+    mysql_server: MysqlDatabases, place: Place, isolation: str
+) -> None:
+    """At REPEATABLE READ a claim on an empty queue would lock the gap that every INSERT goes into."""
+    with (
+        open_backend(place.url) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        mysql_server.client(place.name) as client,
+        client.cursor() as cursor,
+        ThreadPoolExecutor() as pool,
+    ):
+        backend.queues()
+        reserved = pool.submit(consumer.reserve, 5, 60)
+        cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
+        for _ in range(20):
+            time.sleep(0.02)
+            held = "SELECT * FROM information_schema.innodb_trx WHERE trx_started < NOW() - INTERVAL 5 SECOND"
+            assert not cursor.execute(held)
+            locks = "SELECT * FROM information_schema.innodb_trx WHERE trx_rows_locked > 0"
+            assert not cursor.execute(locks)
+        backend.enqueue(QUEUE, [new()])
+        assert len(reserved.result(60)) == 1
+
+
+class holder:  # noqa: N801 - reads as a block
+    """Somebody else's transaction, which holds what it asked for until the block ends."""
+
+    def __init__(self, server: MysqlDatabases, place: Place, statement: str) -> None:
+        self._connection = server.connect(place.name, autocommit=False)
+        self._statement = statement
+
+    def __enter__(self) -> pymysql.connections.Connection[Any]:
+        with self._connection.cursor() as cursor:
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 60")
+            cursor.execute(self._statement)
+        return self._connection
+
+    def __exit__(self, *_: object) -> None:
+        self._connection.close()
+
+
+def _waits_for_a_lock(server: MysqlDatabases, place: Place) -> bool:
+    rows = server.ask(
+        "SELECT 1 FROM information_schema.innodb_trx JOIN information_schema.processlist ON id = trx_mysql_thread_id "
+        "WHERE trx_state = 'LOCK WAIT' AND db = %s",
+        place.name,
+    )
+    return bool(rows)
+
+
+def kill_all(server: MysqlDatabases, place: Place) -> None:
+    """End all sessions on a database, and wait until they are gone."""
+    asked = "SELECT id FROM information_schema.processlist WHERE db = %s"
+    for (thread,) in server.ask(asked, place.name):
+        server.ask(f"KILL {thread}")
+    until(lambda: not server.ask(asked, place.name))
