@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import logging
 import os
@@ -24,7 +25,7 @@ from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from multiq.app import App
@@ -147,9 +148,7 @@ class Worker:
         self._running = child
         if self._stop_early:
             child.stop()
-        if inbox.installed:
-            faulthandler.register(signal.SIGQUIT, all_threads=True)  # also while C code keeps the interpreter busy
-        with inbox:
+        with inbox, _showing_threads(on=inbox.installed):
             inbox.serve(
                 {
                     signal.SIGTERM: child.stop if post else lambda: _stop(child),
@@ -166,6 +165,19 @@ class Worker:
         for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
         return Keeper(self._app, folder, bell, patience=self._settings.grace + OVERTIME).run()
+
+
+@contextlib.contextmanager
+def _showing_threads(*, on: bool) -> Iterator[None]:
+    """While it lasts, SIGQUIT shows where each thread is, also while C code keeps the interpreter to itself."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or none that has a file
+        if on:
+            faulthandler.register(signal.SIGQUIT, all_threads=True)
+    try:
+        yield
+    finally:
+        if on:
+            faulthandler.unregister(signal.SIGQUIT)
 
 
 def _stop(child: Child) -> None:
