@@ -1,0 +1,142 @@
+"""Large batches: in slices that hold nobody up, in their order, and what is told of one that was taken in part."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from proxy import CutReply, Proxy
+
+from multiq.backend import NewJob, State
+from multiq.errors import BackendFull, BackendUnavailable, EnqueuePartial
+from multiq.ids import new_id, new_ids
+from multiq.registry import open_backend
+from multiq_redis import producing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.redis import RedisServer
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+
+
+@pytest.fixture
+def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
+    return new_redis()
+
+
+@pytest.fixture
+def backend(server: RedisServer) -> Iterator[Backend]:
+    with open_backend(server.url) as backend:
+        yield backend
+
+
+def batch(count: int, size: int = 1) -> list[NewJob]:
+    return [NewJob(b"x" * size, job_id) for job_id in new_ids(count)]
+
+
+def scripts(server: RedisServer) -> int:
+    stats = server.ask("INFO", "commandstats")
+    return sum(int(stats[name]["calls"]) for name in ("cmdstat_evalsha", "cmdstat_eval") if name in stats)
+
+
+def taken_by(backend: Backend) -> list[str]:
+    ids: list[str] = []
+    after = None
+    while True:
+        page = backend.jobs(QUEUE, State.READY, limit=1000, after=after)
+        ids += [job.id for job in page.jobs]
+        if (after := page.after) is None:
+            return ids
+
+
+def test_a_large_batch_goes_in_slices_and_keeps_its_order(server: RedisServer, backend: Backend) -> None:
+    jobs = batch(3 * producing.MOST_JOBS + 1)
+    backend.enqueue(QUEUE, jobs[:2])  # the script is known from here on
+    before = scripts(server)
+    assert backend.enqueue(QUEUE, jobs) == [job.id for job in jobs]
+    assert scripts(server) - before == 4
+    assert taken_by(backend) == [job.id for job in jobs]
+
+
+def test_a_batch_of_large_bodies_goes_in_slices(server: RedisServer, backend: Backend) -> None:
+    jobs = batch(20, producing.MOST_BYTES // 4)
+    backend.enqueue(QUEUE, batch(2))
+    before = scripts(server)
+    backend.enqueue(QUEUE, jobs)
+    assert scripts(server) - before == 5
+    assert taken_by(backend)[2:] == [job.id for job in jobs]
+
+
+def test_a_body_that_is_larger_than_a_slice_goes_alone(server: RedisServer, backend: Backend) -> None:
+    jobs = [*batch(1), *batch(1, producing.MOST_BYTES + 1), *batch(1)]
+    backend.enqueue(QUEUE, jobs)
+    assert taken_by(backend) == [job.id for job in jobs]
+
+
+@pytest.mark.parametrize("count", [1, 2, 1000])
+def test_what_one_script_takes_is_taken_whole_or_not_at_all(server: RedisServer, backend: Backend, count: int) -> None:
+    assert count <= producing.MOST_JOBS
+    backend.enqueue(QUEUE, batch(10))
+    server.set("maxmemory", "1")
+    with pytest.raises(BackendFull):
+        backend.enqueue(QUEUE, batch(count))
+    assert backend.stats(QUEUE).ready == 10
+
+
+def test_a_server_that_is_full_between_two_slices_is_told_of_exactly(server: RedisServer, backend: Backend) -> None:
+    # Given room for some slices of a batch, and not for all
+    backend.enqueue(QUEUE, batch(100))
+    backend.purge(QUEUE, [State.READY])
+    server.set("maxmemory", str(server.ask("INFO", "memory")["used_memory"] + 3_000_000))
+    jobs = batch(20 * producing.MOST_JOBS, 100)
+    with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+        backend.enqueue(QUEUE, jobs)
+    # Then whole slices were taken, from the first on, and that is what is told
+    accepted = told.value.accepted
+    assert 0 < len(accepted) < len(jobs)
+    assert len(accepted) % producing.MOST_JOBS == 0
+    assert list(accepted.items()) == [(at, job.id) for at, job in enumerate(jobs[: len(accepted)])]
+    assert taken_by(backend) == list(accepted.values())
+    # And to send the rest, or all, when there is room makes it whole
+    server.set("maxmemory", "0")
+    backend.enqueue(QUEUE, jobs)
+    assert taken_by(backend) == [job.id for job in jobs]
+
+
+def test_an_id_that_is_in_two_slices_is_one_job(backend: Backend) -> None:
+    twice = NewJob(b"first", new_id())
+    jobs = [twice, *batch(producing.MOST_JOBS), NewJob(b"second", twice.id)]
+    assert len(backend.enqueue(QUEUE, jobs)) == len(jobs)
+    assert backend.stats(QUEUE).ready == producing.MOST_JOBS + 1
+    assert backend.peek(QUEUE, twice.id).body == b"first"
+
+
+@pytest.mark.parametrize("at", [0, 3])
+def test_a_connection_that_is_cut_between_slices_leaves_exactly_one_of_each(server: RedisServer, at: int) -> None:
+    with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
+        backend.enqueue(QUEUE, batch(2))
+        proxy.arm(CutReply(at=at))
+        jobs = batch(3 * producing.MOST_JOBS)
+        backend.enqueue(QUEUE, jobs)
+        assert not proxy.is_armed
+        assert taken_by(backend)[2:] == [job.id for job in jobs]
+
+
+def test_a_server_that_goes_away_between_slices_is_unavailable_and_a_repetition_makes_it_whole(
+    server: RedisServer,
+) -> None:
+    # Given a connection that breaks in the second slice, each time it is tried
+    with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
+        backend.enqueue(QUEUE, batch(2))
+        proxy.arm(CutReply(at=len(b"$2\r\nok\r\n"), times=1000))
+        jobs = batch(3 * producing.MOST_JOBS)
+        with pytest.raises(BackendUnavailable):
+            backend.enqueue(QUEUE, jobs)
+        proxy.disarm()
+        # When the same call is made again
+        backend.enqueue(QUEUE, jobs)
+        assert taken_by(backend)[2:] == [job.id for job in jobs]
