@@ -125,6 +125,7 @@ class MysqlBackend(Backend):
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
             statements = inserts(queue, jobs, now)
             self._run(lambda session: _insert(session, preface, statements))
+            self._database.watch.floors(queue).enqueued(min(job.priority for job in jobs))
             self._database.watch.ring()
         return [job.id for job in jobs]
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.errors import BackendError
 
-from .floors import BOTTOM
+from .floors import BOTTOM, BUSY, IDLE
 from .jobs import AGAIN, READY, SECOND, promote, unpacked
 from .settling import Batch
 from .statements import render
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .jobs import Outlook
     from .settling import Fence
     from .statements import Sql
-    from .waiting import Watch
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever happens
 
@@ -205,17 +204,18 @@ class MysqlConsumer(Consumer):
         self, session: Session, acks: list[str], limit: int
     ) -> tuple[int, list[Outlook], dict[str, list[_Row]]]:
         """One packet: how many acks were carried out, what the queues offer, and rows of the likely queue, locked."""
-        question = Question(self._database.watch, self._database, self.queues)
-        claim = _Claim(self._database, self._database.watch, self._hint, limit)
-        is_timed = question.is_from_bottom or claim.is_from_bottom
-        statements = [*acks, question.sql, *claim.sql, *([f"SELECT {self._database.now}"] if is_timed else [])]
+        question = Question(self._database.watch, self._database, self.queues, BUSY, claimed_from=self._hint)
+        claim = _Claim(self._database, self._hint, limit)
+        statements = [*acks, question.sql, *claim.sql]
         answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
         settled = sum(answer.affected for answer in answers[: len(acks)])
-        look, again, ready, *clock = answers[len(acks) :]
-        started_at = int(look.rows[0][0].split()[1])
-        took = (clock[0].rows[0][0] - started_at) / SECOND if clock else 0.0
-        outlooks = question.answered(look.rows, took)
-        return settled, outlooks, {self._hint: claim.answered(session, again, ready, took)}
+        look, again, ready = answers[len(acks) :]
+        outlooks = question.answered(look.rows)
+        rows = claim.answered(session, again, ready)
+        outlooks = [
+            outlook._replace(has_ready=bool(rows)) if outlook.queue == self._hint else outlook for outlook in outlooks
+        ]
+        return settled, outlooks, {self._hint: rows}
 
     def _choose(
         self, session: Session, outlooks: Sequence[Outlook], claimed: dict[str, list[_Row]], limit: int
@@ -227,7 +227,8 @@ class MysqlConsumer(Consumer):
             if outlook.has_work and left:
                 rows = claimed.get(outlook.queue)
                 if rows is None:
-                    rows = _claim(session, self._database, self._database.watch, outlook.queue, left)
+                    claim = _Claim(self._database, outlook.queue, left)
+                    rows = claim.answered(session, *session.ask(*claim.sql))
                 if rows and not chosen:
                     self._hint = outlook.queue
                 chosen += rows[:left]
@@ -256,7 +257,7 @@ class MysqlConsumer(Consumer):
     def _raise_floors(self, rows: Sequence[_Row]) -> None:
         for queue in {row.queue for row in rows}:
             taken = [(row.priority, row.seq) for row in rows if row.queue == queue and not row.is_again]
-            self._database.watch.floors(queue).ready.found(taken)
+            self._database.watch.floors(queue).taken(taken)
 
     def _read_back(self, session: Session, limit: int) -> list[Lease]:
         """Those of the leases in doubt that are ours."""
@@ -307,25 +308,28 @@ class MysqlConsumer(Consumer):
 class _Claim:
     """The best ready jobs of a queue, of both kinds: a pair of statements, and the rows that they locked."""
 
-    def __init__(self, database: Database, watch: Watch, queue: str, limit: int) -> None:
+    def __init__(self, database: Database, queue: str, limit: int) -> None:
         self._database = database
         self._queue = queue
         self._limit = limit
-        self._floor = watch.floors(queue).ready
-        self.is_from_bottom = self._floor.bottom.is_due
+        self._floors = database.watch.floors(queue)
+        self._floor = self._floors.ready_sql
 
     @property
     def sql(self) -> tuple[str, str]:
-        return self._select(AGAIN, BOTTOM), self._select(READY, BOTTOM if self.is_from_bottom else self._floor.sql)
+        return self._select(AGAIN, BOTTOM), self._select(READY, self._floor)
 
-    def answered(self, session: Session, again: Answer, ready: Answer, took: float) -> list[_Row]:
-        """The rows in their order. Too few of them above the floor are a reason to look below it."""
-        if self.is_from_bottom:
-            self._floor.bottom.looked(took)
-        elif len(again.rows) + len(ready.rows) < self._limit and self._floor.bottom.is_cheap:
+    def answered(self, session: Session, again: Answer, ready: Answer) -> list[_Row]:
+        """The rows in their order."""
+        bottom = self._floors.ready
+        is_from_bottom = self._floor is BOTTOM
+        if not (is_from_bottom or again.rows or ready.rows) and bottom.is_due(IDLE):
             (ready,) = session.ask(self._select(READY, BOTTOM))
-        if len(again.rows) + len(ready.rows) < self._limit:
-            self._floor.bottom.hurry()
+            is_from_bottom = True
+        if is_from_bottom:
+            bottom.looked(int(ready.rows[0][0].rpartition(" ")[2]) / SECOND if ready.rows else 0.0)
+        elif len(ready.rows) < self._limit:
+            bottom.hurry()
         fresh = [self._row(row, is_again=False) for row in ready.rows]
         if not again.rows:
             return fresh
@@ -338,13 +342,5 @@ class _Claim:
 
     def _row(self, row: tuple[str, bytes, bytes], *, is_again: bool) -> _Row:
         head, job_id, body = row
-        seq, priority, ttr, attempt, crashes, kicks, age = map(int, head.split())
+        seq, priority, ttr, attempt, crashes, kicks, age, _ = map(int, head.split())
         return _Row(priority, seq, self._queue, ttr, attempt, crashes, kicks, age, job_id, body, is_again)
-
-
-def _claim(session: Session, database: Database, watch: Watch, queue: str, limit: int) -> list[_Row]:
-    """A claim in a packet of its own."""
-    claim = _Claim(database, watch, queue, limit)
-    sent_at = time.monotonic()
-    again, ready = session.ask(*claim.sql)
-    return claim.answered(session, again, ready, time.monotonic() - sent_at)

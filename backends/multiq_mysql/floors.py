@@ -1,13 +1,14 @@
-"""Floors: from where on the index is worth reading.
+"""Floors: from where on the index is worth reading while InnoDB cannot purge it.
 
-A job that leaves its place leaves an entry behind, until InnoDB purges it, and purges nothing that the oldest open
+A job that leaves its place leaves an entry behind, until InnoDB purges it, and it purges nothing that the oldest open
 snapshot on the server might read. Behind somebody's long report every job of the last hour is still there for a scan to
-step over. So each process remembers how far it has seen that only such entries are left, and begins there.
+step over, half a microsecond each.
 
-What is below a floor and alive is found all the same, a little later, because every now and then a look begins at the
-bottom, the more seldom the longer it takes: a batch that was given its numbers first and was committed last, or jobs
-whose claim was rolled back. Jobs that were released, kicked or became due never are below a floor: they are ready in
-another part of the index (state 4), which has none.
+As long as that takes no time every scan begins at the bottom. When it does, the scans of a process that is at work go
+on where they ended, inside the priority that they had reached, and begin at the bottom only now and then, the more
+seldom the longer it takes. For that time somebody else's more urgent job, and one that has just become due, may wait
+up to a second. A jump to a floor is only quick because a job is alive right behind it: a scan that finds none walks on
+through the entries of the next priority, state and queue. So who finds nothing there begins at the bottom.
 """
 
 from __future__ import annotations
@@ -15,100 +16,77 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from .jobs import SECOND
 from .statements import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_SHORTEST = 0.05  # seconds between two looks from the bottom
-_SHARE = 100  # such a look takes at most this part of the time
-_LONGEST = 10.0
-_CHEAP = 0.005  # seconds; a look from the bottom that takes no longer may be taken at any time
-_PRIORITIES = 16  # that one queue has floors for
-_MARGIN = 1 * SECOND  # microseconds, in which a transaction that was given a time is committed
+CHEAP = 0.002  # seconds; what takes no longer is done every time
+MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
+BUSY, IDLE, POLL = 100, 5, 4  # what takes longer takes at most this part of the time: at work, without jobs, waiting
+_LONGEST = 0.8  # seconds between two looks from the bottom, or as long as one takes
 
 BOTTOM = Sql("TRUE")
-"""The condition of a scan of ready jobs that begins at the bottom."""
+"""The condition of a scan that begins at the bottom."""
+NOTHING = Sql("FALSE")
+"""The condition of one that is not made."""
 
 
-class _Bottom:
+class Bottom:
     """When to begin at the bottom again."""
 
     def __init__(self) -> None:
-        self._due_at = 0.0
         self._took = 0.0
+        self._looked_at = 0.0
+        self._taken = 0
 
-    @property
-    def is_due(self) -> bool:
-        return time.monotonic() >= self._due_at
-
-    @property
-    def is_cheap(self) -> bool:
-        """Whether nothing speaks against beginning at the bottom right now."""
-        return self._took <= _CHEAP
-
-    def hurry(self) -> None:
-        """Begin at the bottom next time, if that is cheap."""
-        if self.is_cheap:
-            self._due_at = 0.0
+    def is_due(self, share: int) -> bool:
+        """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
+        if self._took <= CHEAP or (share is not POLL and self._taken < MANY):
+            return True
+        return time.monotonic() >= self._looked_at + min(share * self._took, max(_LONGEST, self._took))
 
     def looked(self, took: float) -> None:
+        """It took so many seconds to find something, or nothing."""
         self._took = took
-        self._due_at = time.monotonic() + min(max(_SHORTEST, _SHARE * took), _LONGEST)
+        self._looked_at = time.monotonic()
+        if took <= CHEAP:
+            self._taken = 0
 
+    def taken(self, jobs: int) -> None:
+        """So many entries more were left behind."""
+        self._taken += jobs
 
-class ReadyFloor:
-    """One queue's ready jobs: below which age a priority has none."""
-
-    def __init__(self) -> None:
-        self.bottom = _Bottom()
-        self._ages: dict[int, int] = {}
-
-    @property
-    def sql(self) -> Sql:
-        """The condition: disjoint ranges of the index, in its order."""
-        if not self._ages:
-            return BOTTOM
-        ranges = []
-        above = -1
-        for priority, seq in sorted(self._ages.items()):
-            if priority > above + 1:
-                ranges.append(f"(place > {above} AND place < {priority})")
-            ranges.append(f"(place = {priority} AND seq >= {seq})")
-            above = priority
-        ranges.append(f"place > {above}")
-        return Sql(f"({' OR '.join(ranges)})")
-
-    def found(self, places: Sequence[tuple[int, int]]) -> None:
-        """These are the first ones, as (priority, seq): what is before the last of a priority is taken, too."""
-        for priority, seq in places:
-            if priority in self._ages or len(self._ages) < _PRIORITIES:
-                self._ages[priority] = max(seq, self._ages.get(priority, 0))
-
-
-class TimeFloor:
-    """One queue's delayed or reserved jobs: before which time there are none."""
-
-    def __init__(self) -> None:
-        self.bottom = _Bottom()
-        self._time = 0
-
-    @property
-    def sql(self) -> Sql:
-        """The smallest place that is worth reading."""
-        return Sql(self._time)
-
-    def found(self, now: int, left: int | None) -> None:
-        """The first one's time is *left* microseconds from *now*; None: there is none."""
-        latest = now - _MARGIN  # whatever is added from now on is later than now
-        self._time = latest if left is None else min(latest, now + left)
+    def hurry(self) -> None:
+        """Begin there next time."""
+        self._took = 0.0
 
 
 class Floors:
-    """One queue's floors."""
+    """One queue's floor, and what is known of the entries below it."""
 
     def __init__(self) -> None:
-        self.ready = ReadyFloor()
-        self.delayed = TimeFloor()
-        self.reserved = TimeFloor()
+        self.ready = Bottom()
+        self.due = Bottom()
+        """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
+        self._lane: tuple[int, int] | None = None
+
+    @property
+    def ready_sql(self) -> Sql:
+        """The condition for ready jobs: from the bottom, or from the floor on."""
+        if self._lane is None or self.ready.is_due(BUSY):
+            return BOTTOM
+        priority, seq = self._lane
+        return Sql(f"place = {priority} AND seq > {seq}")
+
+    def taken(self, places: Sequence[tuple[int, int]]) -> None:
+        """The first ready ones, as (priority, seq) in their order, are taken."""
+        if places:
+            self._lane = places[-1]
+        self.ready.taken(len(places))
+        self.due.taken(len(places))
+
+    def enqueued(self, priority: int) -> None:
+        """This process has enqueued something: more urgent than where the floor is?"""
+        if self._lane is not None and priority < self._lane[0]:
+            self.ready.hurry()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import STORED_STATES, JobRecord, State
@@ -29,10 +30,12 @@ SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 _CHUNK = 1_000_000  # bytes of the statement that one INSERT is, about
 _OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
 _LONGEST_ID = 255  # bytes
-_UUID_LENGTH = 36
+_is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
+_UUID_BYTES = 16
 _NO_UUID = b"\xff"  # begins what is no UUID: UTF-8 never does
 
 
+@functools.lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
     """Rounded up: a delay may be longer than asked for, never shorter."""
     return -(-nanoseconds(seconds) // MICROSECOND)
@@ -43,23 +46,22 @@ def microseconds(seconds: float) -> int:
 
 def packed(job_id: str) -> bytes:
     """An id as the table keeps it: a UUID in 16 bytes, anything else in as many as it has and one or two more."""
-    if len(job_id) == _UUID_LENGTH:
-        try:
-            number = bytes.fromhex(job_id.replace("-", ""))
-        except ValueError:
-            number = b""
-        if len(number) == 16 and unpacked(number) == job_id:
-            return number
-    text = _NO_UUID + job_id.encode("utf-8", "surrogatepass")
-    return _NO_UUID + text if len(text) == 16 else text
+    return bytes.fromhex(_packed_hex(job_id))
 
 
 def unpacked(kept: bytes) -> str:
     """The id that ``packed`` was given."""
-    if len(kept) == 16:
+    if len(kept) == _UUID_BYTES:
         text = kept.hex()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
     return kept.lstrip(_NO_UUID).decode("utf-8", "surrogatepass")
+
+
+def _packed_hex(job_id: str) -> str:
+    if _is_uuid(job_id):
+        return job_id.replace("-", "")
+    text = _NO_UUID + job_id.encode("utf-8", "surrogatepass")
+    return (_NO_UUID + text if len(text) == _UUID_BYTES else text).hex()
 
 
 # --- enqueue ---------------------------------------------------------------------------------------------
@@ -79,11 +81,11 @@ def inserts(
     size = 0
     for job in jobs:
         row = _row(name, job, now, ready)
-        if rows and size + len(row) > chunk:
-            statements.append(head + ",".join(rows) + tail)
-            rows, size = [], 0
-        rows.append(row)
         size += len(row) + 1
+        if rows and size > chunk:
+            statements.append(head + ",".join(rows) + tail)
+            rows, size = [], len(row)
+        rows.append(row)
     if rows:
         statements.append(head + ",".join(rows) + tail)
     return statements
@@ -94,13 +96,14 @@ def body_limit(packet: int) -> int:
     return max(0, (packet - _OVERHEAD) // 2)
 
 
-def _row(name: str, job: NewJob, now: Sql, ready: int) -> str:
-    state, place = (DELAYED, f"{now}+{microseconds(job.delay)}") if job.delay > 0 else (ready, int(job.priority))
-    job_id = packed(job.id)
-    if len(job_id) > _LONGEST_ID:
+def _row(name: str, job: NewJob, now: str, ready: int) -> str:
+    job_id = _packed_hex(job.id)
+    if len(job_id) > 2 * _LONGEST_ID:
         raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
-    ttr = microseconds(job.ttr)
-    return f"({name},x'{job_id.hex()}',{state},{place},{int(job.priority)},{ttr},{now},x'{job.body.hex()}')"
+    state, place = (DELAYED, f"{now}+{microseconds(job.delay)}") if job.delay > 0 else (ready, job.priority)
+    return (
+        f"({name},x'{job_id}',{state:d},{place},{job.priority:d},{microseconds(job.ttr):d},{now},x'{job.body.hex()}')"
+    )
 
 
 # --- looking ---------------------------------------------------------------------------------------------
@@ -115,8 +118,9 @@ class Outlook(NamedTuple):
     """0 or less: it is not paused."""
     has_ready: bool
     due_in: int | None
-    """None: nothing is delayed."""
+    """Until a delayed job is due; None: for longer than was looked ahead."""
     lease_ends_in: int | None
+    """The same of a lease's end."""
 
     @property
     def has_due(self) -> bool:
@@ -137,24 +141,25 @@ class Outlook(NamedTuple):
         return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
 
 
-def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]]) -> str:
-    """The statement that asks for the outlooks of *queues*, each from its floors on."""
+def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]], horizon: int) -> str:
+    """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead."""
     parts = [
-        render("look", number=number, queue=queue.encode(), now=database.now, **floor)
+        render("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, **floor)
         for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
     ]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
 
 
-def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> list[Outlook]:
-    """What ``look`` answered, in the order of *queues*."""
+def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
+    """What ``look`` answered, in the order of *queues*, and how many seconds it took the server."""
+    took = 0
     found = []
     for (text,) in rows:
-        number, now, paused_for, has_ready, *times = text.split()
-        due_in, lease_ends_in = (None if left == "-" else int(left) for left in times)
-        outlook = Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", due_in, lease_ends_in)
-        found.append((int(number), outlook))
-    return [outlook for _, outlook in sorted(found)]
+        number, now, paused_for, has_ready, due_in, lease_ends_in, micros = text.split()
+        times = (None if left == "-" else int(left) for left in (due_in, lease_ends_in))
+        found.append((int(number), Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", *times)))
+        took = max(took, int(micros))
+    return took / SECOND, [outlook for _, outlook in sorted(found)]
 
 
 # --- what is due becomes ready ---------------------------------------------------------------------------

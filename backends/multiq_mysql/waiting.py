@@ -13,20 +13,21 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from .floors import BOTTOM, Floors
+from .floors import BOTTOM, BUSY, IDLE, NOTHING, POLL, Floors
 from .jobs import SECOND, look, outlooks
-from .statements import Sql
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .connection import Connection, Database
-    from .floors import TimeFloor
+    from .floors import Bottom
     from .jobs import Outlook
+    from .statements import Sql
 
 IDLE_POLL = 0.045  # seconds between two looks of an idle process: another process's job is at most about this late
 _FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
 _NAP_GROWTH = 0.05  # of the time since something happened
+_HORIZON = 100_000  # microseconds that an idle process looks ahead: it looks again long before they are over
 _JITTER = 0.1  # so that processes which were started together do not look together
 
 
@@ -76,12 +77,12 @@ class Watch:
         """Something happened: look often for a while."""
         self._stirred_at = time.monotonic()
 
-    def look(self, connection: Connection, database: Database, queues: Sequence[str]) -> list[Outlook]:
+    def look(
+        self, connection: Connection, database: Database, queues: Sequence[str], share: int = IDLE
+    ) -> list[Outlook]:
         """What the queues have to offer, without a lock."""
-        question = Question(self, database, queues)
-        sent_at = time.monotonic()
-        rows = connection.ask(question.sql)
-        return question.answered(rows, time.monotonic() - sent_at)
+        question = Question(self, database, queues, share)
+        return question.answered(connection.ask(question.sql))
 
     def sleep(self, database: Database, queues: Sequence[str], rings: int, until: float) -> None:
         """Until the bell has rung more often than *rings*, or there is work in *queues*, or the clock says *until*."""
@@ -113,7 +114,7 @@ class Watch:
             while not waiter.sleep(min(self._nap(), changes_in, until - time.monotonic())):
                 if time.monotonic() >= until:
                     return
-                outlooks = self.look(connection, database, self._everybodys_queues())
+                outlooks = self.look(connection, database, self._everybodys_queues(), POLL)
                 if waiter in self._wake_who_has_work(outlooks):
                     return
                 changes_in = _first_change(outlooks)
@@ -137,36 +138,35 @@ class Watch:
 
 
 class Question:
-    """One look at some queues: the statement, and what the floors learn from its answer."""
+    """One look at some queues: the statement, and what the floors learn from its answer.
 
-    def __init__(self, watch: Watch, database: Database, queues: Sequence[str]) -> None:
+    Who is at work leaves out the queue from which it claims in the same packet.
+    """
+
+    def __init__(
+        self, watch: Watch, database: Database, queues: Sequence[str], share: int, *, claimed_from: str | None = None
+    ) -> None:
         self._queues = queues
-        self._floors = [watch.floors(queue) for queue in queues]
-        times = [floor for floors in self._floors for floor in (floors.delayed, floors.reserved)]
-        self._bottoms = [floor.bottom for floor in times if floor.bottom.is_due]
-        self.is_from_bottom = bool(self._bottoms)
-        self.sql = look(database, queues, [self._values(floors) for floors in self._floors])
+        self._bottoms: list[Bottom] = []
+        values = [self._values(watch.floors(queue), share, is_claimed=queue == claimed_from) for queue in queues]
+        self.sql = look(database, queues, values, 0 if share == BUSY else _HORIZON)
 
-    def answered(self, rows: Sequence[tuple[str]], took: float) -> list[Outlook]:
-        """The outlooks; *took* is how many seconds the server needed."""
+    def answered(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
+        """The outlooks."""
+        took, found = outlooks(rows, self._queues)
         for bottom in self._bottoms:
             bottom.looked(took)
-        found = outlooks(rows, self._queues)
-        for floors, outlook in zip(self._floors, found, strict=True):
-            floors.delayed.found(outlook.now, outlook.due_in)
-            floors.reserved.found(outlook.now, outlook.lease_ends_in)
         return found
 
-    def _values(self, floors: Floors) -> dict[str, Sql]:
-        return {
-            "ready_floor": BOTTOM if floors.ready.bottom.is_due else floors.ready.sql,
-            "delayed_floor": _time(floors.delayed),
-            "reserved_floor": _time(floors.reserved),
-        }
+    def _values(self, floors: Floors, share: int, *, is_claimed: bool) -> dict[str, Sql]:
+        ready = NOTHING if is_claimed else self._scan(floors.ready, share)
+        return {"again": NOTHING if is_claimed else BOTTOM, "ready": ready, "due": self._scan(floors.due, share)}
 
-
-def _time(floor: TimeFloor) -> Sql:
-    return Sql(0) if floor.bottom.is_due else floor.sql
+    def _scan(self, bottom: Bottom, share: int) -> Sql:
+        if not bottom.is_due(share):
+            return NOTHING
+        self._bottoms.append(bottom)
+        return BOTTOM
 
 
 def _first_change(outlooks: Sequence[Outlook]) -> float:
