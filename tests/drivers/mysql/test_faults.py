@@ -380,7 +380,7 @@ def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(n
 
 
 def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:
-    """A claim moves an entry of the index, for which a full InnoDB may have no page: it is refused as well, and typed."""
+    """A claim moves an entry of the index, for which a full InnoDB may have no page: it is refused, too, and typed."""
     # Given a server whose one file may not grow for ever, and a queue that was filled until it refused
     server = new_mysql(innodb_file_per_table=0, innodb_data_file_path="ibdata1:12M:autoextend:max:32M")
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
