@@ -23,11 +23,14 @@ Reply: TypeAlias = "tuple[bytes, bytes]"
 """The line without its end, and the body that came with it, if any."""
 
 _TOO_LATE = "the server did not answer in time"
+_HUNG_UP = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _LINGER_NOT = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
 _LONGEST_LINE = 512  # bytes; the server's are shorter
 _DEFAULT = "default"
+_NOW = int(socket.MSG_DONTWAIT)
+_LOOK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 _NOTHING = b"list-tube-used\r\n"  # whose reply is one line
 
 #: replies that end with the length of a body, which follows
@@ -63,7 +66,7 @@ class Wire:
         if self.is_closed:
             return False
         try:
-            if self.sock.recv(1, socket.MSG_DONTWAIT | socket.MSG_PEEK) and self._unread:
+            if self.sock.recv(1, _LOOK) and self._unread:
                 return True
         except BlockingIOError:
             return True
@@ -75,7 +78,7 @@ class Wire:
     def poke(self) -> None:
         """Say something that means nothing, and let its reply be read with the next one."""
         with contextlib.suppress(OSError):
-            if self.sock.send(_NOTHING, socket.MSG_DONTWAIT) == len(_NOTHING):
+            if self.sock.send(_NOTHING, _NOW) == len(_NOTHING):
                 self._unread += 1
             else:
                 self.drop()
@@ -88,7 +91,10 @@ class Wire:
     def send(self, packet: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong."""
         try:
-            sent = self._send_some(packet)
+            try:
+                sent = self.sock.send(packet, _NOW)
+            except BlockingIOError:
+                sent = 0
             if sent < len(packet):
                 self._send_and_receive(memoryview(packet)[sent:], deadline)
         except BaseException:
@@ -105,6 +111,16 @@ class Wire:
             if not line.startswith(_WITH_BODY):
                 return line, b""
             return line, self._read_body(_size(line), deadline)
+        except BaseException:
+            self.drop()
+            raise
+
+    def read_line(self, deadline: float) -> bytes:
+        """The next reply, of a command whose reply has no body: ``read`` for whoever is in a hurry."""
+        try:
+            if self._at == len(self._buffer):
+                self._buffer, self._at = self._receive_some(deadline), 0
+            return self._read_line(deadline)
         except BaseException:
             self.drop()
             raise
@@ -155,12 +171,6 @@ class Wire:
 
     # --- how ---
 
-    def _send_some(self, packet: bytes | memoryview) -> int:
-        try:
-            return self.sock.send(packet, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return 0
-
     def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
         """Send a packet that is larger than what the kernel takes at once.
 
@@ -174,7 +184,8 @@ class Wire:
             if not events:
                 raise TimeoutError(_TOO_LATE)
             if events[0][1] & select.POLLOUT:
-                rest = rest[self._send_some(rest) :]
+                with contextlib.suppress(BlockingIOError):
+                    rest = rest[self.sock.send(rest, _NOW) :]
             if events[0][1] & ~select.POLLOUT:
                 self._receive(deadline)
 
@@ -219,7 +230,7 @@ class Wire:
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:
-            raise ConnectionResetError("the server closed the connection")
+            raise ConnectionResetError(_HUNG_UP)
         return data
 
     def _grant(self, deadline: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ def whole_seconds(seconds: float) -> int:
     return min(math.ceil(seconds), _MOST_SECONDS)
 
 
+@functools.lru_cache(maxsize=64)
 def lease_seconds(ttr: float) -> int:
     """A ttr that the server can keep."""
     return max(MIN_TTR, whole_seconds(ttr))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, PayloadTooLarge
 
@@ -24,10 +24,19 @@ _MOST_BYTES = 4_000_000  # of bodies in one packet, the last one not counted
 
 def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
     """Put the jobs in their order. Raises as ``Backend.enqueue`` does."""
-    with wires.borrowed() as session:
-        facts = session.facts()
-        _check_sizes(jobs, facts)
-        return _Batch(wires, queue, jobs, facts).put(session.wire, session.deadline)
+    deadline = wires.deadline()
+    wire = wires.take(deadline)
+    try:
+        facts = wire.facts
+        if facts is None:
+            wire, facts = wires.get_to_know(wire, deadline)
+        for job in jobs:
+            if len(job.body) > facts.max_body:
+                raise _too_large(len(job.body), facts.max_body)
+        batch = _Batch(wires, queue, jobs, facts)
+        return batch.put_alone(wire, deadline) if len(jobs) == 1 else batch.put(wire)
+    finally:
+        wires.put_back(wire)
 
 
 class _Batch:
@@ -41,36 +50,46 @@ class _Batch:
         self._accepted: dict[int, str] = {}
         self._refused: dict[int, bytes] = {}
 
-    def put(self, wire: Wire, deadline: float) -> list[str]:
+    def put(self, wire: Wire) -> list[str]:
+        """In packets, each within a deadline of its own."""
         jobs = self._jobs
-        if len(jobs) == 1:
-            self._put(wire, 0, put(jobs[0]), 1, deadline)
+        for at, count in _packets(jobs):
+            self._put(wire, at, b"".join(map(put, jobs[at : at + count])), count, self._wires.deadline())
+            if self._refused:
+                self._refuse(wire)
+        return list(self._accepted.values())
+
+    def put_alone(self, wire: Wire, deadline: float) -> list[str]:
+        """The only job."""
+        packet = put(self._jobs[0])
+        if wire.used != self._queue:
+            self._put(wire, 0, packet, 1, deadline)
         else:
-            for at, count in _packets(jobs):
-                self._put(wire, at, b"".join(map(put, jobs[at : at + count])), count, self._wires.deadline())
-                if self._refused:
-                    break
+            try:
+                wire.send(packet, deadline)
+                line = wire.read_line(deadline)
+            except FAILURES as exc:
+                raise self._uncertain(exc, 0) from exc
+            if line.startswith(b"INSERTED "):
+                return [line[9:].decode()]
+            self._sort(0, [line])
         if self._refused:
-            self._dispose_of_buried(wire, deadline)
-            raise self._refusal()
+            self._refuse(wire)
         return list(self._accepted.values())
 
     def _put(self, wire: Wire, at: int, packet: bytes, count: int, deadline: float) -> None:
-        changes_tube = wire.used != self._queue
-        if changes_tube:
+        before = 0
+        if wire.used != self._queue:
+            before, wire.used = 1, self._queue
             packet = b"use %b\r\n%b" % (self._queue.encode(), packet)
-            wire.used = self._queue
         try:
             wire.send(packet, deadline)
-            lines = wire.read_lines(count + changes_tube, deadline)[changes_tube:]
+            lines = wire.read_lines(before + count, deadline)
         except FAILURES as exc:
-            heard = getattr(exc, "partly_read", [])[changes_tube:]
+            heard = getattr(exc, "partly_read", [])[before:]
             self._sort(at, heard)
-            why = explain(exc, self._wires.address, self._wires.timeout)
-            raise EnqueueUncertain(
-                self._queue, self._jobs[at + len(heard) :], str(why), accepted=self._accepted
-            ) from exc
-        self._sort(at, lines)
+            raise self._uncertain(exc, at + len(heard)) from exc
+        self._sort(at, lines[before:] if before else lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
         for place, line in enumerate(lines, at):
@@ -79,7 +98,15 @@ class _Batch:
             else:
                 self._refused[place] = line
 
-    def _dispose_of_buried(self, wire: Wire, deadline: float) -> None:
+    def _uncertain(self, exc: Exception, first: int) -> EnqueueUncertain:
+        why = explain(exc, self._wires.address, self._wires.timeout)
+        return EnqueueUncertain(self._queue, self._jobs[first:], str(why), accepted=self._accepted)
+
+    def _refuse(self, wire: Wire) -> NoReturn:
+        self._dispose_of_buried(wire)
+        raise self._refusal()
+
+    def _dispose_of_buried(self, wire: Wire) -> None:
         """What was stored and refused at once must not be found later.
 
         With a log it has to stay: it is not in the log, and a record that deletes what the log does not know ends the
@@ -87,7 +114,11 @@ class _Batch:
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._facts.has_log:
-            wire.ask(b"".join(b"delete %b\r\n" % job_id for job_id in buried), len(buried), deadline)
+            packet = b"".join(b"delete %b\r\n" % job_id for job_id in buried)
+            try:
+                wire.ask(packet, len(buried), self._wires.deadline())
+            except FAILURES as exc:
+                raise explain(exc, self._wires.address, self._wires.timeout) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
         place, line = next(iter(self._refused.items()))
@@ -111,12 +142,6 @@ class _Batch:
 
     def _shown_buried(self) -> str:
         return ", ".join(line[7:].decode() for line in self._refused.values() if line.startswith(b"BURIED "))
-
-
-def _check_sizes(jobs: Sequence[NewJob], facts: Facts) -> None:
-    for job in jobs:
-        if len(job.body) > facts.max_body:
-            raise _too_large(len(job.body), facts.max_body)
 
 
 def _too_large(size: int, limit: int) -> PayloadTooLarge:

@@ -89,6 +89,26 @@ class Wires:
             self._kept.add(wire)
         return wire
 
+    def get_to_know(self, wire: Wire, deadline: float) -> tuple[Wire, Facts]:
+        """What the server says of itself, and the connection that it was asked on, another one if this one breaks.
+
+        Raises ``BackendError``.
+        """
+        try:
+            try:
+                ((line, body),) = wire.ask(b"stats\r\n", 1, deadline)
+            except ConnectionError:
+                wire = self.open(deadline)
+                ((line, body),) = wire.ask(b"stats\r\n", 1, deadline)
+            if not line.startswith(b"OK "):
+                wire.close()
+                raise refused(line, self.address)
+            wire.facts = server_facts(body)
+        except FAILURES as exc:
+            wire.close()
+            raise explain(exc, self.address, self.timeout) from exc
+        return wire, wire.facts
+
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
         """A connection for a call of several round trips, all within one deadline.
@@ -172,14 +192,10 @@ class Session:
 
     def facts(self) -> Facts:
         """What the server says of itself, asked once on each connection."""
-        wire = self.wire
-        if wire.facts is None:
-            ((line, body),) = self.ask(b"stats", is_safe=True)
-            if not line.startswith(b"OK "):
-                raise refused(line, self.wires.address)
-            wire = self.wire
-            wire.facts = server_facts(body)
-        return wire.facts
+        facts = self.wire.facts
+        if facts is None:
+            self._wire, facts = self.wires.get_to_know(self.wire, self.deadline)
+        return facts
 
     def end(self) -> None:
         """The connection is for somebody else."""
