@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 QUEUE = "mail"
-SECONDS = 2.0  # of enqueuing...
+SECONDS = 2.5  # of enqueuing, between two syncs of a second each...
 IDLE = 1.5  # ...and of nothing, until the failure
 
 _CALL = re.compile(r"\d+ +(write|lseek|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>.*= (?P<result>\d+)$")

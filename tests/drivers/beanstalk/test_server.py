@@ -9,6 +9,8 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import time
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import pytest
@@ -180,6 +182,28 @@ def test_after_its_end_a_reservation_is_refused_for_all_but_a_delete(client: Bar
     counts = client.stats("job", str(job))
     assert (counts["reserves"], counts["timeouts"]) == ("1", "1")
     assert client.ask(b"delete %d" % job) == b"DELETED"
+
+
+def test_a_reservation_whose_end_the_server_has_missed_ends_with_the_next_word_of_its_holder(
+    beanstalk_server: BeanstalkServer, client: BareClient, tube: str
+) -> None:
+    """1.12 forgets a connection's timer if it looks at it in the very microsecond of the end, as it mostly does when
+    there is any traffic (its issues 262 and 334). Nobody but the holder can help.
+    """
+    with ExitStack() as stack:
+        holders = [stack.enter_context(beanstalk_server.client()) for _ in range(20)]
+        for holder in holders:
+            client.put(b"x", tube=tube, ttr=1)
+            holder.watch(tube)
+            assert holder.reserve() is not None
+        end = time.monotonic() + 2.5
+        while time.monotonic() < end:
+            missed = client.stats("tube", tube)["current-jobs-reserved"]
+            time.sleep(0.005)
+        print(f"{missed} of 20 ends were missed")
+        for holder in holders:
+            holder.ask(b"peek 0")
+        until(lambda: client.stats("tube", tube)["current-jobs-ready"] == "20", "all are ready")
 
 
 def test_a_reservation_of_less_than_a_second_more_answers_every_reserve_at_once(client: BareClient, tube: str) -> None:
