@@ -1,0 +1,192 @@
+"""multiq on MariaDB with a long queue, and with a long past: ``python benchmarks/mysql_backlog.py --help``.
+
+Two questions. What enqueue, reserve and ack cost in front of a million waiting jobs, compared with an empty queue; and
+what reserve costs while somebody else on the server holds a snapshot open, so that nothing of a hundred thousand jobs
+that were worked off can be purged. Private servers, ``innodb_flush_log_at_trx_commit=1``. Needs the extra ``dev``,
+and mariadbd (``.ci/install-servers``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from multiq.backend import Ack, Lease, NewJob
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+
+sys.path.append(str(Path(__file__).parent.parent / "tests"))
+
+from servers.mysql import MysqlServer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import Backend, Consumer
+
+Figures = dict[str, float]
+
+QUEUE = "mail"
+BODY = b"x" * 100
+BATCH = 1_000
+SAMPLES = 500
+TAKEN = 100  # jobs in a batch of who works them off
+_NEWCOMER = """
+import sys, time
+from multiq.registry import open_backend
+with open_backend(sys.argv[1]) as backend, backend.consumer([sys.argv[2]]) as consumer:
+    backend.stats("other")
+    times = []
+    for _ in range(20):
+        start = time.perf_counter()
+        consumer.reserve(1, 0)
+        times.append(time.perf_counter() - start)
+    print(times[0], sorted(times)[len(times) // 2])
+"""
+
+
+def main() -> None:
+    options = _arguments()
+    figures: Figures = {}
+    console = Console(stderr=True)
+    with console.status("") as status:
+        for name, measure in {"waiting jobs": waiting_jobs, "an open snapshot": open_snapshot}.items():
+            status.update(name)
+            with MysqlServer(innodb_buffer_pool_size="1G", innodb_log_file_size="512M") as server:
+                figures.update(measure(server, options))
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return
+    table = Table("figure", "value")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:,.2f}")
+    Console().print(table)
+
+
+# --- a long queue ----------------------------------------------------------------------------------------
+
+
+def waiting_jobs(server: MysqlServer, options: argparse.Namespace) -> Figures:
+    """The price of the verbs in front of all of them, and what each takes on the disk."""
+    with server.database() as place, open_backend(place.url) as backend:
+        empty = _verbs(backend)
+        _fill(backend, options.waiting)
+        full = _verbs(backend)
+        size = sum(file.stat().st_size for file in (server.data / place.name).glob("multiq_jobs*.ibd"))
+    figures: Figures = {"waiting jobs": options.waiting, "bytes on disk per job, 100-byte body": size / options.waiting}
+    for verb, (median, p99) in full.items():
+        figures[f"{verb}, empty queue: median ms"] = empty[verb][0] * 1000
+        figures[f"{verb}, full queue: median ms"] = median * 1000
+        figures[f"{verb}, full queue: p99 ms"] = p99 * 1000
+        figures[f"{verb}, full : empty"] = median / empty[verb][0]
+    return figures
+
+
+def _verbs(backend: Backend) -> dict[str, tuple[float, float]]:
+    """Median and p99 seconds of each verb; the queue is as long afterwards as before."""
+    with backend.consumer([QUEUE]) as consumer:
+        enqueue, reserve, settle = [], [], []
+        for _ in range(SAMPLES):
+            (job,) = _jobs(1)
+            enqueue.append(_timed(lambda job=job: backend.enqueue(QUEUE, [job])))  # type: ignore[misc]
+            leases: list[Lease] = []
+            reserve.append(_timed(lambda into=leases: into.extend(consumer.reserve(1, 0))))  # type: ignore[misc]
+            settle.append(_timed(lambda leases=leases: consumer.settle([Ack(leases[0])])))  # type: ignore[misc]
+    return {"enqueue": _summary(enqueue), "reserve": _summary(reserve), "ack": _summary(settle)}
+
+
+# --- a long past -----------------------------------------------------------------------------------------
+
+
+def open_snapshot(server: MysqlServer, options: argparse.Namespace) -> Figures:
+    """The same work twice: with and without a transaction of somebody else's that began before it."""
+    figures: Figures = {"jobs worked off": options.past}
+    for name, is_held in (("no snapshot", False), ("snapshot held", True)):
+        with server.database() as place, open_backend(place.url) as backend, ExitStack() as stack:
+            _fill(backend, options.past)
+            if is_held:
+                reader = stack.enter_context(server.client(place.name))
+                with reader.cursor() as cursor:
+                    cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+                    cursor.execute("SELECT COUNT(*) FROM multiq_jobs")
+            with backend.consumer([QUEUE]) as consumer:
+                times = _work_off(consumer, options.past)
+                empty = sorted(_timed(lambda: consumer.reserve(1, 0)) for _ in range(SAMPLES))
+            figures[f"{name}: history list length"] = server.status("Innodb_history_list_length")
+            for what, values in {**times, "reserve of nothing": empty}.items():
+                figures[f"{name}: {what}: median ms"], figures[f"{name}: {what}: p99 ms"] = (
+                    seconds * 1000 for seconds in _summary(values)
+                )
+            first, median = _newcomer(place.url)
+            figures[f"{name}: a new process, its first reserve ms"] = first * 1000
+            figures[f"{name}: a new process, its next ones: median ms"] = median * 1000
+    return figures
+
+
+def _work_off(consumer: Consumer, count: int) -> dict[str, list[float]]:
+    """All jobs, by 100 and in between one by itself. Returns seconds of both kinds of reserve."""
+    done = 0
+    times: dict[str, list[float]] = {"reserve of one": [], "reserve of 100": []}
+    while done < count:
+        for limit, name in ((1, "reserve of one"), (TAKEN, "reserve of 100")):
+            leases: list[Lease] = []
+            times[name].append(_timed(lambda into=leases, limit=limit: into.extend(consumer.reserve(limit, 0))))  # type: ignore[misc]
+            if consumer.settle([Ack(lease) for lease in leases]).count(None) != len(leases):
+                raise SystemExit("the figures are void: a lease was lost")
+            done += len(leases)
+        if not leases and done < count:
+            raise SystemExit(f"the figures are void: {count - done} of {count} jobs were not handed out")
+    return times
+
+
+def _newcomer(url: str) -> tuple[float, float]:
+    """A process that has not seen anything of this yet: seconds of its first reserve, and of the next ones."""
+    done = subprocess.run(  # noqa: S603 - this very interpreter
+        [sys.executable, "-c", _NEWCOMER, url, QUEUE], capture_output=True, text=True, check=True
+    )
+    first, median = map(float, done.stdout.split())
+    return first, median
+
+
+# --- shared ----------------------------------------------------------------------------------------------
+
+
+def _fill(backend: Backend, count: int) -> None:
+    for start in range(0, count, BATCH):
+        backend.enqueue(QUEUE, _jobs(min(BATCH, count - start)))
+
+
+def _jobs(count: int) -> list[NewJob]:
+    return [NewJob(BODY, job_id) for job_id in new_ids(count)]
+
+
+def _timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def _summary(times: list[float]) -> tuple[float, float]:
+    ordered = sorted(times)
+    return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--waiting", type=int, default=1_000_000, help="jobs in the long queue")
+    parser.add_argument("--past", type=int, default=100_000, help="jobs that are worked off")
+    parser.add_argument("--json", action="store_true")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
