@@ -13,6 +13,7 @@ from multiq.errors import BackendUnavailable, OptionInvalid
 from . import keys
 from .failures import REFUSES_WRITES, code_of
 from .jobs import listed
+from .lines import MOST
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from .caller import Callers
 
 _SLICE = 500  # jobs that one script lists: a few milliseconds of the server
+_MOST_PARTS = 3 * MOST
 
 
 class _Part(NamedTuple):
@@ -47,11 +49,10 @@ class _Cursor(NamedTuple):
         where, _, place = after.rpartition(":")
         score, _, sequence = place.partition(".")
         with contextlib.suppress(ValueError):
-            if where and not place:
-                return cls(int(where))
-            numbers = int(where or 0), int(score), int(sequence)
-            if min(numbers) >= 0 and max(numbers) < 2**63:
-                return cls(numbers[0], numbers[1:])
+            part = int(where or 0)
+            numbers = (int(score), int(sequence)) if place or not where else ()
+            if 0 <= part < _MOST_PARTS and all(0 <= number < 2**63 for number in numbers):
+                return cls(part, numbers or ("", ""))
         raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
 
     def __str__(self) -> str:
