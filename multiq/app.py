@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import os
 import threading
-from typing import TYPE_CHECKING, Any, ParamSpec, TypedDict, TypeVar, overload
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backoff import DEFAULT, to_backoff
@@ -31,6 +32,10 @@ if TYPE_CHECKING:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+F = TypeVar("F", bound="Callable[[JobContext], Any]")
+
+Middleware: TypeAlias = "tuple[bool, Callable[[JobContext], Any]]"
+"""Whether it is async, and what makes the context manager that a job runs in."""
 
 
 class TaskOptions(TypedDict, total=False):
@@ -46,6 +51,7 @@ class TaskOptions(TypedDict, total=False):
     retry_for: float
     backoff: Backoff | Sequence[float] | float
     on_success: Callable[[JobContext, Any], object]
+    on_retry: Callable[[JobContext, BaseException], object]
     on_failure: Callable[[JobContext, BaseException], object]
 
 
@@ -62,6 +68,8 @@ class App:
         self.url = self.settings.resolve(connection)
         self.tasks: dict[str, Task[Any, Any]] = {}
         self.events = Events()
+        self.around: list[Middleware] = []
+        self.fetch_hooks: list[Callable[[str], object]] = []
         self._backend: Backend | None = None
         self._queues: dict[str, Queue] = {}
 
@@ -96,7 +104,8 @@ class App:
         *timeout* is how long it may run. *max_attempts* (0: no limit; default 5, or no limit with *retry_for*) counts
         attempts, *max_crashes* (0: no limit) those that ended without a verdict, *retry_for* is in seconds since
         the enqueue. *backoff* is seconds, a list of them, or a function of the failed attempt. *on_success* is called
-        with the job and the result, *on_failure* with the job and the error when the job is buried.
+        with the job and the result, *on_retry* with the job and the error when it is to run again, *on_failure* when it
+        is buried.
 
         Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
         """
@@ -122,6 +131,29 @@ class App:
             return subscriber
 
         return subscribe
+
+    def middleware(self, function: F) -> F:
+        """Have a generator function run around each job: to its ``yield`` before, from there on after.
+
+        It is called with the job's context. What the job raises is raised at the ``yield``: one that swallows it makes
+        the job a success. What it raises by itself before fails the job. An async generator function is for coroutines
+        only. The first one registered is the outermost. Raises ``ArgumentsInvalid`` for what is no generator function.
+        """
+        is_async = inspect.isasyncgenfunction(function)
+        if not is_async and not inspect.isgeneratorfunction(function):
+            raise ArgumentsInvalid(
+                f"{_place(function)} is no generator function: middleware does its work before and after one yield"
+            )
+        self.around.append((is_async, asynccontextmanager(function) if is_async else contextmanager(function)))
+        return function
+
+    def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
+        """Have *hook* called with a worker's name before it asks for jobs. If it returns False, the worker does not.
+
+        It asks again within a second; what runs goes on. An error of the hook's is logged, and counts as a yes.
+        """
+        self.fetch_hooks.append(hook)
+        return hook
 
     def connect(self, connection: str) -> None:
         """Work on another connection from now on: a URL, or a name in the settings. Handles made before keep theirs.
@@ -176,11 +208,13 @@ def _make_task(
     retry_for: float | None = None,
     backoff: Backoff | Sequence[float] | float = DEFAULT,
     on_success: Callable[[JobContext, Any], object] | None = None,
+    on_retry: Callable[[JobContext, BaseException], object] | None = None,
     on_failure: Callable[[JobContext, BaseException], object] | None = None,
 ) -> Task[..., Any]:
     """A task from what its author wrote, every option checked."""
     _check_function(function)
     _check_hook(on_success, "on_success")
+    _check_hook(on_retry, "on_retry")
     _check_hook(on_failure, "on_failure")
     policy = RetryPolicy(
         max_attempts=None if max_attempts is None else check_count(max_attempts, "max_attempts", least=0),
@@ -196,6 +230,7 @@ def _make_task(
         policy=policy,
         timeout=None if timeout is None else check_timeout(timeout),
         on_success=on_success,
+        on_retry=on_retry,
         on_failure=on_failure,
     )
 

@@ -56,6 +56,7 @@ class Task(Generic[P, R]):
         policy: RetryPolicy,
         timeout: float | None,
         on_success: Callable[[JobContext, Any], object] | None = None,
+        on_retry: Callable[[JobContext, BaseException], object] | None = None,
         on_failure: Callable[[JobContext, BaseException], object] | None = None,
     ) -> None:
         self.app = app
@@ -65,6 +66,7 @@ class Task(Generic[P, R]):
         self.policy = policy
         self.timeout = timeout
         self.on_success = on_success
+        self.on_retry = on_retry
         self.on_failure = on_failure
         self.is_coroutine = _is_coroutine(function)
         self.__doc__ = function.__doc__
@@ -161,7 +163,8 @@ class Task(Generic[P, R]):
         return f"Task({self.name!r}, queue={self.default.queue!r})"
 
     def _traits(self) -> tuple[object, ...]:
-        return self.function, self.default, self.policy, self.timeout, self.on_success, self.on_failure
+        hooks = self.on_success, self.on_retry, self.on_failure
+        return self.function, self.default, self.policy, self.timeout, hooks
 
     def _send(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], options: CallOptions) -> list[JobHandle]:
         max_body = self.app.settings.max_body

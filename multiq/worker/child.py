@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import threading
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from .ledger import Ledger
     from .runner import Call
 
+_log = logging.getLogger("multiq.worker")
+
 EXIT_OK = 0
 EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
@@ -45,6 +48,7 @@ EXIT_OVERDUE = 13
 """A job did not heed its time limit, so its process had to end."""
 
 _IDLE = 5.0  # seconds: an idle worker looks up this often
+_VETOED = 1.0  # seconds until a before_fetch hook is asked again
 _BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
@@ -188,10 +192,13 @@ class Child:
         finished = executor.take_finished()
         room = self._room()
         if room <= 0:
-            self._wait(finished)
+            self._wait(finished, self._patience())
             return
         if self._events.wants(WorkerLooping):
             self._events.emit(WorkerLooping(worker=self.name))
+        if self._app.fetch_hooks and not self._may_fetch():
+            self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
+            return
         leases = self._pump.exchange(finished, room, self._patience())
         self._prefetch.saw_batch(room, len(leases))
         self._count(len(leases))
@@ -221,15 +228,25 @@ class Child:
             room = min(room, self._settings.max_jobs - self._taken)
         return room
 
-    def _wait(self, finished: list[Verdict]) -> None:
-        """No room: settle, and sleep until something changes."""
+    def _may_fetch(self) -> bool:
+        """Whether no hook of the app's says no."""
+        for hook in self._app.fetch_hooks:
+            try:
+                if hook(self.name) is False:
+                    return False
+            except (Exception, SystemExit):  # noqa: BLE001 - logged, and no veto
+                _log.exception("a before_fetch hook failed; the worker goes on as if it had agreed")
+        return True
+
+    def _wait(self, finished: list[Verdict], patience: float) -> None:
+        """No room, or not allowed: settle, and sleep until something changes."""
         if finished or self._pump.owes:
             self._pump.settle(finished)
         done = self._settings.max_jobs is not None and self._taken >= self._settings.max_jobs
         if done and self._executor.busy == 0:
             self.stop(f"took {self._taken} jobs")
             return
-        self._changed.wait(self._patience())
+        self._changed.wait(patience)
         self._changed.clear()
 
     def _patience(self) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import threading
 import time
@@ -52,6 +53,7 @@ class Runner:
     def __init__(self, app: App, limits: Limits) -> None:
         self._tasks = app.tasks
         self._events = app.events
+        self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
         self._loops = threading.local()
@@ -161,6 +163,15 @@ class Runner:
             raise
 
     def _result(self, call: Call) -> Any:
+        if self._around:
+            with contextlib.ExitStack() as stack:
+                for is_async, middleware in self._around:
+                    if not is_async:
+                        stack.enter_context(middleware(call.job))
+                return self._plain_result(call)
+        return self._plain_result(call)
+
+    def _plain_result(self, call: Call) -> Any:
         result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
         # a decorator may hide that its function is a coroutine: not awaited, it would never have run
         return self._loop().run(result) if type(result) is CoroutineType else result
@@ -177,7 +188,7 @@ class Runner:
 
     async def _await(self, call: Call) -> Any:
         timeout = call.timeout
-        work = call.task.function(*call.envelope.args, **call.envelope.kwargs)
+        work = self._wrapped(call) if self._around else call.task.function(*call.envelope.args, **call.envelope.kwargs)
         if timeout is None:
             return await work
         limit = self._limits.begin(call, timeout, thread=None)
@@ -190,6 +201,13 @@ class Runner:
             raise
         finally:
             self._limits.end(limit)
+
+    async def _wrapped(self, call: Call) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            for is_async, middleware in self._around:
+                entered = middleware(call.job)
+                await stack.enter_async_context(entered) if is_async else stack.enter_context(entered)
+            return await call.task.function(*call.envelope.args, **call.envelope.kwargs)
 
     # --- after ---
 
@@ -235,10 +253,12 @@ class Runner:
     ) -> Verdict:
         if isinstance(verdict, Release):
             self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
-            return verdict
-        self._events.emit(JobBuried(job=job, reason=reason))
-        if task is not None and task.on_failure is not None:
-            _isolated(job, task.on_failure, BuryJob(reason) if error is None else error)
+            hook = None if task is None else task.on_retry
+        else:
+            self._events.emit(JobBuried(job=job, reason=reason))
+            hook = None if task is None else task.on_failure
+        if hook is not None:
+            _isolated(job, hook, BuryJob(reason) if error is None else error)
         return verdict
 
 

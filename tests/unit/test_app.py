@@ -161,7 +161,7 @@ def test_what_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, 
 async def hook(_job: object, _what: object) -> None: ...
 
 
-@pytest.mark.parametrize("name", ["on_success", "on_failure"])
+@pytest.mark.parametrize("name", ["on_success", "on_retry", "on_failure"])
 def test_a_hook_that_would_have_to_be_awaited_is_refused(app: multiq.App, name: str) -> None:
     options: Any = {name: hook}
     with pytest.raises(OptionInvalid, match=f"{name}=.* is no plain function: it is called, and not awaited"):

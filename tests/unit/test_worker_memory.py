@@ -17,7 +17,7 @@ from multiq.errors import BackendUnavailable
 from multiq.worker.prefetch import BUDGET, Prefetch
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import AsyncIterator, Iterator
 
 MODES: list[dict[str, Any]] = [{}, {"threads": 3}, {"concurrency": 5}]
 
@@ -488,3 +488,121 @@ def test_jobs_behind_long_ones_are_not_fetched_and_given_back_over_and_over(app:
     # When they are run, then the backend is asked about as often as there are jobs, not as fast as can be
     assert drain(app, threads=3) == 0
     assert len(asked) < 40
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestAround:
+    """What an app has done around its jobs."""
+
+    def test_middleware_runs_around_each_job_the_first_one_outermost(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
+        seen: list[str] = []
+
+        @app.middleware
+        def outer(job: multiq.JobContext) -> Iterator[None]:
+            seen.append(f"before {job.task}")
+            yield
+            seen.append("after")
+
+        @app.middleware
+        def inner(job: multiq.JobContext) -> Iterator[None]:
+            seen.append("inner")
+            assert current_job().id == job.id
+            yield
+
+        app.task(name="plain")(lambda: seen.append("plain")).enqueue()
+        drain(app, **mode)
+
+        @app.task
+        async def slow() -> None:
+            await asyncio.sleep(0)
+            seen.append("slow")
+
+        slow.enqueue()
+        drain(app, **mode)
+        assert seen == ["before plain", "inner", "plain", "after", "before slow", "inner", "slow", "after"]
+
+    def test_middleware_sees_the_error_and_its_own_fails_the_job(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        seen: list[object] = []
+
+        @app.middleware
+        def watch(job: multiq.JobContext) -> Iterator[None]:
+            if job.task == "forbidden":
+                raise PermissionError("not this one")
+            try:
+                yield
+            except ValueError as exc:
+                seen.append(str(exc))
+                raise
+
+        @app.task(max_attempts=1)
+        def fail() -> None:
+            raise ValueError("no")
+
+        forbidden = app.task(name="forbidden", max_attempts=1)(lambda: seen.append("ran"))
+        handles = fail.enqueue(), forbidden.enqueue()
+        drain(app, **mode)
+        assert seen == ["no"]
+        assert [handle.peek().reason for handle in handles] == ["ValueError: no", "PermissionError: not this one"]
+
+    def test_async_middleware_is_for_coroutines(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        seen: list[str] = []
+
+        @app.middleware
+        async def session(job: multiq.JobContext) -> AsyncIterator[None]:
+            await asyncio.sleep(0)
+            seen.append(f"open for {job.task}")
+            yield
+            seen.append("closed")
+
+        @app.task
+        async def fetch() -> None:
+            seen.append("fetch")
+
+        fetch.enqueue()
+        app.task(name="plain")(lambda: None).enqueue()
+        drain(app, **mode)
+        assert seen == ["open for fetch", "fetch", "closed"]
+
+    def test_a_hook_may_keep_the_worker_from_fetching(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        asked: list[str] = []
+        is_open = False
+
+        @app.before_fetch
+        def may(worker: str) -> bool:
+            asked.append(worker)
+            return is_open
+
+        @app.before_fetch
+        def broken(worker: str) -> None:
+            raise RuntimeError("no veto")
+
+        ran: list[int] = []
+        task = app.task(name="append")(ran.append)
+        with working(app, **mode):
+            until(lambda: asked)
+            task.enqueue(1)
+            time.sleep(0.1)
+            assert (ran, app.queue().stats().ready) == ([], 1)
+            is_open = True
+            until(lambda: ran)
+
+    def test_a_task_s_own_hook_hears_of_each_retry(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        heard: list[tuple[int, str]] = []
+
+        def note(job: multiq.JobContext, error: BaseException) -> None:
+            heard.append((job.attempt, str(error)))
+
+        @app.task(max_attempts=3, backoff=0, on_retry=note)
+        def fail() -> None:
+            raise ValueError("no")
+
+        fail.enqueue()
+        drain(app, **mode)
+        assert heard == [(1, "no"), (2, "no")]
+
+
+def test_middleware_must_be_a_generator_function(app: multiq.App) -> None:
+    with pytest.raises(multiq.ArgumentsInvalid, match="before and after one yield"):
+        app.middleware(lambda job: None)
