@@ -1,4 +1,4 @@
-"""The way to the server: TLS that is checked, passwords that are not in the URL, UNIX sockets, and mistakes in all that."""
+"""The way to the server: TLS that is checked, passwords from elsewhere, UNIX sockets, and mistakes in all of that."""
 
 from __future__ import annotations
 
