@@ -155,6 +155,11 @@ class LedgerReader:
         """When the child was going to touch its leases next."""
         return float(_HEAD.unpack_from(self._map, 0)[2])
 
+    @property
+    def has_held(self) -> bool:
+        """Whether the child has ever got a job."""
+        return bool(_HEAD.unpack_from(self._map, 0)[4])
+
     def entries(self) -> list[Entry]:
         """The leases that are held. Of a living child, perhaps those of an instant ago."""
         for _ in range(_READ_TRIES):

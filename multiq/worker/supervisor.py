@@ -45,7 +45,8 @@ EXIT_CRASHED = 1
 
 _HEALTHY = 5.0  # seconds: a child that lived so long did not die of its start
 _FIRST_BRAKE = 0.1  # seconds before a child that died young is replaced, doubling...
-_LONGEST_BRAKE = 30.0  # ...up to this
+_LONGEST_BRAKE = 30.0  # ...up to this,
+_WORKING_BRAKE = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
 _LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
 OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
 _KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
@@ -94,16 +95,25 @@ class Slot:
 
     def entries(self) -> list[Entry]:
         """What the child holds."""
-        if self._reader is None:
-            with contextlib.suppress(OSError, ValueError):  # not made yet
-                self._reader = LedgerReader(self.ledger)
-        return [] if self._reader is None else self._reader.entries()
+        reader = self._open()
+        return [] if reader is None else reader.entries()
+
+    def has_worked(self) -> bool:
+        """Whether the child has got as far as a job."""
+        reader = self._open()
+        return reader is not None and reader.has_held
 
     def forget(self) -> None:
         """The child is dead."""
         if self._reader is not None:
             self._reader.close()
         self.pid, self._reader, self.is_timed_out = None, None, False
+
+    def _open(self) -> LedgerReader | None:
+        if self._reader is None:
+            with contextlib.suppress(OSError, ValueError):  # not made yet
+                self._reader = LedgerReader(self.ledger)
+        return self._reader
 
 
 class Supervisor:
@@ -288,6 +298,7 @@ class Supervisor:
     def _note_end(self, slot: Slot, pid: int, code: int) -> None:
         how = _how(code)
         was_late = slot.is_timed_out or code == EXIT_OVERDUE
+        longest = _WORKING_BRAKE if slot.has_worked() else _LONGEST_BRAKE
         self._leave_to_keeper(slot, TIMED_OUT if was_late else CUT_SHORT if code == EXIT_CUT_SHORT else how)
         slot.forget()
         if self._stops or (self._once and code == EXIT_OK):
@@ -301,7 +312,7 @@ class Supervisor:
         died_young = time.monotonic() - slot.started_at < _HEALTHY
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
         # the first one may have been somebody's doing: its jobs wait
-        brake = min(_LONGEST_BRAKE, _FIRST_BRAKE * 2 ** (slot.early_deaths - 2)) if slot.early_deaths > 1 else 0.0
+        brake = min(longest, _FIRST_BRAKE * 2 ** (slot.early_deaths - 2)) if slot.early_deaths > 1 else 0.0
         slot.start_at = time.monotonic() + brake
         _log.warning("worker process %d %s; another one starts in %.1f s", pid, how, brake)
 
