@@ -123,9 +123,7 @@ class BareClient:
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         if isinstance(address, str):
-            self.socket = socket.socket(socket.AF_UNIX)
-            self.socket.settimeout(PATIENCE)
-            self.socket.connect(address)
+            self.socket = _connected(address)
         else:
             self.socket = socket.create_connection(address, timeout=PATIENCE)
             self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -191,3 +189,14 @@ class BareClient:
     def close(self) -> None:
         self._replies.close()
         self.socket.close()
+
+
+def _connected(path: str) -> socket.socket:
+    made = socket.socket(socket.AF_UNIX)
+    try:
+        made.settimeout(PATIENCE)
+        made.connect(path)
+    except OSError:
+        made.close()
+        raise
+    return made
