@@ -8,7 +8,9 @@ import pytest
 from servers.redis import RedisServer
 
 from multiq.conformance import Harness, suite
+from multiq.conformance.topics.walk import WalkTests
 from multiq.registry import open_backend
+from multiq_redis import keys
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,7 +22,7 @@ SENT = {"eval", "evalsha", "bzpopmin", "client|unblock"}
 
 
 class PartitionsHarness(Harness):
-    """Random walks compare the order of everything with the model's, and are only taken where there is one order."""
+    """Random walks compare the order of everything with the model's: ``TestWalkInOneLine`` sees to that."""
 
     walks = 0
     rounds = 10
@@ -46,3 +48,21 @@ def _server() -> Iterator[None]:
 
 
 globals().update(suite(PartitionsHarness))
+
+
+class OneLineHarness(PartitionsHarness):
+    """All jobs are put in one of the lines, and not in the first: so there is one order, and no verb knows where it is.
+
+    Every look, search, count, page, pause and wait still goes over all four.
+    """
+
+    walks = 16
+
+    def open(self) -> Backend:
+        backend = super().open()
+        backend._lines.home = lambda queue, _: keys.line(queue, 2)  # type: ignore[attr-defined]
+        return backend
+
+
+class TestWalkInOneLine(WalkTests):
+    harness_class = OneLineHarness

@@ -174,7 +174,7 @@ class Load:
 
 
 def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -> None:
-    with Load(redis_sentinel.url + "?timeout=2", ("mail",)) as load:
+    with Load(redis_sentinel.url, ("mail",)) as load:
         load.more(100)
         # When the primary is stopped: it neither answers nor closes a connection
         old = redis_sentinel.primary_port
