@@ -6,8 +6,10 @@ guarantee             how                                                       
 priority, then age    the server's own order in a tube                                        none
 earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
-one live lease        the server's, ended by time or with its connection; a late verdict      a look at a clock; near the
+one live lease        the server's, ended by time or with its connection; a late verdict      a look at a clock; at the
                       is refused here, by when the reserve was sent                           end, a touch before an ack
+leases that end       a thread says a word where the server may forget to look                one command per lease that
+                                                                                              ends without a verdict
 counts                ``stats-job`` of each job that was reserved, all in one packet          a round trip per batch
 waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
 lost replies          what became of a verdict is asked on a new connection; of an enqueue,   none

@@ -86,7 +86,7 @@ class Wire:
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
         """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
         self.send(packet, deadline)
-        return [self.read(deadline) for _ in range(count)]
+        return self.read_many(count, deadline)
 
     def send(self, packet: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong."""
@@ -103,14 +103,10 @@ class Wire:
 
     def read(self, deadline: float) -> Reply:
         """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
+        if self._unread:
+            self._skip_unread(deadline)
         try:
-            while self._unread:
-                self._read_line(deadline)
-                self._unread -= 1
-            line = self._read_line(deadline)
-            if not line.startswith(_WITH_BODY):
-                return line, b""
-            return line, self._read_body(_size(line), deadline)
+            return self._read(deadline)
         except BaseException:
             self.drop()
             raise
@@ -125,10 +121,36 @@ class Wire:
             self.drop()
             raise
 
+    def read_many(self, count: int, deadline: float) -> list[Reply]:
+        """The next *count* replies. Those that came before a failure are on the exception, as ``partly_read``."""
+        replies: list[Reply] = []
+        if self._unread:
+            self._skip_unread(deadline)
+        try:
+            while len(replies) < count:
+                buffer, at, size = self._buffer, self._at, len(self._buffer)
+                while len(replies) < count and (end := buffer.find(b"\r\n", at)) >= 0:
+                    line = buffer[at:end]
+                    if not line.startswith(_WITH_BODY):
+                        replies.append((line, b""))
+                        at = end + 2
+                        continue
+                    body_end = end + 2 + _size(line)
+                    if body_end + 2 > size:
+                        break
+                    replies.append((line, buffer[end + 2 : body_end]))
+                    at = body_end + 2
+                self._at = at
+                if len(replies) < count:
+                    replies.append(self._read(deadline))  # not all there yet
+        except BaseException as exc:
+            self.drop()
+            exc.partly_read = replies  # type: ignore[attr-defined]
+            raise
+        return replies
+
     def read_lines(self, count: int, deadline: float) -> list[bytes]:
-        """The next *count* replies, of commands whose replies have no body. As many as came before the connection broke
-        are on the exception, as ``partly_read``.
-        """
+        """The same for commands whose replies have no body, many at a time."""
         lines: list[bytes] = []
         try:
             while len(lines) < count:
@@ -136,14 +158,12 @@ class Wire:
                 if end < self._at:
                     self._receive(deadline)
                     continue
-                found = self._buffer[self._at : end].split(b"\r\n", count - len(lines))
-                if len(lines) + len(found) > count:  # not in step
-                    raise ProtocolError("it answers more than it was asked")
+                lines += self._buffer[self._at : end].split(b"\r\n")
                 self._at = end + 2
-                lines += found
+            _check_step(len(lines), count)
         except BaseException as exc:
             self.drop()
-            exc.partly_read = lines  # type: ignore[attr-defined]
+            exc.partly_read = lines[:count]  # type: ignore[attr-defined]
             raise
         return lines
 
@@ -179,8 +199,7 @@ class Wire:
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
         while rest:
-            left = deadline - time.monotonic()
-            events = poll.poll(left * 1000) if left > 0 else []
+            events = poll.poll(_left(deadline) * 1000)
             if not events:
                 raise TimeoutError(_TOO_LATE)
             if events[0][1] & select.POLLOUT:
@@ -188,6 +207,22 @@ class Wire:
                     rest = rest[self.sock.send(rest, _NOW) :]
             if events[0][1] & ~select.POLLOUT:
                 self._receive(deadline)
+
+    def _read(self, deadline: float) -> Reply:
+        line = self._read_line(deadline)
+        if not line.startswith(_WITH_BODY):
+            return line, b""
+        return line, self._read_body(_size(line), deadline)
+
+    def _skip_unread(self, deadline: float) -> None:
+        """The replies to pokes."""
+        try:
+            while self._unread:
+                self._read_line(deadline)
+                self._unread -= 1
+        except BaseException:
+            self.drop()
+            raise
 
     def _read_line(self, deadline: float) -> bytes:
         end = self._buffer.find(b"\r\n", self._at)
@@ -238,9 +273,7 @@ class Wire:
 
         Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
         """
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(_TOO_LATE)
+        left = _left(deadline)
         if abs(left - self._granted) <= left / 16:
             return
         self._granted = left
@@ -274,15 +307,24 @@ def _connect(address: Address, deadline: float) -> socket.socket:
 def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError(_TOO_LATE)
-        sock.settimeout(left)
+        sock.settimeout(_left(deadline))
         sock.connect(place)
     except BaseException:
         sock.close()
         raise
     return sock
+
+
+def _left(deadline: float) -> float:
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise TimeoutError(_TOO_LATE)
+    return left
+
+
+def _check_step(heard: int, asked: int) -> None:
+    if heard != asked:
+        raise ProtocolError("it answers more than it was asked")
 
 
 def _size(line: bytes) -> int:

@@ -156,6 +156,7 @@ class BeanstalkConsumer(Consumer):
             self._doubts.resolve(self._wires, [verdict.lease.token for verdict in trade.verdicts])
         said: dict[Wire, list[_Said]] = {}
         settled: set[str] = set()
+        moment = now()
         for at, verdict in enumerate(trade.verdicts):
             lease = verdict.lease
             if self._doubts:
@@ -163,7 +164,7 @@ class BeanstalkConsumer(Consumer):
                 if is_known:
                     trade.answers[at] = answer
                     continue
-            held = self._holding.live(lease)
+            held = self._holding.live(lease, moment)
             if held is None or lease.token in settled:
                 trade.refuse(at)
                 continue
@@ -179,11 +180,11 @@ class BeanstalkConsumer(Consumer):
 
     def _lose(self, trade: _Trade, said: Iterable[_Said]) -> None:
         for at, verdict, held in said:
-            self._holding.end(verdict.lease, held)
+            self._holding.end(verdict.lease.token, held)
             trade.refuse(at)
 
     def _make_safe(self, trade: _Trade, wire: Wire, said: list[_Said], deadline: float) -> None:
-        """Touch what is to be acked so late that its lease might end on the way: a touch is refused then, a delete is not."""
+        """Touch what is acked so late that its lease might end on the way: then a touch is refused, a delete not."""
         safe_from = now() + _SAFE
         late = [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
         if not late:
@@ -219,28 +220,31 @@ class BeanstalkConsumer(Consumer):
         except BackendError as exc:
             trade.failure = exc
 
-    def _say(
+    def _say(  # noqa: PLR0917 - one call for each of the three ways to speak
         self, trade: _Trade, wire: Wire, said: Sequence[_Said], packet: bytes, count: int, deadline: float
     ) -> list[Reply]:
         """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
         for _, verdict, held in said:
             if not isinstance(verdict, Touch):
-                self._holding.end(verdict.lease, held)
+                self._holding.end(verdict.lease.token, held)
         sent_at = now()
-        heard = 0
+        replies: list[Reply] = []
         try:
             wire.send(b"".join([_command(verdict) for _, verdict, _ in said]) + packet, deadline)
-            for one in said:
-                self._hear(trade, one, wire.read(deadline)[0], sent_at)
-                heard += 1
-            return [wire.read(deadline) for _ in range(count)]
-        except FAILURES:
+            replies = wire.read_many(len(said) + count, deadline)
+        except FAILURES as exc:
+            replies = getattr(exc, "partly_read", replies)
             for place, (at, verdict, held) in enumerate(said):
                 if isinstance(verdict, Touch):  # of no use any more, heard or not
                     trade.refuse(at)
-                elif place >= heard:
+                elif place >= len(replies):
                     self._doubts.add(verdict, held)
+                else:
+                    self._hear(trade, said[place], replies[place][0], sent_at)
             raise
+        for one, (line, _) in zip(said, replies, strict=False):
+            self._hear(trade, one, line, sent_at)
+        return replies[len(said) :]
 
     def _hear(self, trade: _Trade, said: _Said, line: bytes, sent_at: float) -> None:
         at, verdict, held = said
@@ -249,7 +253,7 @@ class BeanstalkConsumer(Consumer):
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
         elif line == b"NOT_FOUND":
-            self._holding.end(verdict.lease, held)
+            self._holding.end(verdict.lease.token, held)
             trade.refuse(at)
         elif line == b"BURIED":
             trade.answers[at] = None

@@ -94,7 +94,7 @@ class Doubts:
 
 
 def _has_counted(doubt: _Doubt, job: JobFacts | None) -> bool:
-    """Whether a verdict was carried out, as far as the job tells. When in doubt, no: then it is, or will be, run again."""
+    """Whether a verdict was carried out, as far as the job tells. Else it is, or will be, run again."""
     held = doubt.held
     if job is None:
         return isinstance(doubt.verdict, Ack)

@@ -48,11 +48,15 @@ class JobFacts(NamedTuple):
 
         A dropped connection is counted nowhere; it shows as the reservation that has no end.
         """
+        if self.reserves <= 1 and self.state == b"reserved":  # as most are
+            return 0
         return max(0, self.reserves - (self.state == b"reserved") - self.releases - self.burials)
 
     @property
     def kicks(self) -> int:
         """How often it came back from being buried."""
+        if not self.buries:
+            return 0
         return max(0, self.burials - (self.state == b"buried"))
 
 
@@ -77,7 +81,8 @@ NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
     rb"---\nid: (\d+)\ntube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
-    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\nkicks: (\d+)\n"
+    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\n"
+    rb"kicks: (\d+)\n"
 )
 _SERVER = re.compile(rb"\nmax-job-size: (\d+)\n.*\nbinlog-current-index: (\d+)\n", re.DOTALL)
 _TUBE = re.compile(

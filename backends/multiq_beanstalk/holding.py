@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import threading
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import Lease
@@ -32,19 +33,18 @@ class Reserved(NamedTuple):
     """Before the reserve was sent: the lease began then or later."""
 
 
+@dataclass(slots=True)
 class Held:
     """A lease, and what its job's counters were when it began."""
 
-    __slots__ = ("buries", "ends_at", "pokes", "releases", "reserves", "ttr", "wire")
-
-    def __init__(self, wire: Wire, ends_at: float, ttr: int, reserves: int, releases: int, buries: int) -> None:
-        self.wire = wire
-        self.ends_at = ends_at
-        self.ttr = ttr
-        self.reserves = reserves
-        self.releases = releases
-        self.buries = buries
-        self.pokes = 0  # since its end
+    wire: Wire
+    ends_at: float
+    ttr: int
+    reserves: int
+    releases: int
+    buries: int
+    pokes: int = 0
+    """Since its end."""
 
     def extend(self, touched_at: float) -> None:
         """It was touched by a command that was sent then."""
@@ -60,18 +60,18 @@ class Holding:
         self._prefix = os.urandom(6).hex()
         self._count = 0
 
-    def live(self, lease: Lease) -> Held | None:
+    def live(self, lease: Lease, moment: float) -> Held | None:
         """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours."""
         held = self._held.get(lease.token)
-        if held is not None and (held.wire.is_closed or held.ends_at <= now()):
-            self.end(lease, held)
+        if held is not None and (held.ends_at <= moment or held.wire.is_closed):
+            self.end(lease.token, held)
             return None
         return held
 
-    def end(self, lease: Lease, held: Held) -> None:
+    def end(self, token: str, held: Held) -> None:
         """It has had its verdict, or is lost."""
-        self._held.pop(lease.token, None)
-        held.wire.held.discard(lease.token)
+        self._held.pop(token, None)
+        held.wire.held.discard(token)
 
     def resume(self, lease: Lease, held: Held) -> None:
         """Its verdict was not taken, and it goes on."""
@@ -127,15 +127,14 @@ class Holding:
     def poke(self) -> float:
         """Say a word where a lease has ended. Returns when the next one will have."""
         next_at = math.inf
-        wires = set()
+        wires: set[Wire] = set()
         moment = now()
-        for held in self._held.values():
-            if held.pokes == len(POKES) or held.wire.is_closed:
-                continue
+        for token, held in tuple(self._held.items()):
             if held.ends_at + POKES[held.pokes] <= moment:
                 wires.add(held.wire)
                 held.pokes += 1
                 if held.pokes == len(POKES):
+                    self.end(token, held)  # nobody has come for it in all that time
                     continue
             next_at = min(next_at, held.ends_at + POKES[held.pokes])
         for wire in wires:

@@ -130,8 +130,8 @@ class Manager:
             except FAILURES as exc:
                 error = explain(exc, self._wires.address, self._wires.timeout)
                 raise type(error)(
-                    f"{error}; job {job_id} of queue {queue!r} is being replaced by job {new.decode()}, and both may be "
-                    "there for the moment"
+                    f"{error}; job {job_id} of queue {queue!r} is being replaced by job {new.decode()}, and both may "
+                    "be there for the moment"
                 ) from exc
         return new.decode()
 

@@ -48,7 +48,7 @@ class Wires:
         """Seconds that a call may take."""
         self._idle: list[Wire] = []
         self._generation = forks.generation
-        self._kept: weakref.WeakSet[Wire] = weakref.WeakSet()
+        self._kept: dict[int, weakref.ref[Wire]] = {}
 
     @property
     def shown(self) -> str:
@@ -86,7 +86,8 @@ class Wires:
         except FAILURES as exc:
             raise explain(exc, self.address, self.timeout) from exc
         if to_keep:
-            self._kept.add(wire)
+            key = id(wire)
+            self._kept[key] = weakref.ref(wire, lambda _: self._kept.pop(key, None))
         return wire
 
     def get_to_know(self, wire: Wire, deadline: float) -> tuple[Wire, Facts]:
@@ -138,8 +139,10 @@ class Wires:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for wire in tuple(self._kept):
-            wire.hang_up()
+        for reference in tuple(self._kept.values()):
+            wire = reference()
+            if wire is not None:
+                wire.hang_up()
 
     def _forget_parents(self) -> None:
         """In a forked child: what is said on the parent's connections is not for us."""
@@ -148,7 +151,7 @@ class Wires:
             self._idle, idle = [], self._idle
             for wire in idle:
                 wire.close()
-            self._kept = weakref.WeakSet()
+            self._kept = {}
 
 
 class Session:
