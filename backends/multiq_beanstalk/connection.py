@@ -83,6 +83,15 @@ class Wire:
             else:
                 self.drop()
 
+    def watch(self, tubes: tuple[str, ...]) -> tuple[bytes, int]:
+        """What makes this connection watch exactly these, and how many commands that is. It has to be sent next."""
+        if self.watched == tubes:
+            return b"", 0
+        commands = [b"watch %b\r\n" % tube.encode() for tube in tubes if tube not in self.watched]
+        commands += [b"ignore %b\r\n" % tube.encode() for tube in self.watched if tube not in tubes]
+        self.watched = tubes
+        return b"".join(commands), len(commands)
+
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
         """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
         self.send(packet, deadline)
@@ -166,10 +175,6 @@ class Wire:
             exc.partly_read = lines[:count]  # type: ignore[attr-defined]
             raise
         return lines
-
-    def is_readable(self) -> bool:
-        """Whether something has come."""
-        return self._at < len(self._buffer) or bool(select.select([self.sock], [], [], 0)[0])
 
     def close(self) -> None:
         """End it. What is sent after that raises ``OSError``."""

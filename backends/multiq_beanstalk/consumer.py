@@ -1,37 +1,35 @@
 """The consumer: settles and reserves in one packet, on connections that its leases live and die with.
 
 One connection, the main one, takes what is ready. It watches one tube at a time, so that earlier queues come first. A
-wait blocks a connection, and nothing can be said on it before it ends: so a consumer that holds something waits on a
-spare one, which holds nothing, watches all its tubes, and can be dropped when another thread interrupts.
+consumer that holds something, or has several queues, waits on another one; see waiting.py.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import select
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Release, Touch
-from multiq.errors import BackendError, LeaseLost
+from multiq.backend import Ack, Consumer, Touch
+from multiq.errors import BackendError
 
 from .clock import now
 from .doubts import Doubts
-from .ear import Ear
 from .facts import tube_facts
 from .failures import FAILURES, explain, refused
-from .holding import Holding, Reserved
-from .jobs import RESERVE, whole_seconds
+from .holding import Holding
+from .jobs import NOTHING_READY, RESERVE, Reserved
+from .trade import DONE, Said, Trade, command
+from .waiting import Waiter
 from .wires import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from multiq.backend import Lease, Verdict
+    from multiq.errors import LeaseLost
 
     from .connection import Reply, Wire
-    from .holding import Held
     from .wires import Wires
 
 _log = logging.getLogger("multiq.beanstalk")
@@ -39,44 +37,7 @@ _log = logging.getLogger("multiq.beanstalk")
 _SLICE = 500  # jobs asked for in one packet
 _SAFE = 1.0  # seconds: with less of a lease left, a delete might arrive after its end
 _PROBED_FROM = 3  # queues: so many are asked first which of them have jobs
-_LONGEST_WAIT = 60  # seconds that one command waits
-_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole ones
 _AT_ONCE = 0.05  # seconds: a reply that took no longer has cost its lease no more than that
-
-_EMPTY = (b"TIMED_OUT", b"DEADLINE_SOON")
-
-
-class _Said(NamedTuple):
-    """A verdict that goes to the server."""
-
-    at: int
-    verdict: Verdict
-    held: Held
-
-
-class _Trade:
-    """What an exchange has come to so far."""
-
-    def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
-        self.verdicts = verdicts
-        self.limit = limit
-        self.answers: dict[int, LeaseLost | None] = {}
-        self.found: list[Reserved] = []
-        self.leases: list[Lease] = []
-        self.failure: Exception | None = None
-
-    @property
-    def wanted(self) -> int:
-        """How many more jobs to ask for."""
-        return self.limit - len(self.found)
-
-    @property
-    def is_settled(self) -> bool:
-        return len(self.answers) == len(self.verdicts)
-
-    def refuse(self, at: int) -> None:
-        lease = self.verdicts[at].lease
-        self.answers[at] = LeaseLost(lease.queue, lease.id)
 
 
 class BeanstalkConsumer(Consumer):
@@ -86,8 +47,7 @@ class BeanstalkConsumer(Consumer):
         self.queues = tuple(queues)
         self._tubes = tuple(dict.fromkeys(queues))
         self._wires = wires
-        self._ear = Ear()
-        self._interrupted = False
+        self._waiter = Waiter(wires, self._tubes)
         self._expected: dict[str, int] = {}  # tube -> how many jobs are worth asking for
         self._start_over()
 
@@ -95,7 +55,7 @@ class BeanstalkConsumer(Consumer):
         """In a forked child, too: the leases, and the connections that they hang on, are the parent's."""
         self._generation = forks.generation
         self._main: Wire | None = None
-        self._spares: list[Wire] = []
+        self._waiter.forget_wires()
         self._holding = Holding()
         self._doubts = Doubts()
 
@@ -116,19 +76,16 @@ class BeanstalkConsumer(Consumer):
             except BackendError:
                 if not verdicts:
                     raise
-        self._interrupted = False
-        self._ear.forget()
+        self._waiter.forget()
         return answers, leases
 
     def interrupt(self) -> None:
-        self._interrupted = True
-        self._ear.nudge()
+        self._waiter.interrupt()
 
     def close(self) -> None:
-        for wire in (self._main, *self._spares):
-            if wire is not None:
-                wire.close()
-        self._ear.close()
+        if self._main is not None:
+            self._main.close()
+        self._waiter.close()
         self._start_over()
 
     # --- settling ---
@@ -137,9 +94,9 @@ class BeanstalkConsumer(Consumer):
         if self._generation != forks.generation:
             self._start_over()
         with self._holding.lock:
-            return self._trade_locked(_Trade(verdicts, limit))
+            return self._trade_locked(Trade(verdicts, limit))
 
-    def _trade_locked(self, trade: _Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
+    def _trade_locked(self, trade: Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
         verdicts, limit, deadline = trade.verdicts, trade.limit, self._wires.deadline()
         said = self._sort(trade, deadline) if verdicts else {}
         on_main = said.pop(self._main, ()) if self._main is not None else ()
@@ -150,11 +107,11 @@ class BeanstalkConsumer(Consumer):
         self._tell_the_rest(trade)
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
-    def _sort(self, trade: _Trade, deadline: float) -> dict[Wire, list[_Said]]:
+    def _sort(self, trade: Trade, deadline: float) -> dict[Wire, list[Said]]:
         """What has to be said on which connection. What is known to be lost, or was answered already, is not."""
         if self._doubts:
             self._doubts.resolve(self._wires, [verdict.lease.token for verdict in trade.verdicts])
-        said: dict[Wire, list[_Said]] = {}
+        said: dict[Wire, list[Said]] = {}
         settled: set[str] = set()
         moment = now()
         for at, verdict in enumerate(trade.verdicts):
@@ -170,7 +127,7 @@ class BeanstalkConsumer(Consumer):
                 continue
             if not isinstance(verdict, Touch):
                 settled.add(lease.token)
-            said.setdefault(held.wire, []).append(_Said(at, verdict, held))
+            said.setdefault(held.wire, []).append(Said(at, verdict, held))
         for wire in list(said):
             if not wire.is_alive():
                 self._lose(trade, said.pop(wire))
@@ -178,12 +135,12 @@ class BeanstalkConsumer(Consumer):
                 self._make_safe(trade, wire, said[wire], deadline)
         return said
 
-    def _lose(self, trade: _Trade, said: Iterable[_Said]) -> None:
+    def _lose(self, trade: Trade, said: Iterable[Said]) -> None:
         for at, verdict, held in said:
             self._holding.end(verdict.lease.token, held)
             trade.refuse(at)
 
-    def _make_safe(self, trade: _Trade, wire: Wire, said: list[_Said], deadline: float) -> None:
+    def _make_safe(self, trade: Trade, wire: Wire, said: list[Said], deadline: float) -> None:
         """Touch what is acked so late that its lease might end on the way: then a touch is refused, a delete not."""
         safe_from = now() + _SAFE
         late = [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
@@ -204,7 +161,7 @@ class BeanstalkConsumer(Consumer):
                 self._lose(trade, [one])
                 said.remove(one)
 
-    def _try(self, trade: _Trade, wire: Wire | None, said: Sequence[_Said], deadline: float) -> None:
+    def _try(self, trade: Trade, wire: Wire | None, said: Sequence[Said], deadline: float) -> None:
         """Settle on this connection; on the main one, reserve as well. What fails is noted."""
         try:
             if wire is not None:
@@ -221,7 +178,7 @@ class BeanstalkConsumer(Consumer):
             trade.failure = exc
 
     def _say(  # noqa: PLR0917 - one call for each of the three ways to speak
-        self, trade: _Trade, wire: Wire, said: Sequence[_Said], packet: bytes, count: int, deadline: float
+        self, trade: Trade, wire: Wire, said: Sequence[Said], packet: bytes, count: int, deadline: float
     ) -> list[Reply]:
         """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
         for _, verdict, held in said:
@@ -230,7 +187,7 @@ class BeanstalkConsumer(Consumer):
         sent_at = now()
         replies: list[Reply] = []
         try:
-            wire.send(b"".join([_command(verdict) for _, verdict, _ in said]) + packet, deadline)
+            wire.send(b"".join([command(verdict) for _, verdict, _ in said]) + packet, deadline)
             replies = wire.read_many(len(said) + count, deadline)
         except FAILURES as exc:
             replies = getattr(exc, "partly_read", replies)
@@ -246,9 +203,9 @@ class BeanstalkConsumer(Consumer):
             self._hear(trade, one, line, sent_at)
         return replies[len(said) :]
 
-    def _hear(self, trade: _Trade, said: _Said, line: bytes, sent_at: float) -> None:
+    def _hear(self, trade: Trade, said: Said, line: bytes, sent_at: float) -> None:
         at, verdict, held = said
-        if line == _DONE[type(verdict)]:
+        if line == DONE[type(verdict)]:
             trade.answers[at] = None
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
@@ -265,7 +222,7 @@ class BeanstalkConsumer(Consumer):
             self._holding.resume(verdict.lease, held)
             trade.failure = refused(line, self._wires.address)
 
-    def _tell_the_rest(self, trade: _Trade) -> None:
+    def _tell_the_rest(self, trade: Trade) -> None:
         """Find out what became of verdicts without an answer. Raises what stood in their way, unless all have one."""
         if trade.failure is None:
             return
@@ -288,7 +245,7 @@ class BeanstalkConsumer(Consumer):
 
     # --- taking ---
 
-    def _take(self, trade: _Trade, said: Sequence[_Said], deadline: float) -> None:
+    def _take(self, trade: Trade, said: Sequence[Said], deadline: float) -> None:
         """Settle, and take what is ready from one tube after the other until there is enough."""
         if self._main is None or not (said or self._main.is_alive()):
             self._main = self._wires.open(deadline, to_keep=True)
@@ -300,7 +257,7 @@ class BeanstalkConsumer(Consumer):
             while trade.wanted > 0:
                 asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
                 others = self._tubes[1:] if tube is self._tubes[0] and len(self._tubes) >= _PROBED_FROM else ()
-                packet, count = _watch(wire, (tube,))
+                packet, count = wire.watch((tube,))
                 packet += RESERVE * asked + b"".join(b"stats-tube %b\r\n" % name.encode() for name in others)
                 asked_at = now()
                 replies = self._say(trade, wire, said, packet, count + asked + len(others), deadline)
@@ -315,13 +272,13 @@ class BeanstalkConsumer(Consumer):
         if trade.found:
             trade.leases = self._begin(wire, trade.found, deadline)
 
-    def _sort_out(self, trade: _Trade, wire: Wire, replies: Sequence[Reply], asked_at: float) -> int:
+    def _sort_out(self, trade: Trade, wire: Wire, replies: Sequence[Reply], asked_at: float) -> int:
         """Note the jobs among the replies to reserves. Returns how many."""
         before = len(trade.found)
         for line, body in replies:
             if line.startswith(b"RESERVED "):
                 trade.found.append(Reserved(line.split()[1], body, asked_at))
-            elif line not in _EMPTY:
+            elif line not in NOTHING_READY:
                 wire.close()
                 raise refused(line, self._wires.address)
         return len(trade.found) - before
@@ -331,73 +288,16 @@ class BeanstalkConsumer(Consumer):
         stats = wire.ask(b"".join([b"stats-job %b\r\n" % job.id for job in found]), len(found), deadline)
         return self._holding.begin(wire, found, stats, asked_at=asked_at)
 
-    # --- waiting ---
-
     def _wait(self, give_up_at: float) -> list[Lease]:
-        ear = self._ear.open()
-        has_failed = False
-        while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
-            deadline = self._wires.deadline()
-            wire = self._waiting_wire(deadline)
+        came = self._waiter.wait(self._main, give_up_at)
+        if came is None:
+            return []
+        wire, job = came
+        with self._holding.lock:
             try:
-                leases = self._wait_on(wire, ear, left, give_up_at)
-            except ConnectionError as exc:
-                if has_failed:  # one that breaks is no news; one that breaks again is
-                    raise explain(exc, self._wires.address, self._wires.timeout) from exc
-                has_failed = True
+                return self._begin_late(wire, job, self._wires.deadline())
             except FAILURES as exc:
                 raise explain(exc, self._wires.address, self._wires.timeout) from exc
-            else:
-                if leases or left < _ABOUT:
-                    return leases
-        return []
-
-    def _waiting_wire(self, deadline: float) -> Wire:
-        """A connection that holds nothing, and watches all tubes."""
-        main = self._main
-        if main is not None and len(self._tubes) == 1 and not main.held and not main.is_closed:
-            return main
-        self._spares = [wire for wire in self._spares if not wire.is_closed]
-        for wire in self._spares:
-            if not wire.held and wire.is_alive():
-                return wire
-        wire = self._wires.open(deadline, to_keep=True)
-        self._spares.append(wire)
-        try:
-            packet, count = _watch(wire, self._tubes)
-            for line, _ in wire.ask(packet, count, deadline):
-                if not line.startswith(b"WATCHING "):
-                    raise refused(line, self._wires.address)
-        except FAILURES as exc:
-            raise explain(exc, self._wires.address, self._wires.timeout) from exc
-        return wire
-
-    def _wait_on(self, wire: Wire, ear: int, left: float, give_up_at: float) -> list[Lease]:
-        """One command's wait. Empty: nobody came, or another thread has ended it."""
-        seconds = min(math.floor(left + _ABOUT), _LONGEST_WAIT)
-        drop_at = give_up_at if seconds == 0 else math.inf
-        sent_at, deadline = now(), time.monotonic() + max(1, seconds) + self._wires.timeout
-        wire.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
-        try:
-            poll = select.poll()
-            poll.register(wire.sock, select.POLLIN)
-            poll.register(ear, select.POLLIN)
-            poll.poll(max(0.0, min(drop_at, deadline) - time.monotonic()) * 1000)
-            is_over = time.monotonic() >= drop_at or self._interrupted
-            if is_over and not wire.is_readable():
-                wire.drop()  # what comes in this very moment goes back
-                return []
-            line, body = wire.read(deadline)
-        except BaseException:
-            wire.drop()
-            raise
-        if not line.startswith(b"RESERVED "):
-            if line not in _EMPTY:
-                wire.close()
-                raise refused(line, self._wires.address)
-            return []
-        with self._holding.lock:
-            return self._begin_late(wire, Reserved(line.split()[1], body, sent_at), deadline)
 
     def _begin_late(self, wire: Wire, job: Reserved, deadline: float) -> list[Lease]:
         """The lease of a job that was waited for: as nobody knows when it began, it begins anew."""
@@ -406,42 +306,6 @@ class BeanstalkConsumer(Consumer):
             return self._begin(wire, [job], deadline)
         (touched, _), *stats = wire.ask(b"touch %b\r\nstats-job %b\r\n" % (job.id, job.id), 2, deadline)
         return self._holding.begin(wire, [job], stats, asked_at=asked_at, touched=touched == b"TOUCHED")
-
-
-_DONE: dict[type[Verdict], bytes] = {
-    Ack: b"DELETED", Touch: b"TOUCHED", Bury: b"BURIED", Release: b"RELEASED", GiveBack: b"RELEASED",
-    Abandon: b"RELEASED",
-}  # fmt: skip
-
-
-def _command(verdict: Verdict) -> bytes:
-    lease = verdict.lease
-    number = lease.id.encode()
-    match verdict:
-        case Ack():
-            return b"delete %b\r\n" % number
-        case Touch():
-            return b"touch %b\r\n" % number
-        case Bury():
-            return b"bury %b %d\r\n" % (number, lease.priority)
-        case Release(delay=delay, priority=priority):
-            return b"release %b %d %d\r\n" % (
-                number,
-                lease.priority if priority is None else priority,
-                whole_seconds(delay) if delay else 0,
-            )
-        case _:
-            return b"release %b %d 0\r\n" % (number, lease.priority)
-
-
-def _watch(wire: Wire, tubes: tuple[str, ...]) -> tuple[bytes, int]:
-    """What makes a connection watch exactly these, and how many commands that is."""
-    if wire.watched == tubes:
-        return b"", 0
-    commands = [b"watch %b\r\n" % tube.encode() for tube in tubes if tube not in wire.watched]
-    commands += [b"ignore %b\r\n" % tube.encode() for tube in wire.watched if tube not in tubes]
-    wire.watched = tubes
-    return b"".join(commands), len(commands)
 
 
 def _has_some(reply: Reply) -> bool:

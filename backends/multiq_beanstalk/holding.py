@@ -10,7 +10,7 @@ import math
 import os
 import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from multiq.backend import Lease
 
@@ -22,15 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .connection import Reply, Wire
-
-
-class Reserved(NamedTuple):
-    """A job as it came from a reserve."""
-
-    id: bytes
-    body: bytes
-    asked_at: float
-    """Before the reserve was sent: the lease began then or later."""
+    from .jobs import Reserved
 
 
 @dataclass(slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import JobRecord, State
 from multiq.errors import NameInvalid
@@ -20,6 +20,18 @@ _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
 RESERVE = b"reserve-with-timeout 0\r\n"
+
+#: what the server answers to it when there is no job
+NOTHING_READY = (b"TIMED_OUT", b"DEADLINE_SOON")
+
+
+class Reserved(NamedTuple):
+    """A job as it came from a reserve."""
+
+    id: bytes
+    body: bytes
+    asked_at: float
+    """Before the reserve was sent: the lease began then or later."""
 
 
 def whole_seconds(seconds: float) -> int:

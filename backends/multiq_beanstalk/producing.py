@@ -33,10 +33,24 @@ def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         for job in jobs:
             if len(job.body) > facts.max_body:
                 raise _too_large(len(job.body), facts.max_body)
-        batch = _Batch(wires, queue, jobs, facts)
-        return batch.put_alone(wire, deadline) if len(jobs) == 1 else batch.put(wire)
+        if len(jobs) == 1 and wire.used == queue:
+            return _put_alone(wires, wire, queue, jobs[0], deadline)
+        return _Batch(wires, queue, jobs, facts).put(wire)
     finally:
         wires.put_back(wire)
+
+
+def _put_alone(wires: Wires, wire: Wire, queue: str, job: NewJob, deadline: float) -> list[str]:
+    """What is done most often, without anything that the others need."""
+    try:
+        wire.send(put(job), deadline)
+        line = wire.read_line(deadline)
+    except FAILURES as exc:
+        raise EnqueueUncertain(queue, [job], str(explain(exc, wires.address, wires.timeout))) from exc
+    if line.startswith(b"INSERTED "):
+        return [line[9:].decode()]
+    assert wire.facts is not None  # noqa: S101 - they were looked at before
+    return _Batch(wires, queue, [job], wire.facts).refuse(wire, {0: line})
 
 
 class _Batch:
@@ -56,26 +70,14 @@ class _Batch:
         for at, count in _packets(jobs):
             self._put(wire, at, b"".join(map(put, jobs[at : at + count])), count, self._wires.deadline())
             if self._refused:
-                self._refuse(wire)
+                self.refuse(wire, self._refused)
         return list(self._accepted.values())
 
-    def put_alone(self, wire: Wire, deadline: float) -> list[str]:
-        """The only job."""
-        packet = put(self._jobs[0])
-        if wire.used != self._queue:
-            self._put(wire, 0, packet, 1, deadline)
-        else:
-            try:
-                wire.send(packet, deadline)
-                line = wire.read_line(deadline)
-            except FAILURES as exc:
-                raise self._uncertain(exc, 0) from exc
-            if line.startswith(b"INSERTED "):
-                return [line[9:].decode()]
-            self._sort(0, [line])
-        if self._refused:
-            self._refuse(wire)
-        return list(self._accepted.values())
+    def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
+        """The server did not take these."""
+        self._refused = refused
+        self._dispose_of_buried(wire)
+        raise self._refusal()
 
     def _put(self, wire: Wire, at: int, packet: bytes, count: int, deadline: float) -> None:
         before = 0
@@ -101,10 +103,6 @@ class _Batch:
     def _uncertain(self, exc: Exception, first: int) -> EnqueueUncertain:
         why = explain(exc, self._wires.address, self._wires.timeout)
         return EnqueueUncertain(self._queue, self._jobs[first:], str(why), accepted=self._accepted)
-
-    def _refuse(self, wire: Wire) -> NoReturn:
-        self._dispose_of_buried(wire)
-        raise self._refusal()
 
     def _dispose_of_buried(self, wire: Wire) -> None:
         """What was stored and refused at once must not be found later.

@@ -1,0 +1,81 @@
+"""What an exchange has come to so far, and the words for its verdicts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import Abandon, Ack, Bury, GiveBack, Release, Touch
+from multiq.errors import LeaseLost
+
+from .jobs import whole_seconds
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Lease, Verdict
+
+    from .holding import Held
+    from .jobs import Reserved
+
+#: what the server answers to a verdict that counts
+DONE: dict[type[Verdict], bytes] = {
+    Ack: b"DELETED",
+    Touch: b"TOUCHED",
+    Bury: b"BURIED",
+    Release: b"RELEASED",
+    GiveBack: b"RELEASED",
+    Abandon: b"RELEASED",
+}
+
+
+class Said(NamedTuple):
+    """A verdict that goes to the server, its place in the call, and the lease that it is about."""
+
+    at: int
+    verdict: Verdict
+    held: Held
+
+
+class Trade:
+    """One call's verdicts with the answers to them, and the jobs that it has got."""
+
+    def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
+        self.verdicts = verdicts
+        self.limit = limit
+        self.answers: dict[int, LeaseLost | None] = {}
+        self.found: list[Reserved] = []
+        self.leases: list[Lease] = []
+        self.failure: Exception | None = None
+
+    @property
+    def wanted(self) -> int:
+        """How many more jobs to ask for."""
+        return self.limit - len(self.found)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether each verdict has its answer."""
+        return len(self.answers) == len(self.verdicts)
+
+    def refuse(self, at: int) -> None:
+        """The lease of the verdict in this place is lost."""
+        lease = self.verdicts[at].lease
+        self.answers[at] = LeaseLost(lease.queue, lease.id)
+
+
+def command(verdict: Verdict) -> bytes:
+    """The command for a verdict, with its line's end."""
+    lease = verdict.lease
+    number = lease.id.encode()
+    match verdict:
+        case Ack():
+            return b"delete %b\r\n" % number
+        case Touch():
+            return b"touch %b\r\n" % number
+        case Bury():
+            return b"bury %b %d\r\n" % (number, lease.priority)
+        case Release(delay=delay, priority=priority):
+            kept = lease.priority if priority is None else priority
+            return b"release %b %d %d\r\n" % (number, kept, whole_seconds(delay) if delay else 0)
+        case _:
+            return b"release %b %d 0\r\n" % (number, lease.priority)
