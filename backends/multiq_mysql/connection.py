@@ -50,13 +50,21 @@ _RECONNECTS = 1  # within one call: a connection that was cut while idle is noti
 _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
+_GHOST = 10  # seconds that a transaction may stand idle: ours never do
+_VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
+
 #: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
-    "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT;"
+    "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
+    # inside a transaction MariaDB can tell sooner; a comment for MySQL
+    f"SESSION wait_timeout = {_VANISHED} /*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
+
+
+_PROCESSES = "SELECT 1 FROM information_schema.PROCESSLIST"
 
 
 class Answer(NamedTuple):
@@ -209,6 +217,10 @@ class Connection:
         self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
+        self._ghost: tuple[int, int] | None = None
+        """A session that we lost inside a transaction, and that has its locks until the server notices: its number
+        there, and its port here.
+        """
 
     def run(self, work: Callable[[Session], _T]) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
@@ -276,13 +288,30 @@ class Connection:
         if self._opened is None:
             self._opened = self._database.open(deadline - time.monotonic())
             self._pid = os.getpid()
+            self._lay_ghost()
         return self._opened
+
+    def _lay_ghost(self) -> None:
+        """End the session that we lost, which needs no right: else its jobs would be skipped as long as it has them.
+
+        By its port, too: after a restart, or on another server, somebody else may have its number.
+        """
+        ghost, self._ghost = self._ghost, None
+        if ghost is None or self._opened is None:
+            return
+        with contextlib.suppress(pymysql.MySQLError), self._opened.cursor() as cursor:
+            number, port = ghost
+            cursor.execute(f"{_PROCESSES} WHERE ID = {number:d} AND HOST LIKE '%:{port:d}'")
+            if cursor.fetchall():
+                cursor.execute(f"KILL {number:d}")
 
     def _clean_up(self, session: Session | None) -> None:
         """After an error: leave no transaction open. Who cannot be sure of that closes."""
         if session is None:
             return
         if session.is_broken:
+            if session.in_transaction and self._opened is not None:
+                self._ghost = _ghost(self._opened)
             self._drop()
         elif session.in_transaction:
             try:
@@ -294,6 +323,13 @@ class Connection:
         opened, self._opened = self._opened, None
         if opened is not None:
             _drop(opened)
+
+
+def _ghost(opened: Any) -> tuple[int, int] | None:
+    """What finds a session that we drop; None for a UNIX socket, whose end the server sees at once."""
+    with contextlib.suppress(OSError, AttributeError, TypeError, ValueError, LookupError):
+        return int(opened.thread_id()), int(opened._sock.getsockname()[1])  # noqa: SLF001 - there is no other way to it
+    return None
 
 
 def _drop(opened: pymysql.connections.Connection[Any]) -> None:

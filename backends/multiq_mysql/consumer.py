@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
     from .connection import Answer, Database, Session
+    from .floors import Lane
     from .jobs import Outlook
     from .settling import Fence
     from .statements import Sql
@@ -256,8 +257,11 @@ class MysqlConsumer(Consumer):
 
     def _raise_floors(self, rows: Sequence[_Row]) -> None:
         for queue in {row.queue for row in rows}:
-            taken = [(row.priority, row.seq) for row in rows if row.queue == queue and not row.is_again]
-            self._database.watch.floors(queue).taken(taken)
+            floors = self._database.watch.floors(queue)
+            taken = [row for row in rows if row.queue == queue]
+            for lane, is_again in ((floors.ready, False), (floors.again, True)):
+                lane.taken([(row.priority, row.seq) for row in taken if row.is_again == is_again])
+            floors.taken(len(taken))
 
     def _read_back(self, session: Session, limit: int) -> list[Lease]:
         """Those of the leases in doubt that are ours."""
@@ -312,28 +316,33 @@ class _Claim:
         self._database = database
         self._queue = queue
         self._limit = limit
-        self._floors = database.watch.floors(queue)
-        self._floor = self._floors.ready_sql
+        floors = database.watch.floors(queue)
+        self._lanes = ((AGAIN, floors.again, floors.again.sql), (READY, floors.ready, floors.ready.sql))
 
     @property
-    def sql(self) -> tuple[str, str]:
-        return self._select(AGAIN, BOTTOM), self._select(READY, self._floor)
+    def sql(self) -> list[str]:
+        return [self._select(state, floor) for state, _, floor in self._lanes]
 
     def answered(self, session: Session, again: Answer, ready: Answer) -> list[_Row]:
         """The rows in their order."""
-        bottom = self._floors.ready
-        is_from_bottom = self._floor is BOTTOM
-        if not (is_from_bottom or again.rows or ready.rows) and bottom.is_due(IDLE):
-            (ready,) = session.ask(self._select(READY, BOTTOM))
+        is_empty = not (again.rows or ready.rows)
+        found = [
+            self._found(session, lane, answer, is_empty=is_empty)
+            for lane, answer in zip(self._lanes, (again, ready), strict=True)
+        ]
+        return sorted([*found[0], *found[1]])[: self._limit] if found[0] else found[1]
+
+    def _found(self, session: Session, asked: tuple[int, Lane, Sql], answer: Answer, *, is_empty: bool) -> list[_Row]:
+        state, lane, floor = asked
+        is_from_bottom = floor is BOTTOM
+        if is_empty and not is_from_bottom and lane.bottom.is_due(IDLE):
+            (answer,) = session.ask(self._select(state, BOTTOM))
             is_from_bottom = True
         if is_from_bottom:
-            bottom.looked(int(ready.rows[0][0].rpartition(" ")[2]) / SECOND if ready.rows else 0.0)
-        elif len(ready.rows) < self._limit:
-            bottom.hurry()
-        fresh = [self._row(row, is_again=False) for row in ready.rows]
-        if not again.rows:
-            return fresh
-        return sorted([*(self._row(row, is_again=True) for row in again.rows), *fresh])[: self._limit]
+            lane.bottom.looked(int(answer.rows[0][0].rpartition(" ")[2]) / SECOND if answer.rows else 0.0)
+        elif len(answer.rows) < self._limit:
+            lane.bottom.hurry()  # what is left of this priority is gone: on to the next one
+        return [self._row(row, is_again=state == AGAIN) for row in answer.rows]
 
     def _select(self, state: int, floor: Sql) -> str:
         return render(

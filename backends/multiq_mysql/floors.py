@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 CHEAP = 0.002  # seconds; what takes no longer is done every time
 MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
-BUSY, IDLE, POLL = 100, 5, 4  # what takes longer takes at most this part of the time: at work, without jobs, waiting
+BUSY, IDLE, POLL = 100, 10, 12  # beyond that a scan takes one part in so many: at work, out of work, waiting
 _LONGEST = 0.8  # seconds between two looks from the bottom, or as long as one takes
 
 BOTTOM = Sql("TRUE")
@@ -42,7 +42,7 @@ class Bottom:
 
     def is_due(self, share: int) -> bool:
         """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
-        if self._took <= CHEAP or (share is not POLL and self._taken < MANY):
+        if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
         return time.monotonic() >= self._looked_at + min(share * self._took, max(_LONGEST, self._took))
 
@@ -62,31 +62,42 @@ class Bottom:
         self._took = 0.0
 
 
-class Floors:
-    """One queue's floor, and what is known of the entries below it."""
+class Lane:
+    """One kind of a queue's ready jobs: the floor below which this process has taken them all."""
 
     def __init__(self) -> None:
-        self.ready = Bottom()
-        self.due = Bottom()
-        """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
-        self._lane: tuple[int, int] | None = None
+        self.bottom = Bottom()
+        self._last: tuple[int, int] | None = None
 
     @property
-    def ready_sql(self) -> Sql:
-        """The condition for ready jobs: from the bottom, or from the floor on."""
-        if self._lane is None or self.ready.is_due(BUSY):
+    def sql(self) -> Sql:
+        """The condition of a scan: from the bottom, or from the floor on."""
+        if self._last is None or self.bottom.is_due(BUSY):
             return BOTTOM
-        priority, seq = self._lane
+        priority, seq = self._last
         return Sql(f"place = {priority} AND seq > {seq}")
 
     def taken(self, places: Sequence[tuple[int, int]]) -> None:
-        """The first ready ones, as (priority, seq) in their order, are taken."""
+        """The first ones, as (priority, seq) in their order, are taken."""
         if places:
-            self._lane = places[-1]
-        self.ready.taken(len(places))
-        self.due.taken(len(places))
+            self._last = places[-1]
+            self.bottom.taken(len(places))
 
     def enqueued(self, priority: int) -> None:
         """This process has enqueued something: more urgent than where the floor is?"""
-        if self._lane is not None and priority < self._lane[0]:
-            self.ready.hurry()
+        if self._last is not None and priority < self._last[0]:
+            self.bottom.hurry()
+
+
+class Floors:
+    """One queue's floors."""
+
+    def __init__(self) -> None:
+        self.ready = Lane()
+        self.again = Lane()
+        self.due = Bottom()
+        """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
+
+    def taken(self, jobs: int) -> None:
+        """So many jobs left the ready ones, and will leave the reserved ones."""
+        self.due.taken(jobs)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .jobs import Outlook
     from .statements import Sql
 
-IDLE_POLL = 0.045  # seconds between two looks of an idle process: another process's job is at most about this late
+IDLE_POLL = 0.047  # seconds between two looks of an idle process: another process's job is at most about this late
 _FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
 _NAP_GROWTH = 0.05  # of the time since something happened
 _HORIZON = 100_000  # microseconds that an idle process looks ahead: it looks again long before they are over
@@ -159,8 +159,10 @@ class Question:
         return found
 
     def _values(self, floors: Floors, share: int, *, is_claimed: bool) -> dict[str, Sql]:
-        ready = NOTHING if is_claimed else self._scan(floors.ready, share)
-        return {"again": NOTHING if is_claimed else BOTTOM, "ready": ready, "due": self._scan(floors.due, share)}
+        ready, again = (
+            NOTHING if is_claimed else self._scan(lane.bottom, share) for lane in (floors.ready, floors.again)
+        )
+        return {"again": again, "ready": ready, "due": self._scan(floors.due, share)}
 
     def _scan(self, bottom: Bottom, share: int) -> Sql:
         if not bottom.is_due(share):
