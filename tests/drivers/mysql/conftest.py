@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from contextlib import ExitStack
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import pytest
 from servers.mysql import MysqlDatabases, MysqlServer, Place, running
 
+from multiq.backend import NewJob
+from multiq.registry import open_backend
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from multiq_mysql.backend import MysqlBackend
 
 
 @pytest.fixture(scope="session")
@@ -35,3 +41,22 @@ def new_mysql() -> Iterator[Callable[..., MysqlServer]]:
     """Starts a server for this test alone: ``new_mysql(sql_mode="ANSI")``."""
     with ExitStack() as stack:
         yield lambda **settings: stack.enter_context(MysqlServer(**settings))
+
+
+@pytest.fixture
+def backend(place: Place) -> Iterator[MysqlBackend]:
+    """On a database of this test's own, whose tables are made."""
+    with open_backend(place.url) as backend:
+        backend.stats("q")
+        yield cast("MysqlBackend", backend)
+
+
+@pytest.fixture
+def jobs() -> Callable[..., list[NewJob]]:
+    """Makes jobs with ids of their own: ``jobs(3, delay=1)``."""
+    numbers = itertools.count(1)
+
+    def make(count: int = 1, body: bytes = b"x", **options: float) -> list[NewJob]:
+        return [NewJob(body=body, id=f"job-{next(numbers)}", **options) for _ in range(count)]  # type: ignore[arg-type]
+
+    return make
