@@ -79,7 +79,6 @@ class Caller:
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
         self._prefix = prefix
-        self._heads: dict[tuple[str, str, str | None, tuple[str, ...], bool], tuple[int, bytes]] = {}
         self._start_over()
 
     def _start_over(self) -> None:
@@ -89,7 +88,6 @@ class Caller:
         self._number = 0
         self._generation = forks.generation
         self._wires: dict[Address, Wire] = {}
-        self._heads.clear()
 
     # --- calls ---
 
@@ -143,8 +141,10 @@ class Caller:
         address = wire = None
         try:
             address = servers.address(call.line, deadline)
-            wire = self.wire_to(address, deadline)
-            return wire.ask(self.packed(call, wire), servers.one_try(deadline))
+            wire = self._wires.get(address)
+            if wire is None or wire.is_closed or self._generation != forks.generation:
+                wire = self.wire_to(address, deadline)
+            return wire.ask(self.packed(call, wire), servers.one_try(deadline) if servers.has_others else deadline)
         except (hiredis.ReplyError, *FAILURES) as exc:
             tries = Tries(self, call, deadline, address, wire)
             tries.consider(exc)
@@ -152,13 +152,14 @@ class Caller:
 
     def packed(self, call: Call, wire: Wire, *, with_text: bool = False) -> bytes:
         """A call as it is sent."""
+        verb, line, arguments, state, also = call
         if with_text:
-            wanted = script(call.verb, before_7=wire.is_before_7)
+            wanted = script(verb, before_7=wire.is_before_7)
             names = self._names(call, wanted)
-            return pack(("EVAL", wanted.text, len(names), *names, *call.arguments))
-        words, head = self._head(call, before_7=wire.is_before_7)
-        packed = pack(call.arguments)
-        return b"*%d\r\n%b%b" % (words + len(call.arguments), head, packed[packed.index(b"\n") + 1 :])
+            return pack(("EVAL", wanted.text, len(names), *names, *arguments))
+        words, head = wire.heads.get((verb, line, state, also)) or self._new_head(call, wire)
+        packed = pack(arguments)
+        return b"*%d\r\n%b%b" % (words + len(arguments), head, packed[packed.index(b"\n") + 1 :])
 
     def command(self, address: Address, *words: Word) -> Any:
         """One command to one server, tried once, on a new connection if an idle one turns out to be dead."""
@@ -211,17 +212,17 @@ class Caller:
             wire = self._wires[address] = self.servers.open(address, deadline)
         return wire
 
-    def _head(self, call: Call, *, before_7: bool) -> tuple[int, bytes]:
+    def _new_head(self, call: Call, wire: Wire) -> tuple[int, bytes]:
         """EVALSHA, the digest and the keys of a script: how many words these are, and how they are sent."""
-        verb, line, _, state, also = call
-        head = self._heads.get((verb, line, state, also, before_7))
-        if head is None:
-            if len(self._heads) >= _MOST_HEADS:
-                self._heads.clear()
-            wanted = script(verb, before_7=before_7)
-            names = self._names(call, wanted)
-            packed = pack(("EVALSHA", wanted.sha, len(names), *names))
-            head = self._heads[verb, line, state, also, before_7] = 3 + len(names), packed[packed.index(b"\n") + 1 :]
+        if len(wire.heads) >= _MOST_HEADS:
+            wire.heads.clear()
+        wanted = script(call.verb, before_7=wire.is_before_7)
+        names = self._names(call, wanted)
+        packed = pack(("EVALSHA", wanted.sha, len(names), *names))
+        head = wire.heads[call.verb, call.line, call.state, call.also] = (
+            3 + len(names),
+            packed[packed.index(b"\n") + 1 :],
+        )
         return head
 
     def _names(self, call: Call, wanted: Script) -> list[str]:

@@ -10,7 +10,7 @@ import contextlib
 import socket
 import ssl
 import struct
-import time
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import hiredis
@@ -20,7 +20,7 @@ from multiq.errors import BackendUnavailable
 from .resolver import addresses
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Hashable, Sequence
 
     from .login import Login
 
@@ -50,11 +50,10 @@ class Wire:
         self.client_id = 0
         """What ``CLIENT UNBLOCK`` knows this connection by; 0: unknown."""
         self._reader = hiredis.Reader()
+        self.heads: dict[Hashable, tuple[int, bytes]] = {}
+        """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
+        self.is_closed = False
         self._granted = 0.0  # seconds that the next send or receive may take
-
-    @property
-    def is_closed(self) -> bool:
-        return self.sock.fileno() < 0
 
     @property
     def is_before_7(self) -> bool:
@@ -62,12 +61,15 @@ class Wire:
 
     def ask(self, packed: bytes, deadline: float) -> Any:
         """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
+        # the one road that every call takes, and so without detours through the methods below
         try:
-            self._grant(deadline)
+            left = deadline - monotonic()
+            if abs(left - self._granted) > left / 16:
+                self._grant(deadline)
             self.sock.sendall(packed)
             if len(packed) > _SENT_AT_ONCE:
                 self._grant(deadline)
-            self._feed()
+            self._reader.feed(self.sock.recv(_RECEIVED_AT_ONCE))
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
@@ -75,8 +77,9 @@ class Wire:
         except BaseException:
             self.close()
             raise
-        # mostly it is whole, and no error
-        return self.read(deadline) if reply is False else _checked(reply)
+        if reply is False:  # not complete, or the connection has ended
+            return self.read(deadline)
+        return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
 
     def send(self, packed: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong."""
@@ -104,6 +107,7 @@ class Wire:
 
     def close(self) -> None:
         """End it. What is sent after that raises ``OSError``."""
+        self.is_closed = True
         self.sock.close()
 
     def __del__(self) -> None:
@@ -132,7 +136,7 @@ class Wire:
 
         Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
         """
-        left = deadline - time.monotonic()
+        left = deadline - monotonic()
         if left <= 0:
             raise TimeoutError(_TOO_LATE)
         if abs(left - self._granted) <= left / 16:
@@ -231,7 +235,7 @@ def _version(text: bytes) -> tuple[int, ...]:
 
 
 def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
+    left = deadline - monotonic()
     if left <= 0:
         raise TimeoutError(_TOO_LATE)
     return left
