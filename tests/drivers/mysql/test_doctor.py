@@ -11,7 +11,7 @@ from multiq.backend import NewJob
 from multiq.errors import BackendError, BackendUnavailable
 from multiq.ids import new_id
 from multiq.registry import open_backend
-from multiq_mysql import doctor
+from multiq_mysql import doctor, waiting
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,7 +49,7 @@ def test_a_server_as_it_should_be_is_all_ok_and_nothing_is_changed(mysql_server:
     assert levels(found) == {}
     assert "READ COMMITTED" in found["isolation"].why
     assert "MariaDB" in found["version"].why or "MySQL" in found["version"].why
-    assert "50 ms" in found["polling"].why
+    assert f"{round(waiting.IDLE_POLL * 1100)} ms" in found["polling"].why
     assert "power failure" in found["durability"].why
 
 
