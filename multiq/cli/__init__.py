@@ -20,6 +20,9 @@ SECTIONS = {
         "pause": "manage",
         "resume": "manage",
         "purge": "manage",
+        "down": "tell",
+        "up": "tell",
+        "restart": "tell",
     },
     "Prove": {"doctor": "doctor", "schema": "schema", "backends": "prove", "conformance": "conform", "demo": "demo"},
 }

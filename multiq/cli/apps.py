@@ -46,6 +46,13 @@ def load_app(path: str) -> App:
     return app
 
 
+def visible_queues(app: App) -> list[str]:
+    """All queues that are somebody's, and not the ones in which workers are told things."""
+    from multiq.control import CONTROL_QUEUES
+
+    return [name for name in app.backend.queues() if name not in CONTROL_QUEUES]
+
+
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """The queue that holds a job: *queue* itself if it is given, else found by asking them all.
 
@@ -53,7 +60,7 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """
     if queue is not None:
         return queue
-    found = [name for name in app.backend.queues() if _has(app, name, job_id)]
+    found = [name for name in visible_queues(app) if _has(app, name, job_id)]
     if not found:
         raise JobNowhere("", job_id)
     if len(found) > 1:

@@ -44,11 +44,11 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
     """
     from multiq.url import redact
 
-    from .apps import open_app
+    from .apps import open_app, visible_queues
 
     with open_app() as app:
         place = redact(app.url)
-        found = [app.backend.stats(name) for name in queues or app.backend.queues()]
+        found = [app.backend.stats(name) for name in queues or visible_queues(app)]
     if as_json:
         print_json({"connection": place, "queues": found})
     elif found:

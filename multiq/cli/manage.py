@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -10,7 +10,7 @@ from multiq.backend import State
 from multiq.text import count, duration, many, safe
 
 from .options import Duration, JobId, QueueName, common_options, due_options, queue_option
-from .output import print_json
+from .output import say
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -44,7 +44,7 @@ def kick(queue: str | None, number: int | None, job_id: str | None, job_queue: s
         with open_app() as app:
             place = find_queue(app, job_id, queue or job_queue)
             app.queue(place).kick_job(job_id)
-        _say(as_json, f"job {job_id} of queue {place} is ready", queue=place, id=job_id, kicked=1)
+        say(as_json, f"job {job_id} of queue {place} is ready", queue=place, id=job_id, kicked=1)
         return
     if queue is None or job_queue is not None:
         raise click.UsageError("say what to kick: QUEUE [N], or --id ID")
@@ -52,7 +52,7 @@ def kick(queue: str | None, number: int | None, job_id: str | None, job_queue: s
         kicked = app.queue(queue).kick(number or 1)
         left = app.backend.stats(queue).buried
     text = f"kicked {many(kicked, 'job')} of queue {queue}"
-    _say(as_json, f"{text}; {count(left)} still buried" if left else text, queue=queue, kicked=kicked, buried=left)
+    say(as_json, f"{text}; {count(left)} still buried" if left else text, queue=queue, kicked=kicked, buried=left)
 
 
 @click.command(short_help="Delete a job that nobody runs.")
@@ -66,7 +66,7 @@ def delete(job_id: str, queue: str | None, as_json: bool) -> None:
     with open_app() as app:
         place = find_queue(app, job_id, queue)
         app.queue(place).delete(job_id)
-    _say(as_json, f"deleted job {job_id} of queue {place}", queue=place, id=job_id, deleted=1)
+    say(as_json, f"deleted job {job_id} of queue {place}", queue=place, id=job_id, deleted=1)
 
 
 @click.command(short_help="Move a job's due time.")
@@ -93,7 +93,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
         new_id = app.queue(place).reschedule(job_id, due_in).id
     when = f"due in {duration(due_in)}" if due_in else "due now"
     renamed = "" if new_id == job_id else f"; its id is {safe(new_id)} from now on"
-    _say(as_json, f"job {job_id} of queue {place} is {when}{renamed}", queue=place, id=new_id, due_in=due_in)
+    say(as_json, f"job {job_id} of queue {place} is {when}{renamed}", queue=place, id=new_id, due_in=due_in)
 
 
 @click.command(short_help="Have workers take no more jobs for a while.")
@@ -109,7 +109,7 @@ def pause(queue: str, length: float, as_json: bool) -> None:
 
     with open_app() as app:
         app.queue(queue).pause(length)
-    _say(as_json, f"queue {queue} is paused for {duration(length)}", queue=queue, paused_for=length)
+    say(as_json, f"queue {queue} is paused for {duration(length)}", queue=queue, paused_for=length)
 
 
 @click.command(short_help="End a pause.")
@@ -121,7 +121,7 @@ def resume(queue: str, as_json: bool) -> None:
 
     with open_app() as app:
         app.queue(queue).resume()
-    _say(as_json, f"queue {queue} is not paused", queue=queue, paused_for=None)
+    say(as_json, f"queue {queue} is not paused", queue=queue, paused_for=None)
 
 
 @click.command(short_help="Delete all jobs of a queue, or some states of it.")
@@ -146,7 +146,7 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
             _ask(app, queue, chosen)
         purged = app.queue(queue).purge(chosen)
     text = f"deleted {many(purged, 'job')} of queue {queue} ({', '.join(chosen)})"
-    _say(as_json, text, queue=queue, states=chosen, purged=purged)
+    say(as_json, text, queue=queue, states=chosen, purged=purged)
 
 
 def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
@@ -166,10 +166,3 @@ def _ask(app: App, queue: str, states: list[State]) -> None:
     stats = app.backend.stats(queue)
     numbers = ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
     click.confirm(f"Delete the jobs of queue {queue} on {safe(redact(app.url))}: {numbers}?", abort=True, err=True)
-
-
-def _say(as_json: bool, sentence: str, **document: Any) -> None:
-    if as_json:
-        print_json(document)
-    else:
-        click.echo(sentence)

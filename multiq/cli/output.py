@@ -40,6 +40,14 @@ def print_json(document: Any, *, indent: int = 2) -> None:
     click.echo(text if text.isascii() else "".join(map(_escape, text)))
 
 
+def say(as_json: bool, sentence: str, **document: Any) -> None:
+    """What was done: a sentence for people, or its facts for programs."""
+    if as_json:
+        print_json(document)
+    else:
+        click.echo(sentence)
+
+
 def _escape(character: str) -> str:
     """A character that JSON may carry as it is but a terminal would act on, as JSON's own escape."""
     if character.isprintable() or character == "\n":

@@ -65,7 +65,9 @@ def top(interval: float, once: bool, as_json: bool) -> None:
 
 def look(app: App) -> Look:
     """The counts of all queues, now."""
-    names = app.backend.queues()
+    from .apps import visible_queues
+
+    names = visible_queues(app)
     return Look(time.monotonic(), {name: app.backend.stats(name) for name in names})
 
 

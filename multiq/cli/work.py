@@ -34,7 +34,8 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; alone, exit with 12.")
 @click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
-@click.option("--check", is_flag=True, hidden=True, help="End with 0 if this worker would start.")
+@click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
+@click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -63,6 +64,7 @@ def worker(
     memory: int | None,
     once: bool,
     stop_when_empty: bool,
+    force: bool,
     check: bool,
     log_level: str | None,
     log_format: str | None,
@@ -105,6 +107,7 @@ def worker(
         recycle_jobs=recycle_jobs,
         recycle_time=recycle_time,
         memory=memory,
+        force=force,
     )
     if check:
         return 0

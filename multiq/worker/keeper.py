@@ -1,5 +1,7 @@
 """The keeper: a process beside the children that does for their jobs what a child cannot do itself any more.
 
+It also hears what is said to all workers of the connection, and passes it on to its supervisor.
+
 It touches the leases of a child that is stuck (one call into C may keep an interpreter to itself for minutes), and
 settles those of a child that died: who ran is a crash, who waited was never begun. It knows of both from the
 children's ledgers, files in one folder: ``<pid>.held`` while a child lives, ``<pid>.dead.<how>`` once it is dead.
@@ -18,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiq.backend import Abandon, Ack, GiveBack, Lease, Touch
+from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
 
@@ -44,13 +47,14 @@ CUT_SHORT = "asked to"
 _LOOK = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in between
 _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
 _TOUCH_SHARE = 1 / 3
+_ASK_EVERY = 5.0  # seconds
 _TRY_AGAIN = 0.2  # seconds, when the backend was not there
 
 
 class Keeper:
     """Runs until the supervisor is gone and all children's jobs are settled, *patience* seconds more at most."""
 
-    def __init__(self, app: App, folder: Path, bell: socket.socket, patience: float) -> None:
+    def __init__(self, app: App, folder: Path, bell: socket.socket, patience: float, *, force: bool) -> None:
         self._folder = folder
         self._bell = bell
         self._patience = patience
@@ -62,6 +66,11 @@ class Keeper:
         self._living: dict[Path, LedgerReader] = {}
         self._touched: dict[tuple[Path, str], float] = {}  # a held lease by its token and id -> when
         self._lost: set[tuple[Path, str]] = set()
+        self._control = Control(app.backend)
+        self._listens_to_down = not force
+        self._is_down: bool | None = None
+        self._last_restart: str | None = ""
+        self._ask_at = 0.0
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
@@ -72,12 +81,33 @@ class Keeper:
             self._hand_on()
             if self._can_settle:
                 self._touch_for_the_stuck()
+            if kill_at == float("inf") and time.monotonic() >= self._ask_at:
+                self._ask_at = time.monotonic() + _ASK_EVERY
+                self._pass_on_what_is_said()
             if kill_at < float("inf"):
                 self._bury_orphans(killing=time.monotonic() >= kill_at)
                 if not any(self._folder.iterdir()):
                     shutil.rmtree(self._folder, ignore_errors=True)
                     return 0
                 time.sleep(_LOOK)
+
+    def _pass_on_what_is_said(self) -> None:
+        """Tell the supervisor, by signals, what the workers of this connection are told."""
+        supervisor = os.getppid()
+        try:
+            last_restart, is_down = self._control.last_restart(), self._listens_to_down and self._control.is_down()
+        except BackendError:
+            return  # the children tell of it
+        if is_down != self._is_down:
+            if is_down or self._is_down:
+                _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
+                os.kill(supervisor, signal.SIGUSR2 if is_down else signal.SIGCONT)
+            self._is_down = is_down
+        if last_restart != self._last_restart:
+            if self._last_restart != "" and last_restart is not None:
+                _log.warning("all workers of this connection are to restart: this one ends")
+                os.kill(supervisor, signal.SIGTERM)
+            self._last_restart = last_restart
 
     def _supervisor_lives(self) -> bool:
         """Wait for its bell. False: it is gone."""

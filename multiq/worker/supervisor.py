@@ -142,6 +142,7 @@ class Supervisor:
         self._check = check
         self._checking: subprocess.Popen[bytes] | None = None
         self._stops = 0
+        self._is_paused = False
         self._kill_at = NEVER
         self._codes: list[int] = []
         self._inbox = SignalInbox(HEEDED)
@@ -179,6 +180,7 @@ class Supervisor:
             self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
+            self._is_paused = number == signal.SIGUSR2
             self._signal_all(number)
         elif number == signal.SIGQUIT:
             self._tell_what_runs()
@@ -249,6 +251,8 @@ class Supervisor:
 
         slot.pid = self._fork(work, is_child=True)
         slot.ledger = self._folder / f"{slot.pid}.held"
+        if self._is_paused:
+            os.kill(slot.pid, signal.SIGUSR2)  # like those before it
 
     def _fork(self, work: Callable[[], int], *, is_child: bool) -> int:
         sys.stdout.flush()

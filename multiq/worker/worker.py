@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multiq.errors import OptionInvalid
+from multiq.control import Control
+from multiq.errors import BackendError, OptionInvalid
 from multiq.log import log_events
 from multiq.names import check_name
 from multiq.options import check_count, check_timeout
@@ -45,7 +46,8 @@ class Worker:
 
     *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
-    in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. What is not given comes from the settings.
+    in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
+    connection is down (``multiq down``). What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend that is not shared.
     """
@@ -67,6 +69,7 @@ class Worker:
         recycle_jobs: int | None = None,
         recycle_time: float | None = None,
         memory: int | None = None,
+        force: bool = False,
     ) -> None:
         default = app.settings.worker
         names = default.queues if queues is None else ([queues] if isinstance(queues, str) else queues)
@@ -89,6 +92,7 @@ class Worker:
             recycle_time=None if recycle_time is None else check_timeout(recycle_time, "recycle_time"),
             memory=None if memory is None else check_count(memory, "memory"),
         )
+        self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.check: Sequence[str] | None = None
         """A command that ends with 0 if this program would start: a roll (SIGHUP) does not begin without."""
@@ -148,6 +152,8 @@ class Worker:
         self._running = child
         if self._stop_early:
             child.stop()
+        if not self._force and _is_down(self._app):
+            child.pause()
         with inbox, _showing_threads(on=inbox.installed):
             inbox.serve(
                 {
@@ -164,7 +170,14 @@ class Worker:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
         for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
-        return Keeper(self._app, folder, bell, patience=self._settings.grace + OVERTIME).run()
+        return Keeper(self._app, folder, bell, self._settings.grace + OVERTIME, force=self._force).run()
+
+
+def _is_down(app: App) -> bool:
+    try:
+        return Control(app.backend).is_down()
+    except BackendError:  # the worker will say so, and wait for it
+        return False
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ def test_a_wrong_call_is_told_in_two_lines(shell: Shell, arguments: list[str], s
 @pytest.mark.parametrize(
     ("url", "code", "says"),
     [
-        ("kafka://localhost", 2, "no backend 'kafka' is installed (there are: memory, "),
+        ("kafka://localhost", 2, "no backend 'kafka' is installed (there are: beanstalk, memory, "),
         ("sqlit:///x.db", 2, "did you mean 'sqlite'?"),
         ("sqlite:///x.db?timeuot=1", 2, "did you mean 'timeout'?"),
         ("sqlite:///no/such/folder/x.db", None, "no/such/folder"),
@@ -228,7 +228,7 @@ def test_multiq_alone_prints_its_help(shell: Shell) -> None:
 
 def test_the_shell_is_told_how_to_complete(shell: Shell) -> None:
     done = shell.run(_MULTIQ_COMPLETE="bash_complete", COMP_WORDS="multiq re", COMP_CWORD="1")
-    assert done.out.split() == ["plain,reschedule", "plain,resume"]
+    assert done.out.split() == ["plain,reschedule", "plain,restart", "plain,resume"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -1,0 +1,86 @@
+"""A word to all workers of a connection: down, up, restart; with real processes, on each backend."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from shell import Shell
+from stores import NAMES, STORES
+from worker_app import app, quick, read_diary
+
+from multiq.control import CONTROL_QUEUES, Control
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture(params=NAMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store, and the test app's producer side on it."""
+    with STORES[request.param](tmp_path) as url:
+        app.connect(url)
+        yield url
+        app.close()
+
+
+@pytest.fixture
+def shell(tmp_path: Path, url: str) -> Shell:
+    made = Shell(tmp_path)
+    made.environment = {"MULTIQ_URL": url}
+    return made
+
+
+def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, url: str, shell: Shell) -> None:
+    # Given two workers, as on two hosts
+    (tmp_path / "a").mkdir()
+    with worker(tmp_path, url, "processes=2") as first, worker(tmp_path / "a", url, "processes=1") as second:
+        until(lambda: first.log.count(" working ") == 2 and " working " in second.log)
+        # When the connection is taken down, also twice
+        assert shell.run("down").out == "workers take no more jobs\n"
+        assert shell.run("down").out == "it was down already\n"
+        until(lambda: first.log.count(" paused ") == 2 and second.log.count(" paused ") == 1)
+        quick.enqueue(1)
+        # Then nobody takes a job, a new worker neither, but one that is told to
+        (tmp_path / "b").mkdir()
+        with worker(tmp_path / "b", url, "processes=1") as third:
+            until(lambda: " paused " in third.log)
+            assert app.queue().stats().ready == 1
+        (tmp_path / "c").mkdir()
+        with worker(tmp_path / "c", url, "processes=1, force=True") as forced:
+            until(lambda: [row[0] for row in read_diary(forced.diary)] == ["start", "end"])
+        quick.enqueue(2)
+        assert app.queue().stats().ready == 1
+        # When it is brought up, then they go on
+        assert shell.run("up").out == "workers take jobs again\n"
+        assert shell.run("up").out == "it was not down\n"
+        until(lambda: app.queue().stats().ready == 0)
+
+
+def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path: Path, url: str, shell: Shell) -> None:
+    for folder in ("a", "b"):
+        (tmp_path / folder).mkdir()
+    with worker(tmp_path, url, "processes=1") as first, worker(tmp_path / "a", url, "processes=2") as second:
+        until(lambda: " working " in first.log and " working " in second.log)
+        quick.enqueue(1)
+        until(lambda: app.queue().stats().ready == 0)
+        for _ in range(2):
+            assert shell.run("restart").code == 0
+        assert first.wait() == second.wait() == 0
+    with worker(tmp_path / "b", url, "processes=1, max_time=7") as later:
+        assert later.wait() == 0
+        assert "restart" not in later.log
+
+
+def test_what_is_said_is_in_no_listing(url: str, shell: Shell) -> None:
+    control = Control(app.backend)
+    assert control.last_restart() is None
+    shell.run("down")
+    shell.run("restart")
+    assert control.last_restart() is not None
+    quick.enqueue(1)
+    listed = [row["queue"] for row in shell.run("stats", "--json").json["queues"]]
+    assert listed == ["default"]
+    assert set(app.backend.queues()) == {"default", *CONTROL_QUEUES}
