@@ -28,6 +28,7 @@ class BeanstalkHarness(Harness):
     def restart(self) -> None:
         self.server.stop()
         self.server.start()
+        assert "missing data" not in self.server.log, self.server.log
 
     def requests_served(self) -> int:
         with self.server.client() as client:

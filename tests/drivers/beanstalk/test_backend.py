@@ -1,0 +1,163 @@
+"""URLs, what the live server adds to the capabilities, and enqueuing more than fits into one packet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import greenstalk
+import pytest
+
+from multiq.backend import Ack, NewJob, State
+from multiq.capabilities import Gap
+from multiq.errors import BackendFull, BackendUnavailable, JobReserved, UrlInvalid
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_beanstalk.backend import BeanstalkBackend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.beanstalk import BeanstalkServer
+
+    NewBeanstalk = Callable[..., BeanstalkServer]
+
+QUEUE = "mail"
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+# --- URLs ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("url", "address"),
+    [
+        ("beanstalk://", ("localhost", 11300)),
+        ("beanstalk://jobs.example.org", ("jobs.example.org", 11300)),
+        ("beanstalk://[::1]:11301/", ("::1", 11301)),
+        ("beanstalk+unix:///run/a%20b.sock", "/run/a b.sock"),
+    ],
+)
+def test_a_url_names_an_address(url: str, address: object) -> None:
+    backend = open_backend(url)
+    assert isinstance(backend, BeanstalkBackend)
+    assert backend._wires.address == address
+
+
+@pytest.mark.parametrize(
+    ("url", "why"),
+    [
+        ("beanstalk://user:secret@host", "passwords"),
+        ("beanstalk://host/0", "databases"),
+        ("beanstalk://one,two", "several"),
+        ("beanstalk+unix://host/path", "three slashes"),
+        ("beanstalk+unix:///", "three slashes"),
+        ("beanstalk+tls://host", "there is no"),
+        ("beanstalk://host?timeout=0", "seconds"),
+        ("beanstalk://host?tube=x", "unknown option"),
+    ],
+)
+def test_a_url_that_cannot_be_meant_is_refused(url: str, why: str) -> None:
+    with pytest.raises(UrlInvalid, match=why) as refused:
+        open_backend(url)
+    assert "secret" not in str(refused.value)
+
+
+def test_a_server_on_a_unix_socket_is_one_like_any_other(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(unix=True)
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new(b"%d" % number) for number in range(2000)])
+        count = 0
+        while leases := consumer.reserve(500, 0):
+            count += len(leases)
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+        assert count == 2000
+
+
+# --- capabilities ----------------------------------------------------------------------------------------
+
+
+def test_a_server_without_a_log_does_not_keep_jobs_and_says_so(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(max_job_size=1000)
+    with open_backend(server.url) as backend:
+        assert backend.capabilities.max_body == 1000
+        assert isinstance(backend.capabilities.persistent, Gap)
+        assert "-b" in backend.capabilities.persistent.reason
+
+
+def test_a_server_with_a_log_keeps_jobs(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk(binlog=True)
+    with open_backend(server.url) as backend:
+        assert backend.capabilities.persistent is True
+
+
+def test_a_server_that_cannot_be_reached_leaves_the_capabilities_as_declared(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    server.stop()
+    with open_backend(server.url) as backend:
+        assert backend.capabilities == BeanstalkBackend.declared
+        server.start()
+        assert isinstance(backend.capabilities.persistent, Gap)
+
+
+# --- enqueuing -------------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_all_buffers_on_the_way_arrives_in_order(new_beanstalk: NewBeanstalk) -> None:
+    """Its replies fill buffers as well: who does not read them while it sends waits for ever."""
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        large = [new(b"%05d" % number * 12_000) for number in range(300)]  # 18 MB
+        small = [new(b"%05d" % number) for number in range(5000)]
+        ids = backend.enqueue(QUEUE, large) + backend.enqueue(QUEUE, small)
+        assert ids == sorted(ids, key=int)
+        assert len(set(ids)) == 5300
+        for job in (*large, *small):
+            (lease,) = consumer.reserve(1, 0)
+            assert lease.body == job.body
+            assert consumer.settle([Ack(lease)]) == [None]
+
+
+def test_an_error_of_the_servers_has_greenstalks_as_its_cause(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend:
+        backend.stats(QUEUE)
+        server.drain()
+        with pytest.raises(BackendUnavailable) as refused:
+            backend.enqueue(QUEUE, [new()])
+        assert isinstance(refused.value.__cause__, greenstalk.DrainingError)
+
+
+# --- a job that the log does not know --------------------------------------------------------------------
+
+
+def test_a_job_that_was_buried_with_its_put_can_be_kicked_and_deleted_without_harm_to_the_log(
+    new_beanstalk: NewBeanstalk,
+) -> None:
+    server = new_beanstalk(binlog=True, fsync_ms=None)
+    with open_backend(server.url) as backend, server.client() as client:
+        client.fill(QUEUE)
+        with server.little_memory(128 * 1024), pytest.raises(BackendFull, match="kick") as full:
+            backend.enqueue(QUEUE, [new()])
+        # it is there, and the message says by which id
+        (buried,) = backend.jobs(QUEUE, State.BURIED).jobs
+        assert buried.id in str(full.value)
+        backend.delete(QUEUE, buried.id)
+        (after,) = backend.enqueue("after", [new(b"after")])
+        server.stop()
+        server.start()
+        assert backend.peek("after", after).body == b"after"
+        assert "missing" not in server.log
+
+
+def test_a_reserved_job_is_told_from_one_that_is_not_there(new_beanstalk: NewBeanstalk) -> None:
+    server = new_beanstalk()
+    with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
+        (job_id,) = backend.enqueue(QUEUE, [new()])
+        (lease,) = consumer.reserve(1, 0)
+        with pytest.raises(JobReserved):
+            backend.reschedule(QUEUE, job_id, 0)
+        assert backend.stats(QUEUE).ready + (backend.stats(QUEUE).delayed or 0) == 0  # type: ignore[operator]
+        assert consumer.settle([Ack(lease)]) == [None]

@@ -1,0 +1,177 @@
+"""Leases that end: in time though the server forgets to look, and with no verdict let through that comes late."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers.process import until
+
+from multiq.backend import Ack, Bury, NewJob, State, Touch
+from multiq.conformance.forks import ended_well, fork
+from multiq.errors import LeaseLost
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_beanstalk.sentry import POKES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers.beanstalk import BareClient, BeanstalkServer
+
+    from multiq.backend import Backend, Lease
+
+TTR = 3.0  # seconds, the shortest
+_numbers = itertools.count(1)
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+@pytest.fixture
+def queue() -> str:
+    """A name that nobody has used on this server."""
+    return f"leases-{os.getpid()}-{next(_numbers)}"
+
+
+@pytest.fixture
+def backend(beanstalk_server: BeanstalkServer) -> Iterator[Backend]:
+    with open_backend(beanstalk_server.url) as backend:
+        yield backend
+
+
+@pytest.fixture
+def client(beanstalk_server: BeanstalkServer) -> Iterator[BareClient]:
+    with beanstalk_server.client() as client:
+        yield client
+
+
+def test_leases_of_many_silent_consumers_end_in_time(backend: Backend, queue: str) -> None:
+    # Given consumers that hold a job or some, and say nothing more
+    counts = [1, 1, 1, 1, 1, 5, 20]
+    backend.enqueue(queue, [new(ttr=TTR)] * sum(counts))
+    consumers = [backend.consumer([queue]) for _ in counts]
+    for consumer, count in zip(consumers, counts, strict=True):
+        assert len(consumer.reserve(count, 0)) == count
+    over = time.monotonic() + TTR
+    # When the leases end, then all jobs are ready: of the bare server most of them would be stuck
+    time.sleep(over + 1.0 - time.monotonic())
+    stats = backend.stats(queue)
+    assert (stats.ready, stats.reserved) == (sum(counts), 0)
+    for consumer in consumers:
+        consumer.close()
+    assert backend.purge(queue, [State.READY]) == sum(counts)
+
+
+def test_a_lease_of_a_forked_child_ends_in_time_as_well(backend: Backend, queue: str) -> None:
+    # Given a thread that watches over a lease here, and a child that has none
+    backend.enqueue(queue, [new(ttr=60), new(ttr=TTR)])
+    with backend.consumer([queue]) as consumer:
+        (ours,) = consumer.reserve(1, 0)
+
+        def work() -> None:
+            assert isinstance(consumer.settle([Ack(ours)])[0], LeaseLost)  # it is the parent's
+            assert len(consumer.reserve(1, 0)) == 1
+            time.sleep(TTR + 1)
+            assert backend.stats(queue).ready == 1
+
+        # When the child's lease ends, then it has ended for all
+        assert ended_well(fork(work))
+        assert consumer.settle([Ack(ours)]) == [None]
+    assert backend.purge(queue, [State.READY]) == 1
+
+
+def test_a_consumer_whose_lease_has_ended_goes_on_in_step(backend: Backend, queue: str) -> None:
+    backend.enqueue(queue, [new(b"short", ttr=TTR), new(b"long", ttr=60)])
+    with backend.consumer([queue]) as consumer:
+        short, long = consumer.reserve(2, 0)
+        time.sleep(TTR + POKES[1] + 0.2)
+        # the words that were said meanwhile have answers, that nobody takes for others
+        (lost, *rest) = consumer.settle([Ack(short), Touch(long)])
+        assert isinstance(lost, LeaseLost)
+        assert rest == [None]
+        (again,) = consumer.reserve(5, 0)
+        assert (again.body, again.attempt, again.crashes) == (b"short", 2, 1)
+        assert consumer.settle([Ack(long), Ack(again)]) == [None, None]
+
+
+def test_what_nobody_comes_for_is_forgotten(backend: Backend, queue: str) -> None:
+    backend.enqueue(queue, [new(ttr=TTR)])
+    with backend.consumer([queue]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        held = consumer._holding._held  # type: ignore[attr-defined]
+        assert lease.token in held
+        until(lambda: not held, "it is forgotten")
+        assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
+    assert backend.purge(queue, [State.READY]) == 1
+
+
+def touches(client: BareClient) -> int:
+    return int(client.stats()["cmd-touch"])
+
+
+def near_its_end(lease: Lease, reserved_at: float) -> None:
+    time.sleep(reserved_at + lease.ttr - 0.4 - time.monotonic())
+
+
+def test_an_ack_near_the_end_is_preceded_by_a_touch_which_the_server_would_refuse(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    backend.enqueue(queue, [new(ttr=TTR), new(ttr=TTR), new(ttr=60)])
+    with backend.consumer([queue]) as consumer:
+        reserved_at = time.monotonic()
+        acked, buried, long = consumer.reserve(3, 0)
+        before = touches(client)
+        near_its_end(acked, reserved_at)
+        answers = consumer.settle([Ack(acked), Bury(buried), Ack(long)])
+        if time.monotonic() < reserved_at + TTR:
+            assert answers == [None, None, None]
+            # a burial is refused by the server itself when it is late, and the other lease is not
+            assert touches(client) - before == 1
+    assert backend.purge(queue, [State.BURIED, State.READY]) == 1
+
+
+def test_an_ack_whose_touch_is_refused_is_not_sent(backend: Backend, client: BareClient, queue: str) -> None:
+    # Given a lease that has ended for the server, and not yet by the consumer's clock
+    backend.enqueue(queue, [new(ttr=TTR)])
+    with backend.consumer([queue]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        consumer._holding._held[lease.token].ends_at += 0.9  # type: ignore[attr-defined]
+        time.sleep(TTR + 0.2)
+        consumer._main.poke()  # type: ignore[attr-defined]
+        until(lambda: client.stats("job", lease.id)["state"] == "ready", "the server has noticed")
+        deletes = int(client.stats()["cmd-delete"])
+        # When it acks, then the touch that goes before is refused, and nothing is deleted
+        assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
+        assert int(client.stats()["cmd-delete"]) == deletes
+        assert backend.peek(queue, lease.id).state == State.READY
+    assert backend.purge(queue, [State.READY]) == 1
+
+
+def test_a_job_that_was_waited_for_has_its_whole_lease(backend: Backend, client: BareClient, queue: str) -> None:
+    # Given a job that comes after a wait as long as its ttr
+    backend.enqueue(queue, [new(ttr=TTR, delay=TTR)])
+    with backend.consumer([queue]) as consumer:
+        (lease,) = consumer.reserve(1, 30)
+        reserved_at = time.monotonic()
+        time.sleep(TTR - 1)
+        # Then its lease did not begin with the wait
+        (answer,) = consumer.settle([Ack(lease)])
+        assert answer is None or time.monotonic() > reserved_at + TTR
+
+
+def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    client.put(b"foreign", tube=queue, ttr=1)
+    with backend.consumer([queue]) as consumer:
+        reserved_at = time.monotonic()
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.ttr == 1
+        answers = consumer.settle([Touch(lease), Ack(lease)])
+        assert answers == [None, None] or time.monotonic() > reserved_at + 1
+    assert backend.purge(queue, [State.READY]) <= 1

@@ -1,0 +1,188 @@
+"""Queues as tubes: their order, their pauses, those that are not there, and those of somebody else."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from servers.process import until
+
+from multiq.backend import Ack, Bury, NewJob, State
+from multiq.errors import JobNotFound, Unsupported
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.beanstalk import BareClient, BeanstalkServer
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+@pytest.fixture
+def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
+    return new_beanstalk()
+
+
+@pytest.fixture
+def backend(server: BeanstalkServer) -> Iterator[Backend]:
+    with open_backend(server.url) as backend:
+        yield backend
+
+
+@pytest.fixture
+def client(server: BeanstalkServer) -> Iterator[BareClient]:
+    with server.client() as client:
+        yield client
+
+
+# --- order -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 7])
+def test_a_batch_is_filled_from_earlier_queues_first(backend: Backend, count: int) -> None:
+    queues = [f"q{number}" for number in range(count)]
+    for priority, queue in enumerate(reversed(queues)):
+        backend.enqueue(queue, [new(queue.encode(), priority=priority)] * 3)
+    with backend.consumer(queues) as consumer:
+        taken = []
+        while leases := consumer.reserve(4, 0):
+            taken += [lease.queue for lease in leases]
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+    assert taken == [queue for queue in queues for _ in range(3)]
+
+
+def test_of_many_queues_only_those_with_jobs_are_tried(backend: Backend, client: BareClient) -> None:
+    queues = [f"q{number}" for number in range(20)]
+    backend.enqueue(queues[-1], [new()])
+    backend.enqueue(queues[7], [new(delay=60)])
+    backend.enqueue(queues[9], [new()])
+    backend.pause(queues[9], 60)
+    with backend.consumer(queues) as consumer:
+        before = int(client.stats()["cmd-reserve-with-timeout"])
+        assert [lease.queue for lease in consumer.reserve(1, 0)] == [queues[-1]]
+        assert int(client.stats()["cmd-reserve-with-timeout"]) - before == 2
+
+
+# --- pauses ----------------------------------------------------------------------------------------------
+
+
+def test_a_pause_of_a_queue_without_jobs_lasts_as_long_as_its_backend(backend: Backend, client: BareClient) -> None:
+    backend.pause(QUEUE, 3600)
+    assert backend.queues() == [QUEUE]
+    assert 3590 < (backend.stats(QUEUE).paused_for or 0) <= 3600
+    # jobs come and go, and the tube stays
+    backend.enqueue(QUEUE, [new()])
+    with backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+    assert backend.purge(QUEUE, [State.READY]) == 1
+    assert backend.stats(QUEUE).paused_for is not None
+    # nobody keeps it but the backend
+    backend.close()
+    until(lambda: client.stats("tube", QUEUE) == {}, "the tube is gone")
+    assert backend.stats(QUEUE).paused_for is None
+
+
+def test_a_pause_of_a_queue_with_jobs_outlasts_its_backend(server: BeanstalkServer, backend: Backend) -> None:
+    with open_backend(server.url) as other:
+        other.enqueue(QUEUE, [new()])
+        other.pause(QUEUE, 3600)
+    assert backend.stats(QUEUE).paused_for is not None
+    backend.resume(QUEUE)
+    assert backend.stats(QUEUE).paused_for is None
+
+
+def test_pauses_that_are_over_keep_no_tubes(backend: Backend, client: BareClient) -> None:
+    for number in range(5):
+        backend.pause(f"q{number}", 3600)
+        backend.resume(f"q{number}")
+    backend.pause(QUEUE, 3600)
+    until(lambda: client.ask(b"list-tubes").count(b"- q") == 0, "they are gone")
+    assert backend.queues() == [QUEUE]
+
+
+# --- tubes that are not there, and those of others -------------------------------------------------------
+
+
+def test_a_tube_that_is_not_there_counts_nothing_and_is_made_by_no_question(
+    backend: Backend, client: BareClient
+) -> None:
+    stats = backend.stats(QUEUE)
+    assert (stats.ready, stats.delayed, stats.reserved, stats.buried, stats.paused_for) == (0, 0, 0, 0, None)
+    backend.resume(QUEUE)
+    with pytest.raises(JobNotFound):
+        backend.peek(QUEUE, "1")
+    assert client.stats("tube", QUEUE) == {}
+
+
+def test_queues_names_those_with_jobs_that_multiq_can_name(backend: Backend, client: BareClient) -> None:
+    for tube in ("default", "a/b+c", "x" * 200, "used"):
+        client.put(b"x", tube=tube, delay=60)
+    client.ask(b"use nothing")
+    client.ask(b"watch nothing-either")
+    assert backend.queues() == ["default", "used"]
+
+
+def test_a_job_of_another_tube_is_not_found_and_stays(backend: Backend, client: BareClient) -> None:
+    job_id = str(client.put(b"x", tube="other", delay=60))
+    for verb in (
+        backend.peek,
+        backend.delete,
+        backend.kick_job,
+        lambda queue, job: backend.reschedule(queue, job, 0),
+    ):
+        with pytest.raises(JobNotFound):
+            verb(QUEUE, job_id)
+    assert client.stats("job", job_id)["state"] == "delayed"
+
+
+# --- what can be seen ------------------------------------------------------------------------------------
+
+
+def test_the_first_job_of_a_state_can_be_seen_and_more_are_refused(backend: Backend) -> None:
+    for state in (State.READY, State.DELAYED, State.RESERVED, State.BURIED):
+        page = backend.jobs(QUEUE, state)
+        assert (page.jobs, page.after) == ([], None)
+    first, second, *_ = backend.enqueue(QUEUE, [new(b"first"), new(b"second"), new(delay=60)])
+    page = backend.jobs(QUEUE, State.READY, limit=1)
+    assert [job.id for job in page.jobs] == [first]
+    assert page.after is not None
+    assert [job.due_in for job in backend.jobs(QUEUE, State.DELAYED).jobs] in ([60], [59])
+    with pytest.raises(Unsupported, match="lists_jobs"):
+        backend.jobs(QUEUE, State.READY, limit=1, after=page.after)
+    with pytest.raises(Unsupported, match="lists_jobs"):
+        backend.jobs(QUEUE, State.READY, limit=2)
+    with backend.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        with pytest.raises(Unsupported, match="lists_jobs"):
+            backend.jobs(QUEUE, State.RESERVED, limit=1)
+        assert consumer.settle([Bury(lease)]) == [None]
+    assert [job.id for job in backend.jobs(QUEUE, State.BURIED).jobs] == [first]
+    assert [job.id for job in backend.jobs(QUEUE, State.READY).jobs] == [second]
+
+
+# --- kicking ---------------------------------------------------------------------------------------------
+
+
+def test_no_kick_ever_wakes_a_delayed_job(server: BeanstalkServer, backend: Backend) -> None:
+    """However many kick more than there is: the server's own ``kick`` would go on with the delayed ones."""
+    backend.enqueue(QUEUE, [new(b"late", delay=3600)] * 50)
+    backend.enqueue(QUEUE, [new()] * 50)
+    with backend.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(50, 0)
+        assert consumer.settle([Bury(lease) for lease in leases]) == [None] * 50
+    backends = [open_backend(server.url) for _ in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        kicked = list(pool.map(lambda one: one.kick(QUEUE, 40), backends))
+    for one in backends:
+        one.close()
+    stats = backend.stats(QUEUE)
+    assert (sum(kicked), stats.ready, stats.delayed, stats.buried) == (50, 50, 50, 0)
