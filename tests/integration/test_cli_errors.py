@@ -228,7 +228,7 @@ def test_multiq_alone_prints_its_help(shell: Shell) -> None:
 
 def test_the_shell_is_told_how_to_complete(shell: Shell) -> None:
     done = shell.run(_MULTIQ_COMPLETE="bash_complete", COMP_WORDS="multiq re", COMP_CWORD="1")
-    assert done.out.split() == ["plain,reschedule", "plain,restart", "plain,resume"]
+    assert done.out.split() == ["plain,reschedule", "plain,resume", "plain,restart"]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
