@@ -10,6 +10,8 @@ never early           the server's TIME, in microseconds; delays rounded up     
 one live lease        a token per reserve in the job's record, compared on every settle,      one read of the record
                       and the lease's end with the clock
 one effect per call   numbered calls, whose last answer the server keeps for five minutes     one GET, one SET
+one queue, many       a job's line follows from its id; everybody reads as many lines as      one GET per reserve
+nodes                 anybody has used (lines.py)
 waiting               BZPOPMIN on a marker that carries nothing                               0.4 commands/s, idle
 everybody's order     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
 a full server         scripts that free memory are allowed at maxmemory, enqueue is           none
@@ -21,13 +23,14 @@ docs/redis.md has the keys, the commands that an ACL must allow, and what each s
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
-from multiq.errors import JobNotFound, JobReserved, PayloadTooLarge
+from multiq.errors import BackendError, JobNotFound, JobReserved, PayloadTooLarge
 from multiq.url import Option, choice, seconds
 
 from . import keys
@@ -200,7 +203,11 @@ class RedisBackend(Backend):
         return sum(self._purge(line, states) for line in self._lines.asked(queue))
 
     def doctor(self) -> list[Finding]:
-        return examine(self._servers)
+        findings = examine(self._servers)
+        with contextlib.suppress(BackendError):  # then it has been told already
+            names = (keys.widened_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
+            findings += self._lines.findings({queue for queue in names if queue is not None})
+        return findings
 
     def close(self) -> None:
         self._callers.close()

@@ -111,6 +111,12 @@ def queue_of(key: str, prefix: str) -> str | None:
     return tail[0][len(head) :].partition("#")[0]
 
 
+def widened_queue_of(key: str, prefix: str) -> str | None:
+    """The queue that a key shows to have been enqueued over several lines, if it does."""
+    head, tail = f"{prefix}:{{", "}:partitions"
+    return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None
+
+
 #: by the names that the headers of the Lua files use; ``call`` needs a caller, too
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function

@@ -11,10 +11,12 @@ import time
 import zlib
 from typing import TYPE_CHECKING
 
+from multiq.backend import Finding
+
 from . import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from .caller import Callers
 
@@ -48,7 +50,7 @@ class Lines:
 
     def of(self, queue: str) -> list[str]:
         """All lines that the queue is known to have."""
-        return [keys.line(queue, number) for number in range(self._known.get(queue, self.spread))]
+        return self._lines(queue, 0, self._known.get(queue, self.spread))
 
     def learn(self, queue: str, told: bytes) -> list[str]:
         """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
@@ -57,7 +59,7 @@ class Lines:
         if number <= known:
             return []
         self._known[queue] = number
-        return [keys.line(queue, more) for more in range(known, number)]
+        return self._lines(queue, known, number)
 
     def asked(self, queue: str) -> list[str]:
         """All lines that the queue has, by what the server says now. Raises ``BackendError``."""
@@ -69,15 +71,37 @@ class Lines:
         """All lines but one: where else to look for a job that should be there. Raises ``BackendError``."""
         return [other for other in self.asked(queue) if other != line]
 
+    def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
+        """For the doctor: of these queues, which have been spread otherwise than this URL says."""
+        for queue in sorted(queues):
+            number = int(self._callers.call("glance", queue)[1] or 1)
+            if number <= self.spread:
+                continue
+            sizes = [reply[:4] for reply in self._callers.call_each("stats", self._lines(queue, self.spread, number))]
+            held = sum(map(sum, sizes))
+            why = f"queue {queue!r} goes over {number} lines, and this URL enqueues over {self.spread}: all are read"
+            if held:
+                yield Finding("ok", "partitions", f"{why}; {held:,} jobs are in the lines that others use, or used")
+            else:
+                advice = f"if no other program enqueues over more, delete the key {keys.partitions(self._base(queue))}"
+                yield Finding("ok", "partitions", f"{why}; the lines beyond that are empty", advice)
+
     def say(self, queue: str) -> None:
         """Before jobs go to several lines: let everybody know. Raises ``BackendError``."""
         now = time.monotonic()
         if now - self._said_at.get(queue, -_SAY_AGAIN) < _SAY_AGAIN:
             return
         before, pause = self._callers.call("widen", queue, (self.spread,))
-        more = [keys.line(queue, number) for number in range(before, self.spread)]
+        more = self._lines(queue, before, self.spread)
         if more and pause != b"0":
             self._callers.call_each("pause", more, (pause,))
         if len(self._said_at) >= _MOST_SAID:
             self._said_at.clear()
         self._said_at[queue] = now
+
+    def _base(self, queue: str) -> str:
+        return keys.base(self._callers.prefix, queue)
+
+    @staticmethod
+    def _lines(queue: str, first: int, end: int) -> list[str]:
+        return [keys.line(queue, number) for number in range(first, end)]

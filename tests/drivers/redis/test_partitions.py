@@ -263,6 +263,27 @@ def test_a_lease_can_be_settled_by_who_enqueues_over_another_number(wide: Backen
     assert wide.stats(QUEUE).reserved == 0
 
 
+def test_the_doctor_tells_of_lines_that_a_url_does_not_name(
+    server: RedisServer, wide: Backend, narrow: Backend
+) -> None:
+    def told(backend: Backend) -> list[str]:
+        return [f"{found.why} {found.advice}" for found in backend.doctor() if found.what == "partitions"]
+
+    assert told(narrow) == told(wide) == []
+    put(wide, 100)
+    (text,) = told(narrow)
+    assert f"{QUEUE!r} goes over {SPREAD} lines, and this URL enqueues over 1" in text
+    assert "jobs are in the lines" in text
+    assert told(wide) == []
+    # When they are empty, then it says what could be deleted, and that it can
+    drain(narrow)
+    key = keys.partitions(keys.base("multiq", QUEUE))
+    assert f"delete the key {key}" in told(narrow)[0]
+    assert server.ask("DEL", key) == 1
+    assert told(narrow) == []
+    put(wide, 100)  # who is at work still enqueues over many, and reads them
+
+
 # --- a part of a batch -----------------------------------------------------------------------------------
 
 
