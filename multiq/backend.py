@@ -261,7 +261,7 @@ class Backend(ABC):
         """Add jobs, in their order, in one round trip. Returns their ids, in the same order.
 
         A job whose id the queue already holds is left as it is, and its id is returned: repeating a call whose
-        reply was lost adds nothing. Where the store has transactions the batch is all or nothing.
+        reply was lost adds nothing. With ``atomic_batches`` a batch of up to 1,000 jobs and 8 MB is all or nothing.
 
         With ``connection`` the jobs are written inside the caller's open transaction on that connection and
         exist exactly if the caller commits; the driver neither commits nor rolls back.
