@@ -77,10 +77,14 @@ def main() -> None:
 
 def waiting_jobs(server: MysqlServer, options: argparse.Namespace) -> Figures:
     """The price of the verbs in front of all of them, and what each takes on the disk."""
-    with server.database() as place, open_backend(place.url) as backend:
-        empty = _verbs(backend)
-        _fill(backend, options.waiting)
-        full = _verbs(backend)
+    with (
+        server.database() as place,
+        open_backend(place.url) as long,
+        server.database() as other,
+        open_backend(other.url) as short,
+    ):
+        _fill(long, options.waiting)
+        empty, full = _verbs(short, long)
         size = sum(file.stat().st_size for file in (server.data / place.name).glob("multiq_jobs*.ibd"))
     figures: Figures = {"waiting jobs": options.waiting, "bytes on disk per job, 100-byte body": size / options.waiting}
     for verb, (median, p99) in full.items():
@@ -91,17 +95,22 @@ def waiting_jobs(server: MysqlServer, options: argparse.Namespace) -> Figures:
     return figures
 
 
-def _verbs(backend: Backend) -> dict[str, tuple[float, float]]:
-    """Median and p99 seconds of each verb; the queue is as long afterwards as before."""
-    with backend.consumer([QUEUE]) as consumer:
-        enqueue, reserve, settle = [], [], []
+def _verbs(*backends: Backend) -> list[dict[str, tuple[float, float]]]:
+    """Median and p99 seconds of each verb on each backend, taken in turns; queues are as long afterwards as before."""
+    times: list[dict[str, list[float]]] = [{"enqueue": [], "reserve": [], "ack": []} for _ in backends]
+    with ExitStack() as stack:
+        consumers = [stack.enter_context(backend.consumer([QUEUE])) for backend in backends]
         for _ in range(SAMPLES):
-            (job,) = _jobs(1)
-            enqueue.append(_timed(lambda job=job: backend.enqueue(QUEUE, [job])))  # type: ignore[misc]
-            leases: list[Lease] = []
-            reserve.append(_timed(lambda into=leases: into.extend(consumer.reserve(1, 0))))  # type: ignore[misc]
-            settle.append(_timed(lambda leases=leases: consumer.settle([Ack(leases[0])])))  # type: ignore[misc]
-    return {"enqueue": _summary(enqueue), "reserve": _summary(reserve), "ack": _summary(settle)}
+            for backend, consumer, into in zip(backends, consumers, times, strict=True):
+                _take(backend, consumer, into)
+    return [{verb: _summary(seconds) for verb, seconds in into.items()} for into in times]
+
+
+def _take(backend: Backend, consumer: Consumer, into: dict[str, list[float]]) -> None:
+    leases: list[Lease] = []
+    into["enqueue"].append(_timed(lambda: backend.enqueue(QUEUE, _jobs(1))))
+    into["reserve"].append(_timed(lambda: leases.extend(consumer.reserve(1, 0))))
+    into["ack"].append(_timed(lambda: consumer.settle([Ack(leases[0])])))
 
 
 # --- a long past -----------------------------------------------------------------------------------------
