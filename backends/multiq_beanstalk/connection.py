@@ -92,6 +92,16 @@ class Wire:
         self.watched = tubes
         return b"".join(commands), len(commands)
 
+    def catch_up(self, deadline: float) -> None:
+        """Read the replies to pokes, so that what comes next is the reply to what is sent next."""
+        try:
+            while self._unread:
+                self._read_line(deadline)
+                self._unread -= 1
+        except BaseException:
+            self.drop()
+            raise
+
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
         """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
         self.send(packet, deadline)
@@ -113,7 +123,7 @@ class Wire:
     def read(self, deadline: float) -> Reply:
         """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
         if self._unread:
-            self._skip_unread(deadline)
+            self.catch_up(deadline)
         try:
             return self._read(deadline)
         except BaseException:
@@ -134,7 +144,7 @@ class Wire:
         """The next *count* replies. Those that came before a failure are on the exception, as ``partly_read``."""
         replies: list[Reply] = []
         if self._unread:
-            self._skip_unread(deadline)
+            self.catch_up(deadline)
         try:
             while len(replies) < count:
                 buffer, at, size = self._buffer, self._at, len(self._buffer)
@@ -218,16 +228,6 @@ class Wire:
         if not line.startswith(_WITH_BODY):
             return line, b""
         return line, self._read_body(_size(line), deadline)
-
-    def _skip_unread(self, deadline: float) -> None:
-        """The replies to pokes."""
-        try:
-            while self._unread:
-                self._read_line(deadline)
-                self._unread -= 1
-        except BaseException:
-            self.drop()
-            raise
 
     def _read_line(self, deadline: float) -> bytes:
         end = self._buffer.find(b"\r\n", self._at)

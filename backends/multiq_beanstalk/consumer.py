@@ -284,9 +284,15 @@ class BeanstalkConsumer(Consumer):
         return len(trade.found) - before
 
     def _begin(self, wire: Wire, found: Sequence[Reserved], deadline: float) -> list[Lease]:
-        asked_at = now()
-        stats = wire.ask(b"".join([b"stats-job %b\r\n" % job.id for job in found]), len(found), deadline)
-        return self._holding.begin(wire, found, stats, asked_at=asked_at)
+        leases: list[Lease] = []
+        for at in range(0, len(found), _SLICE):
+            some = found[at : at + _SLICE]
+            asked_at = now()
+            stats = wire.ask(b"".join([b"stats-job %b\r\n" % job.id for job in some]), len(some), deadline)
+            leases += self._holding.begin(wire, some, stats, asked_at=asked_at)
+        return leases
+
+    # --- waiting ---
 
     def _wait(self, give_up_at: float) -> list[Lease]:
         came = self._waiter.wait(self._main, give_up_at)

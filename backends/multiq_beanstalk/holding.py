@@ -118,17 +118,14 @@ class Holding:
 
     def poke(self) -> float:
         """Say a word where a lease has ended. Returns when the next one will have."""
-        next_at = math.inf
-        wires: set[Wire] = set()
         moment = now()
-        for token, held in tuple(self._held.items()):
-            if held.ends_at + POKES[held.pokes] <= moment:
-                wires.add(held.wire)
-                held.pokes += 1
-                if held.pokes == len(POKES):
-                    self.end(token, held)  # nobody has come for it in all that time
-                    continue
-            next_at = min(next_at, held.ends_at + POKES[held.pokes])
-        for wire in wires:
+        due = [(token, held) for token, held in self._held.items() if held.ends_at + POKES[held.pokes] <= moment]
+        for wire in {held.wire for _, held in due}:
             wire.poke()
-        return next_at
+        for token, held in due:
+            held.pokes += 1
+            if held.pokes == len(POKES):
+                # nobody has come for it in all that time; from here on its connection may be used for a wait, where a
+                # poke would be out of place
+                self.end(token, held)
+        return min((held.ends_at + POKES[held.pokes] for held in self._held.values()), default=math.inf)

@@ -39,8 +39,10 @@ class Waiter:
         ear = self._ear.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
-            wire = self._wire(main, self._wires.deadline())
+            deadline = self._wires.deadline()
+            wire = self._wire(main, deadline)
             try:
+                wire.catch_up(deadline)
                 job = self._wait_on(wire, ear, left, give_up_at)
             except ConnectionError as exc:
                 if has_failed:  # one that breaks is no news; one that breaks again is

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -175,3 +176,26 @@ def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
         answers = consumer.settle([Touch(lease), Ack(lease)])
         assert answers == [None, None] or time.monotonic() > reserved_at + 1
     assert backend.purge(queue, [State.READY]) <= 1
+
+
+def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interrupted(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    # Given a connection on which words were said that nobody has read the answers to
+    backend.enqueue(queue, [new(ttr=TTR)])
+    with backend.consumer([queue]) as consumer, ThreadPoolExecutor(1) as pool:
+        (lease,) = consumer.reserve(1, 0)
+        until(lambda: not consumer._holding._held, "it is forgotten")  # type: ignore[attr-defined]
+        backend.delete(queue, lease.id)
+        # When it waits on that connection, then it can be interrupted, and woken by a job
+        for is_interrupted in (True, False):
+            wait = pool.submit(consumer.reserve, 1, 60)
+            until(lambda: client.stats("tube", queue).get("current-waiting") == "1", "it waits")
+            if is_interrupted:
+                consumer.interrupt()
+                assert wait.result(10) == []
+            else:
+                (job_id,) = backend.enqueue(queue, [new()])
+                (came,) = wait.result(10)
+                assert came.id == job_id
+                assert consumer.settle([Ack(came)]) == [None]
