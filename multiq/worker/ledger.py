@@ -75,7 +75,10 @@ class Ledger:
         size = _HEAD_ROOM + 2 * self._room
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, size)  # no room is an error now, and not a SIGBUS later
+            else:
+                os.ftruncate(descriptor, size)
             self._map = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

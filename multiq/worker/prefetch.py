@@ -14,7 +14,7 @@ class Prefetch:
     def __init__(self, slots: int, most: int) -> None:
         self._slots = slots
         self._most = max(most, slots)
-        self._mean = 0.0
+        self._mean: float | None = None  # of what jobs take; None: nobody knows yet
         self._ahead = 1.0
 
     @property
@@ -24,12 +24,14 @@ class Prefetch:
 
     def saw_job(self, seconds: float) -> None:
         """A job ran for so long."""
-        self._mean += _WEIGHT * (seconds - self._mean)
+        self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
         if seconds > BUDGET:
             self._mean, self._ahead = max(self._mean, seconds), 1.0
 
     def saw_batch(self, asked: int, got: int) -> None:
         """A reserve came back."""
+        if self._mean is None:
+            return
         affordable = BUDGET / max(self._mean, 1e-6)
         grown = self._ahead * 2 if got >= asked else self._ahead
         self._ahead = max(1.0, min(grown, affordable, self._most))

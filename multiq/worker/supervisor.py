@@ -68,6 +68,9 @@ _REPLACED = {
 }
 
 
+_ENDED_WELL = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
+
+
 class Post(msgspec.Struct, frozen=True):
     """What a child gets to know of those around it."""
 
@@ -303,7 +306,7 @@ class Supervisor:
         how = _how(code)
         was_late = slot.is_timed_out or code == EXIT_OVERDUE
         longest = _WORKING_BRAKE if slot.has_worked() else _LONGEST_BRAKE
-        self._leave_to_keeper(slot, TIMED_OUT if was_late else CUT_SHORT if code == EXIT_CUT_SHORT else how)
+        self._leave_to_keeper(slot, TIMED_OUT if was_late else CUT_SHORT if code == EXIT_CUT_SHORT else how, code)
         slot.forget()
         if self._stops or (self._once and code == EXIT_OK):
             slot.start_at = NEVER
@@ -320,11 +323,14 @@ class Supervisor:
         slot.start_at = time.monotonic() + brake
         _log.warning("worker process %d %s; another one starts in %.1f s", pid, how, brake)
 
-    def _leave_to_keeper(self, slot: Slot, how: str) -> None:
-        """What a dead child held is settled by the keeper: nothing, if it ended as it should."""
-        with contextlib.suppress(FileNotFoundError):  # it died before it could make one
-            slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
-            self._bell.send(b"\0")
+    def _leave_to_keeper(self, slot: Slot, how: str, code: int) -> None:
+        """What a dead child held is settled by the keeper. One that ended by itself has settled it all."""
+        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # it died before it made one; it will look anyway
+            if code in _ENDED_WELL:
+                slot.ledger.unlink()
+            else:
+                slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
+                self._bell.send(b"\0")
 
     def _kill_the_late(self) -> None:
         """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""
