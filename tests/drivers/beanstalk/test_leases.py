@@ -181,11 +181,16 @@ def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
 def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interrupted(
     backend: Backend, client: BareClient, queue: str
 ) -> None:
-    # Given a connection on which words were said that nobody has read the answers to
-    backend.enqueue(queue, [new(ttr=TTR)])
+    # Given a job that came to the second connection, and on it words were said that nobody has read the answers to
+    backend.enqueue(queue, [new(b"held", ttr=60)])
     with backend.consumer([queue]) as consumer, ThreadPoolExecutor(1) as pool:
-        (lease,) = consumer.reserve(1, 0)
-        until(lambda: not consumer._holding._held, "it is forgotten")  # type: ignore[attr-defined]
+        (held,) = consumer.reserve(1, 0)
+        wait = pool.submit(consumer.reserve, 1, 60)
+        until(lambda: client.stats("tube", queue).get("current-waiting") == "1", "it waits")
+        backend.enqueue(queue, [new(b"forgotten", ttr=TTR)])
+        (lease,) = wait.result(10)
+        leases = consumer._holding._held  # type: ignore[attr-defined]
+        until(lambda: len(leases) == 1, "it is forgotten")
         backend.delete(queue, lease.id)
         # When it waits on that connection, then it can be interrupted, and woken by a job
         for is_interrupted in (True, False):
@@ -199,3 +204,4 @@ def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interru
                 (came,) = wait.result(10)
                 assert came.id == job_id
                 assert consumer.settle([Ack(came)]) == [None]
+        assert consumer.settle([Ack(held)]) == [None]
