@@ -50,6 +50,8 @@ _RECONNECTS = 1  # within one call: a connection that was cut while idle is noti
 _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
+_FACTS = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
+_GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
 _VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
 
@@ -59,12 +61,9 @@ _SESSION = (
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
     # inside a transaction MariaDB can tell sooner; a comment for MySQL
-    f"SESSION wait_timeout = {_VANISHED} /*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
+    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) /*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
-
-
-_PROCESSES = "SELECT 1 FROM information_schema.PROCESSLIST"
 
 
 class Answer(NamedTuple):
@@ -83,6 +82,8 @@ class Database:
         """Seconds that a call waits for the server."""
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes; None: nobody has asked yet."""
+        self.incarnation: tuple[Any, ...] = ()
+        """Which server it was that was connected to last, and since when it runs."""
         self._clock = clock
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
@@ -109,13 +110,19 @@ class Database:
         )
         try:
             schema.ensure(opened)
-            with opened.cursor() as cursor:
-                cursor.execute("SELECT @@max_allowed_packet")
-                ((self.max_packet,),) = cursor.fetchall()
+            self._ask_facts(opened)
         except BaseException:
             _drop(opened)
             raise
         return opened
+
+    def _ask_facts(self, opened: pymysql.connections.Connection[Any]) -> None:
+        with opened.cursor() as cursor:
+            cursor.execute(_FACTS)
+            ((self.max_packet, *where, now),) = cursor.fetchall()
+            cursor.nextset()
+            ((_, uptime),) = cursor.fetchall()
+        self.incarnation = (*where, int(now) - int(uptime))
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""
@@ -217,10 +224,9 @@ class Connection:
         self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
-        self._ghost: tuple[int, int] | None = None
-        """A session that we lost inside a transaction, and that has its locks until the server notices: its number
-        there, and its port here.
-        """
+        self._incarnation: tuple[Any, ...] = ()
+        self._ghost: int | None = None
+        """The number of a session that we lost, and that has its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T]) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
@@ -288,30 +294,33 @@ class Connection:
         if self._opened is None:
             self._opened = self._database.open(deadline - time.monotonic())
             self._pid = os.getpid()
-            self._lay_ghost()
+            self._lay_ghost(self._opened)
         return self._opened
 
-    def _lay_ghost(self) -> None:
+    def _lay_ghost(self, opened: pymysql.connections.Connection[Any]) -> None:
         """End the session that we lost, which needs no right: else its jobs would be skipped as long as it has them.
 
-        By its port, too: after a restart, or on another server, somebody else may have its number.
+        Only on the same server, and if that was not started anew: else somebody else may have its number.
         """
         ghost, self._ghost = self._ghost, None
-        if ghost is None or self._opened is None:
+        before, self._incarnation = self._incarnation, self._database.incarnation
+        if ghost is None or not _are_same(before, self._incarnation):
             return
-        with contextlib.suppress(pymysql.MySQLError), self._opened.cursor() as cursor:
-            number, port = ghost
-            cursor.execute(f"{_PROCESSES} WHERE ID = {number:d} AND HOST LIKE '%:{port:d}'")
-            if cursor.fetchall():
-                cursor.execute(f"KILL {number:d}")
+        with contextlib.suppress(pymysql.MySQLError), opened.cursor() as cursor:
+            cursor.execute(f"KILL {ghost:d}")
+            for _ in range(_GHOST_LOOKS):
+                cursor.execute(f"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = {ghost:d}")  # noqa: S608
+                if not cursor.fetchall():
+                    break
+                time.sleep(_GHOST_NAP)
 
     def _clean_up(self, session: Session | None) -> None:
         """After an error: leave no transaction open. Who cannot be sure of that closes."""
         if session is None:
             return
         if session.is_broken:
-            if session.in_transaction and self._opened is not None:
-                self._ghost = _ghost(self._opened)
+            if self._opened is not None:
+                self._ghost = _number(self._opened)
             self._drop()
         elif session.in_transaction:
             try:
@@ -325,11 +334,14 @@ class Connection:
             _drop(opened)
 
 
-def _ghost(opened: Any) -> tuple[int, int] | None:
-    """What finds a session that we drop; None for a UNIX socket, whose end the server sees at once."""
-    with contextlib.suppress(OSError, AttributeError, TypeError, ValueError, LookupError):
-        return int(opened.thread_id()), int(opened._sock.getsockname()[1])  # noqa: SLF001 - there is no other way to it
-    return None
+def _number(opened: Any) -> int:
+    """What the server calls a session."""
+    return int(opened.thread_id())
+
+
+def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Whether it is the same server, and running since the same second or so."""
+    return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1
 
 
 def _drop(opened: pymysql.connections.Connection[Any]) -> None:
