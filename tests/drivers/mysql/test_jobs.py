@@ -1,0 +1,342 @@
+"""How jobs are stored and moved: ids, sizes, batches, replays, round trips, and floors."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+import pytest
+
+from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq.errors import BackendCorrupt, BackendTimeout, OptionInvalid, PayloadTooLarge
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_mysql import floors, replay
+from multiq_mysql.connection import Session
+from multiq_mysql.floors import BOTTOM, Lane
+from multiq_mysql.jobs import body_limit, inserts, microseconds, packed, unpacked
+from multiq_mysql.statements import NOW, literal
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.mysql import MysqlDatabases, Place
+
+    from multiq_mysql.backend import MysqlBackend
+
+    Jobs = Callable[..., list[NewJob]]
+
+IDS = [
+    "01890a5d-ac96-774b-8cce-b302099a8057",
+    "01890a5d-ac96-774b-8cce-b302099a8057".upper(),
+    "01890a5dac96-774b-bcce-b302099a8057-",
+    "0" * 36,
+    "a",
+    "",
+    "fifteen bytes i",
+    "sixteen bytes id",
+    "ends in nothing\0\0",
+    "\xff\xff",
+    "\N{SNOWMAN}" * 12,
+    "half a pair \ud800",
+]
+
+
+# --- ids and statements ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("job_id", IDS, ids=range(len(IDS)))
+def test_any_id_comes_back_as_it_was(backend: MysqlBackend, job_id: str) -> None:
+    assert unpacked(packed(job_id)) == job_id
+    backend.enqueue("q", [NewJob(b"x", job_id)])
+    assert backend.peek("q", job_id).id == job_id
+    (lease,) = backend.consumer(["q"]).reserve(1, 0)
+    assert lease.id == job_id
+
+
+def test_no_two_ids_are_packed_alike() -> None:
+    assert len({packed(job_id) for job_id in IDS}) == len(IDS)
+    assert len(packed(new_id())) == 16
+
+
+def test_an_id_that_is_too_long_is_refused(backend: MysqlBackend) -> None:
+    backend.enqueue("q", [NewJob(b"x", "i" * 254)])
+    with pytest.raises(OptionInvalid, match="at most 254 bytes"):
+        backend.enqueue("q", [NewJob(b"x", "i" * 255)])
+    assert backend.stats("q").ready == 1
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(7, "7"), (True, "1"), (b"", "x''"), (b"a'\\", "x'61275c'"), (None, "NULL"), ([1, 2], "1,2"), (NOW, NOW)],
+    ids=["number", "truth", "nothing", "quotes", "null", "numbers", "sql"],
+)
+def test_values_as_sql(value: Any, text: str) -> None:
+    assert literal(value) == text
+
+
+def test_text_is_never_taken_for_sql() -> None:
+    with pytest.raises(TypeError, match="encode it"):
+        literal("1 OR 1=1")  # type: ignore[arg-type]
+
+
+def test_delays_are_rounded_up() -> None:
+    assert [microseconds(delay) for delay in (0, 1e-9, 1e-6, 1.0000001, 3)] == [0, 1, 1, 1_000_001, 3_000_000]
+
+
+def test_a_batch_is_cut_only_where_a_statement_would_be_too_long(jobs: Jobs) -> None:
+    assert len(inserts("q", jobs(1000), NOW)) == 1
+    few = inserts("q", jobs(10, b"x" * 1000), NOW, chunk=5000)
+    assert 1 < len(few) <= 10
+    assert max(map(len, few)) < 5000 + 500
+    assert len(inserts("q", jobs(2, b"x" * 9000), NOW, chunk=5000)) == 2
+
+
+# --- sizes -----------------------------------------------------------------------------------------------
+
+
+def test_the_largest_body_is_what_the_server_takes(new_mysql: Callable[..., Any], jobs: Jobs) -> None:
+    server = new_mysql(max_allowed_packet=1 << 20)
+    with server.database() as place, open_backend(place.url) as backend:
+        backend.stats("q")
+        limit = backend.capabilities.max_body
+        assert limit == body_limit(1 << 20)
+        largest = bytes(range(256)) * (limit // 256)
+        queue = "q" * 128
+        backend.enqueue(queue, [NewJob(largest, "\xe9" * 120, delay=0.000001)])
+        with pytest.raises(PayloadTooLarge, match="max_allowed_packet"):
+            backend.enqueue(queue, [*jobs(), *jobs(1, b"x" * (limit + 1))])
+        (lease,) = backend.consumer([queue]).reserve(5, 10)
+        assert lease.body == largest
+        # rescheduled, it is written anew
+        assert backend.consumer([queue]).settle([Bury(lease, "w" * 1000)]) == [None]
+        backend.reschedule(queue, lease.id, 0)
+        assert backend.peek(queue, lease.id).body == largest
+
+
+def test_a_batch_of_many_statements_is_whole(backend: MysqlBackend, jobs: Jobs) -> None:
+    made = jobs(40, b"x" * 100_000)
+    assert backend.enqueue("q", made) == [job.id for job in made]
+    assert backend.stats("q").ready == 40
+    # the last one has an id that is too long: nothing of it is stored
+    with pytest.raises(OptionInvalid):
+        backend.enqueue("q", [*jobs(40, b"x" * 100_000), NewJob(b"x", "i" * 300)])
+    assert backend.stats("q").ready == 40
+
+
+# --- round trips -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """The statements of each packet that is sent."""
+    sent: list[tuple[str, ...]] = []
+    ask = Session.ask
+
+    def noted(self: Session, *texts: str) -> Any:
+        sent.append(texts)
+        return ask(self, *texts)
+
+    monkeypatch.setattr(Session, "ask", noted)
+    return sent
+
+
+def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: list[tuple[str, ...]]) -> None:
+    consumer = backend.consumer(["q"])
+
+    def taken(verb: Callable[[], Any]) -> tuple[int, Any]:
+        packets.clear()
+        answer = verb()
+        return len(packets), answer
+
+    assert taken(lambda: backend.enqueue("q", jobs(1)))[0] == 1
+    assert len(packets[0]) == 1  # a plain INSERT, which commits by itself
+    assert taken(lambda: backend.enqueue("q", jobs(999)))[0] == 1
+    backend.stats("q")
+    count, leases = taken(lambda: consumer.reserve(100, 0))
+    assert (count, len(leases)) == (3, 100)  # a look, as it had none before; then the claim, and the lease
+    count, leases = taken(lambda: consumer.reserve(100, 0))
+    assert (count, len(leases)) == (2, 100)
+    count, (_, leases) = taken(lambda: consumer.exchange([Ack(lease) for lease in leases], 100, 0))
+    assert (count, len(leases)) == (2, 100)
+    assert taken(lambda: consumer.settle([Ack(leases[0])]))[0] == 1
+    assert taken(lambda: consumer.settle([Ack(lease) for lease in leases[1:50]]))[0] == 2
+    assert taken(lambda: consumer.settle([Release(lease, 5) for lease in leases[50:]]))[0] == 2
+    assert taken(lambda: backend.delete("q", backend.jobs("q", State.READY, limit=1).jobs[0].id))[0] <= 5
+
+
+def test_verdicts_from_several_reserves_and_a_lost_one(backend: MysqlBackend, jobs: Jobs) -> None:
+    backend.enqueue("q", jobs(6))
+    consumer = backend.consumer(["q"])
+    leases = consumer.reserve(3, 0) + consumer.reserve(3, 0)
+    # acked behind its back, by somebody who knows the lease
+    assert backend.consumer(["q"]).settle([Ack(leases[1])]) == [None]
+    answers = consumer.settle([Ack(lease) for lease in leases])
+    assert [answer is None for answer in answers] == [True, False, True, True, True, True]
+    assert backend.queues() == []
+
+
+# --- replays ---------------------------------------------------------------------------------------------
+
+
+def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
+    backend.delete("q", job_id)
+    return job_id not in {job.id for job in backend.jobs("q", State.READY).jobs}
+
+
+@pytest.mark.parametrize("code", sorted(replay.REPLAYED))
+@pytest.mark.parametrize(
+    "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
+)
+def test_every_verb_is_run_again_after_a_deadlock(
+    backend: MysqlBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, code: int, verb: str
+) -> None:
+    backend.enqueue("q", jobs(4))
+    backend.enqueue("other", jobs(1))
+    consumer = backend.consumer(["q"])
+    leases = consumer.reserve(3, 0)
+    if verb == "kick":
+        consumer.settle([Bury(lease) for lease in leases])
+    verbs: dict[str, Callable[[], Any]] = {
+        "enqueue": lambda: len(backend.enqueue("q", jobs(2))) == 2,
+        "reserve": lambda: len(consumer.reserve(5, 0)) == 1,
+        "ack": lambda: consumer.settle([Ack(leases[0])]) == [None],
+        "acks": lambda: consumer.settle([Ack(lease) for lease in leases]) == [None] * 3,
+        "release": lambda: consumer.settle([Release(lease, 9) for lease in leases]) == [None] * 3,
+        "kick": lambda: backend.kick("q", 10) == 3,
+        "delete": lambda: delete_and_look(backend, "job-4"),
+        "reschedule": lambda: backend.reschedule("q", "job-4", 3) == "job-4",
+        "purge": lambda: backend.purge("q", [State.READY]) == 1,
+    }
+    commit = Session.commit
+    failures = iter([True, True, False])
+
+    def unlucky(self: Session, *texts: str) -> Any:
+        if next(failures, False):
+            if self.in_transaction and texts:
+                self.ask(*texts)  # all but the COMMIT, to be rolled back
+            raise pymysql.err.OperationalError(code, "as the server would say")
+        return commit(self, *texts)
+
+    monkeypatch.setattr(Session, "commit", unlucky)
+    before = replay.counted[code]
+    assert verbs[verb]()
+    assert replay.counted[code] == before + 2
+
+
+def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, place: Place, jobs: Jobs) -> None:
+    with (
+        open_backend(f"{place.url}?timeout=0.5") as backend,
+        mysql_server.client(place.name, autocommit=False) as holder,
+    ):
+        backend.enqueue("q", jobs(2))
+        with holder.cursor() as cursor:
+            cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+            cursor.execute("SELECT * FROM multiq_jobs FOR UPDATE")
+        with pytest.raises(BackendTimeout) as caught:
+            backend.delete("q", "job-1")
+        assert isinstance(caught.value.__cause__, pymysql.MySQLError)
+        # who looks for jobs is not held up, and nor is who brings some
+        assert backend.consumer(["q"]).reserve(2, 0) == []
+        backend.enqueue("q", jobs(1))
+        assert [lease.id for lease in backend.consumer(["q"]).reserve(3, 0)] == ["job-3"]
+        holder.rollback()
+        backend.delete("q", "job-1")
+
+
+def test_nothing_of_ours_stays_open_between_calls(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs
+) -> None:
+    backend.enqueue("q", jobs(5))
+    consumer = backend.consumer(["q"])
+    consumer.settle([Release(lease) for lease in consumer.reserve(2, 0)])
+    consumer.reserve(9, 0)
+    consumer.reserve(9, 0)
+    with contextlib.suppress(Exception):
+        backend.delete("q", "job-1")
+    assert mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state IS NOT NULL") == ((0,),)
+
+
+# --- what is not ours ------------------------------------------------------------------------------------
+
+
+def test_a_table_that_was_dropped_is_told_and_made_again(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
+    with pytest.raises(BackendCorrupt, match="multiq schema up"):
+        backend.stats("q")
+
+
+def test_names_that_a_collation_would_take_for_one(backend: MysqlBackend, jobs: Jobs) -> None:
+    for name in ("mail", "Mail", "MAIL"):
+        backend.enqueue(name, jobs())
+    assert backend.queues() == ["MAIL", "Mail", "mail"]
+    assert all(backend.stats(name).ready == 1 for name in backend.queues())
+
+
+# --- floors ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on which every scan from the bottom takes too long to be made often."""
+    monkeypatch.setattr(floors, "CHEAP", -1.0)
+    monkeypatch.setattr(floors, "MANY", 0)
+    monkeypatch.setattr(floors, "_LONGEST", 3600.0)
+    monkeypatch.setattr(floors, "BUSY", 10**9)
+
+
+def test_a_scan_goes_on_where_the_last_one_ended() -> None:
+    lane = Lane()
+    assert lane.sql is BOTTOM
+    lane.taken([(5, 1), (5, 9)])
+    lane.bottom.looked(1.0)
+    assert lane.sql is BOTTOM  # so few jobs cannot have been what was slow
+    lane.bottom.taken(floors.MANY)
+    assert lane.sql == "place = 5 AND seq > 9"
+    lane.enqueued(5)
+    assert lane.sql is not BOTTOM
+    lane.enqueued(4)
+    assert lane.sql is BOTTOM
+
+
+def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
+    consumer = backend.consumer(["q"])
+    backend.enqueue("q", jobs(10, priority=7))
+    backend.enqueue("q", jobs(10, priority=9))
+    found = [lease.id for _ in range(9) for lease in consumer.reserve(3, 0)]
+    assert found == [f"job-{number}" for number in range(1, 21)]
+
+
+def test_a_released_job_is_taken_before_younger_ones_behind_a_floor(
+    backend: MysqlBackend, jobs: Jobs, slow: None
+) -> None:
+    consumer = backend.consumer(["q"])
+    backend.enqueue("q", jobs(9))
+    first = consumer.reserve(3, 0)
+    assert consumer.settle([Release(first[1])]) == [None]
+    assert [lease.id for lease in consumer.reserve(3, 0)] == ["job-2", "job-4", "job-5"]
+
+
+def test_jobs_are_taken_once_by_many_at_a_time(backend: MysqlBackend, jobs: Jobs) -> None:
+    made = [job_id for _ in range(10) for job_id in backend.enqueue("q", jobs(100))]
+    taken: list[str] = []
+
+    def take() -> None:
+        with backend.consumer(["q"]) as consumer:
+            leases = consumer.reserve(7, 5)
+            while leases:
+                taken.extend(lease.id for lease in leases)
+                answers, leases = consumer.exchange([Ack(lease) for lease in leases], 7, 0)
+                assert not any(answers)
+
+    threads = [threading.Thread(target=take) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(taken) == sorted(made)
+    assert backend.queues() == []

@@ -1,0 +1,189 @@
+"""Who waits is woken: by threads beside it at once, by other processes at its next look, and by time alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, NewJob
+from multiq.errors import BackendUnavailable
+from multiq.registry import open_backend
+from multiq_mysql import waiting
+from multiq_mysql.connection import Connection
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from servers.mysql import MysqlDatabases, MysqlServer, Place
+
+    from multiq_mysql.backend import MysqlBackend
+
+    Jobs = Callable[..., list[NewJob]]
+
+FOR_EVER = 60.0  # seconds; no test waits for it
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits looks only once a minute."""
+    monkeypatch.setattr(waiting, "_FIRST_NAP", FOR_EVER)
+    monkeypatch.setattr(waiting, "IDLE_POLL", FOR_EVER)
+    monkeypatch.setattr("multiq_mysql.consumer._LONGEST_SLEEP", FOR_EVER)
+
+
+@pytest.fixture
+def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The looks that are made, each as its statement."""
+    made: list[str] = []
+    ask = Connection.ask
+
+    def noted(self: Connection, text: str) -> object:
+        made.append(text)
+        return ask(self, text)
+
+    monkeypatch.setattr(Connection, "ask", noted)
+    return made
+
+
+def test_a_producer_of_this_process_wakes_at_once(
+    backend: MysqlBackend, place: Place, jobs: Jobs, no_looks: None
+) -> None:
+    with open_backend(place.url) as same_database:
+        producer = threading.Timer(0.2, same_database.enqueue, ("q", jobs()))
+        producer.start()
+        assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
+        producer.join()
+
+
+@pytest.mark.parametrize("end", ["delay", "lease", "pause"])
+def test_time_alone_wakes(backend: MysqlBackend, jobs: Jobs, end: str) -> None:
+    started = time.time()
+    backend.enqueue("q", jobs(1, delay=1.0 if end == "delay" else 0.0, ttr=1.0))
+    if end == "lease":
+        assert len(backend.consumer(["q"]).reserve(1, 0)) == 1
+    if end == "pause":
+        backend.pause("q", 1.0)
+    assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
+    assert time.time() - started >= 1.0
+
+
+def test_another_process_wakes(backend: MysqlBackend, place: Place) -> None:
+    source = """
+        import sys
+        from multiq.backend import NewJob
+        from multiq.registry import open_backend
+
+        backend = open_backend(sys.argv[1])
+        backend.stats("q")
+        for number, _ in enumerate(sys.stdin):
+            backend.enqueue("q", [NewJob(b"x", str(number))])
+    """
+    command = [sys.executable, "-W", "error", "-c", textwrap.dedent(source), place.url]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as other, backend.consumer(["q"]) as consumer:
+        assert other.stdin is not None
+        for _ in range(3):
+            other.stdin.write("go\n")
+            other.stdin.flush()
+            (lease,) = consumer.reserve(1, 30)
+            assert consumer.settle([Ack(lease)]) == [None]
+        other.stdin.close()
+
+
+@pytest.mark.parametrize("idle", [0.05, 1.2])
+def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: MysqlBackend, idle: float, no_looks: None) -> None:
+    consumer = backend.consumer(["q"])
+    threading.Timer(idle, consumer.interrupt).start()
+    assert consumer.reserve(1, 100) == []
+    consumer.interrupt()
+    assert consumer.reserve(1, 100) == []
+
+
+def test_one_process_looks_once_for_all_who_wait(backend: MysqlBackend, looks: list[str]) -> None:
+    consumers = [backend.consumer([f"q{number}"]) for number in range(5)]
+    threads = [threading.Thread(target=consumer.reserve, args=(1, FOR_EVER)) for consumer in consumers]
+    for thread in threads:
+        thread.start()
+    until_all_wait(backend, 5)
+    looks.clear()
+    seen = threading.Event()
+    while not (seen.wait(0.01) or len(looks) >= 10):
+        pass
+    # each of these looks is for all five
+    assert all(text.count("CONCAT_WS") == 5 for text in looks[1:10])
+    for consumer in consumers:
+        consumer.interrupt()
+    for thread in threads:
+        thread.join()
+
+
+def test_when_the_one_who_looks_leaves_another_one_looks(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    first, second = backend.consumer(["a"]), backend.consumer(["b"])
+    found: list[bytes] = []
+    threads = [
+        threading.Thread(target=first.reserve, args=(1, FOR_EVER)),
+        threading.Thread(target=lambda: found.extend(lease.body for lease in second.reserve(1, FOR_EVER))),
+    ]
+    threads[0].start()
+    until_all_wait(backend, 1)
+    threads[1].start()
+    until_all_wait(backend, 2)
+    # When the first one, who looks, is called away, and the job comes from where nobody rings
+    first.interrupt()
+    threads[0].join()
+    mysql_server.ask(
+        "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "
+        "VALUES ('b', '1234567890123456', 0, 5, 5, 60000000, 0, 'rang nowhere')",
+        database=place.name,
+    )
+    threads[1].join()
+    assert found == [b"rang nowhere"]
+
+
+def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks: list[str]) -> None:
+    consumer = backend.consumer(["q"])
+    consumer.reserve(1, 1.5)
+    looks.clear()
+    consumer.reserve(1, 2.0)
+    # a slow machine makes fewer; none makes more than one each IDLE_POLL less its jitter, and the call's own
+    assert len(looks) <= 2.0 / (waiting.IDLE_POLL * 0.9) + 3
+
+
+def test_who_waits_holds_nothing(backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs) -> None:
+    waiter = threading.Thread(target=backend.consumer(["q"]).reserve, args=(1, FOR_EVER))
+    waiter.start()
+    until_all_wait(backend, 1)
+    held = {
+        mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_rows_locked > 0")
+        for _ in range(20)
+    }
+    assert held == {((0,),)}
+    backend.enqueue("q", jobs())
+    waiter.join()
+
+
+def test_a_server_that_goes_away_ends_the_wait_with_an_error(new_mysql: Callable[..., MysqlServer]) -> None:
+    server = new_mysql()
+    with server.database() as place, open_backend(place.url) as backend, backend.consumer(["q"]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        threading.Timer(0.3, server.kill).start()
+        with pytest.raises(BackendUnavailable):
+            consumer.reserve(1, FOR_EVER)
+        # and once it is back, all goes on
+        server.start()
+        backend.enqueue("q", [NewJob(b"x", "id")])
+        assert len(consumer.reserve(1, 30)) == 1
+
+
+def until_all_wait(backend: MysqlBackend, count: int) -> None:
+    give_up_at = time.monotonic() + 30
+    while len(backend._database.watch._waiters) < count:
+        assert time.monotonic() < give_up_at
+        time.sleep(0.005)
