@@ -2,8 +2,8 @@
 
 Two questions. What enqueue, reserve and ack cost in front of a million waiting jobs, compared with an empty queue; and
 what reserve costs while somebody else on the server holds a snapshot open, so that nothing of a hundred thousand jobs
-that were worked off can be purged. Private servers, ``innodb_flush_log_at_trx_commit=1``. Needs the extra ``dev``,
-and mariadbd (``.ci/install-servers``).
+that were worked off can be purged. What is compared is done in turns, on private servers with
+``innodb_flush_log_at_trx_commit=1``. Needs the extra ``dev``, and mariadbd (``.ci/install-servers``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import subprocess
 import sys
 import time
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
@@ -39,6 +40,7 @@ QUEUE = "mail"
 BODY = b"x" * 100
 BATCH = 1_000
 SAMPLES = 500
+SETTINGS: dict[str, Any] = {"innodb_buffer_pool_size": "1G", "innodb_log_file_size": "512M"}
 TAKEN = 100  # jobs in a batch of who works them off
 _NEWCOMER = """
 import sys, time
@@ -61,7 +63,7 @@ def main() -> None:
     with console.status("") as status:
         for name, measure in {"waiting jobs": waiting_jobs, "an open snapshot": open_snapshot}.items():
             status.update(name)
-            with MysqlServer(innodb_buffer_pool_size="1G", innodb_log_file_size="512M") as server:
+            with MysqlServer(**SETTINGS) as server:
                 figures.update(measure(server, options))
     if options.json:
         print(json.dumps(figures, indent=2))
@@ -117,44 +119,63 @@ def _take(backend: Backend, consumer: Consumer, into: dict[str, list[float]]) ->
 
 
 def open_snapshot(server: MysqlServer, options: argparse.Namespace) -> Figures:
-    """The same work twice: with and without a transaction of somebody else's that began before it."""
+    """The same work on two servers in turns: one has a transaction of somebody else's that began before it."""
     figures: Figures = {"jobs worked off": options.past}
-    for name, is_held in (("no snapshot", False), ("snapshot held", True)):
-        with server.database() as place, open_backend(place.url) as backend, ExitStack() as stack:
-            _fill(backend, options.past)
-            if is_held:
-                reader = stack.enter_context(server.client(place.name))
-                with reader.cursor() as cursor:
-                    cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-                    cursor.execute("SELECT COUNT(*) FROM multiq_jobs")
-            with backend.consumer([QUEUE]) as consumer:
-                times = _work_off(consumer, options.past)
-                empty = sorted(_timed(lambda: consumer.reserve(1, 0)) for _ in range(SAMPLES))
-            figures[f"{name}: history list length"] = server.status("Innodb_history_list_length")
-            for what, values in {**times, "reserve of nothing": empty}.items():
+    with ExitStack() as stack:
+        other = stack.enter_context(MysqlServer(**SETTINGS))
+        sides = {"no snapshot": _Side(stack, other), "snapshot held": _Side(stack, server)}
+        for side in sides.values():
+            _fill(side.backend, options.past)
+        sides["snapshot held"].hold_snapshot(stack)
+        left = list(sides.values())
+        while left:
+            left = [side for side in left if not side.step(options.past)]
+        for _ in range(SAMPLES):
+            for side in sides.values():
+                side.times["reserve of nothing"].append(_timed(lambda side=side: side.consumer.reserve(1, 0)))  # type: ignore[misc]
+        for name, side in sides.items():
+            figures[f"{name}: history list length"] = side.server.status("Innodb_history_list_length")
+            for what, values in side.times.items():
                 figures[f"{name}: {what}: median ms"], figures[f"{name}: {what}: p99 ms"] = (
                     seconds * 1000 for seconds in _summary(values)
                 )
-            first, median = _newcomer(place.url)
+            first, median = _newcomer(side.place.url)
             figures[f"{name}: a new process, its first reserve ms"] = first * 1000
             figures[f"{name}: a new process, its next ones: median ms"] = median * 1000
     return figures
 
 
-def _work_off(consumer: Consumer, count: int) -> dict[str, list[float]]:
-    """All jobs, by 100 and in between one by itself. Returns seconds of both kinds of reserve."""
-    done = 0
-    times: dict[str, list[float]] = {"reserve of one": [], "reserve of 100": []}
-    while done < count:
+class _Side:
+    """One server with a queue that is worked off, by 100 and in between one by itself."""
+
+    def __init__(self, stack: ExitStack, server: MysqlServer) -> None:
+        self.server = server
+        self.place = stack.enter_context(server.database())
+        self.backend = stack.enter_context(open_backend(self.place.url))
+        self.consumer = stack.enter_context(self.backend.consumer([QUEUE]))
+        self.times: dict[str, list[float]] = {"reserve of one": [], "reserve of 100": [], "reserve of nothing": []}
+        self._done = 0
+
+    def hold_snapshot(self, stack: ExitStack) -> None:
+        reader = stack.enter_context(self.server.client(self.place.name))
+        with reader.cursor() as cursor:
+            cursor.execute("START TRANSACTION WITH CONSISTENT SNAPSHOT")
+            cursor.execute("SELECT COUNT(*) FROM multiq_jobs")
+
+    def step(self, count: int) -> bool:
+        """Reserve one, then 100, and ack them. Whether all *count* are done."""
         for limit, name in ((1, "reserve of one"), (TAKEN, "reserve of 100")):
+            if self._done == count:
+                return True
             leases: list[Lease] = []
-            times[name].append(_timed(lambda into=leases, limit=limit: into.extend(consumer.reserve(limit, 0))))  # type: ignore[misc]
-            if consumer.settle([Ack(lease) for lease in leases]).count(None) != len(leases):
-                raise SystemExit("the figures are void: a lease was lost")
-            done += len(leases)
-        if not leases and done < count:
-            raise SystemExit(f"the figures are void: {count - done} of {count} jobs were not handed out")
-    return times
+            self.times[name].append(_timed(partial(self._reserve, leases, limit)))
+            if not leases or any(self.consumer.settle([Ack(lease) for lease in leases])):
+                raise SystemExit(f"the figures are void: {count - self._done} of {count} jobs were lost")
+            self._done += len(leases)
+        return self._done == count
+
+    def _reserve(self, into: list[Lease], limit: int) -> None:
+        into += self.consumer.reserve(limit, 0)
 
 
 def _newcomer(url: str) -> tuple[float, float]:
