@@ -5,10 +5,12 @@ One deterministic test each. The server is real, and so is what is done to it.
 
 from __future__ import annotations
 
+import signal
 import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -335,6 +337,65 @@ def test_a_slow_way_makes_no_lease_end_early(
         with worker(tmp_path, url_of(slow.port), "stop_when_empty=True, threads=2") as process:
             assert process.wait(60) == 0, process.log
             assert sorted(numbers(process.diary, "start")) == list(range(12))
+
+
+class _Interrupted(BaseException):
+    """What a signal's handler raises, at any line of ours."""
+
+
+@pytest.fixture
+def alarm() -> Iterator[Callable[[float], object]]:
+    """In so many seconds, something is raised wherever this thread is."""
+
+    def ring(*_: object) -> None:
+        raise _Interrupted
+
+    before = signal.signal(signal.SIGALRM, ring)
+    yield lambda seconds: signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("what", ["stats", "enqueue", "reserve", "settle", "wait"])
+def test_what_is_raised_in_the_middle_of_a_call_leaves_the_next_ones_in_step(
+    new_beanstalk: NewBeanstalk, alarm: Callable[[float], object], what: str
+) -> None:
+    server = new_beanstalk()
+    with (
+        Proxy(server.address) as proxy,
+        open_backend(url_of(proxy.port)) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        open_backend(server.url) as near,
+    ):
+        interrupted = 0
+        for step in range(30):
+            near.enqueue(QUEUE, [new()])
+            (lease,) = consumer.reserve(1, 5)
+            calls: dict[str, Callable[[], object]] = {
+                "stats": lambda: backend.stats(QUEUE),
+                "enqueue": lambda: backend.enqueue("elsewhere", [new()]),
+                "reserve": lambda: consumer.reserve(1, 0),
+                "settle": partial(consumer.settle, [Ack(lease)]),
+                "wait": lambda: consumer.reserve(1, 0.5),
+            }
+            proxy.mode = Latency(0.02)
+            try:
+                alarm(0.0005 + step * 0.001)
+                calls[what]()
+                alarm(0)
+            except _Interrupted:
+                interrupted += 1
+            proxy.mode = Pass()
+            # Then each call gets its own answer
+            assert backend.stats("never-used").ready == 0
+            (job_id,) = near.enqueue("probe", [new(b"probe")])
+            assert backend.peek("probe", job_id).body == b"probe"
+            # And no job is lost: it is settled now, or ready again for who comes next
+            consumer.settle([Ack(lease)])
+            while found := consumer.reserve(5, 0):
+                consumer.settle([Ack(one) for one in found])
+            until(lambda: QUEUE not in near.queues(), what=lambda: f"{near.stats(QUEUE)} is settled")
+        assert interrupted > 10
 
 
 # --- the server refuses ----------------------------------------------------------------------------------
