@@ -296,13 +296,16 @@ class RedisConsumer(Consumer):
     # --- waiting ---
 
     def _wait(self, limit: int, give_up_at: float) -> list[Lease]:
+        look_every = self._caller.servers.look_every
         while not self._interrupted:
             now = time.monotonic()
             if now >= give_up_at:
                 break
             change_at = min(self._change_at.values(), default=_NEVER)
-            look_at = min(change_at, self._looked_at + self._caller.servers.look_every)
+            look_at = min(change_at, self._looked_at + look_every)
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
+            if wake_at == give_up_at:  # who looks at the end of one wait need not wake up in the middle of the next
+                look_at = min(look_at, self._looked_at + look_every - _LOOK_LATE)
             rang = False
             if wake_at > now:
                 exact = change_at == wake_at or wake_at - now < _COARSE_FROM
