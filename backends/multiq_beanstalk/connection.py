@@ -7,6 +7,7 @@ docs/decisions/0010. Its exceptions are the causes of ours.
 from __future__ import annotations
 
 import contextlib
+import math
 import select
 import socket
 import struct
@@ -52,6 +53,8 @@ class Wire:
         """The tokens of leases, which live and die with this connection."""
         self.facts: Facts | None = None
         """What the server says of itself, once it was asked here."""
+        self.taken_at = -math.inf
+        """When it was last lent to somebody, by the deadline of his call."""
         self._buffer = b""
         self._at = 0  # in the buffer
         self._granted = 0.0  # seconds that the next receive may take

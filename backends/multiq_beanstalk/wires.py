@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .connection import Address, Reply, Wire
     from .facts import Facts
 
+_FRESH = 0.02  # seconds since a connection was last taken in which it is not looked at before it is used again
 _MAX_IDLE = 8  # connections kept for the next thread
 
 
@@ -67,7 +68,8 @@ class Wires:
                 wire = self._idle.pop()
             except IndexError:
                 return self.open(deadline)
-            if wire.is_alive():
+            taken_at, wire.taken_at = wire.taken_at, deadline
+            if deadline - taken_at < _FRESH or wire.is_alive():
                 return wire
 
     def put_back(self, wire: Wire) -> None:
