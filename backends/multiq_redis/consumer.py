@@ -332,6 +332,7 @@ class RedisConsumer(Consumer):
         for line in self._sleeper.rang:
             if line not in self._asked:
                 self._sleeper.ring(line)
+        self._sleeper.rang.clear()
 
     def _hand_over_the_watch(self) -> None:
         """We were told of something that is due soon, and shall not be here."""
