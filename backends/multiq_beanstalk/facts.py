@@ -12,6 +12,9 @@ class Facts(NamedTuple):
     """A server, as its ``stats`` tell."""
 
     max_body: int
+    """Bytes. With a log two less than it takes: of a larger body it counts the line's end when it reads its log again,
+    finds it too large, and stops reading there, so that all later jobs of the file are lost (seen with 1.12).
+    """
     has_log: bool
     """Whether it was started with ``-b``."""
 
@@ -77,6 +80,8 @@ class TubeFacts(NamedTuple):
         return bool(self.ready or self.delayed or self.reserved or self.buried or self.pause)
 
 
+_LINE_END = 2  # bytes
+
 NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
@@ -97,7 +102,8 @@ def server_facts(body: bytes) -> Facts:
     found = _SERVER.search(body)
     if found is None:
         raise ProtocolError("its stats lack max-job-size or binlog-current-index")
-    return Facts(int(found[1]), int(found[2]) > 0)
+    has_log = int(found[2]) > 0
+    return Facts(int(found[1]) - (_LINE_END if has_log else 0), has_log)
 
 
 def job_facts(body: bytes) -> JobFacts:

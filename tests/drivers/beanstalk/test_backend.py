@@ -9,7 +9,7 @@ import pytest
 
 from multiq.backend import Ack, NewJob, State
 from multiq.capabilities import Gap
-from multiq.errors import BackendFull, BackendUnavailable, JobReserved, UrlInvalid
+from multiq.errors import BackendFull, BackendUnavailable, JobReserved, PayloadTooLarge, UrlInvalid
 from multiq.ids import new_id
 from multiq.registry import open_backend
 from multiq_beanstalk.backend import BeanstalkBackend
@@ -128,6 +128,27 @@ def test_an_error_of_the_servers_has_greenstalks_as_its_cause(new_beanstalk: New
         with pytest.raises(BackendUnavailable) as refused:
             backend.enqueue(QUEUE, [new()])
         assert isinstance(refused.value.__cause__, greenstalk.DrainingError)
+
+
+# --- bodies that the log would not give back -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("limit", [None, 1000])
+def test_the_largest_body_and_what_comes_after_it_are_there_after_a_restart(
+    new_beanstalk: NewBeanstalk, limit: int | None
+) -> None:
+    """The server takes two bytes more, and finds them too many when it reads its log: then it reads no further."""
+    server = new_beanstalk(binlog=True, fsync_ms=None, max_job_size=limit)
+    with open_backend(server.url) as backend:
+        largest = backend.capabilities.max_body
+        assert largest == (limit or 65535) - 2
+        with pytest.raises(PayloadTooLarge, match="-z"):
+            backend.enqueue(QUEUE, [new(b"x" * (largest + 1))])
+        backend.enqueue(QUEUE, [new(b"x" * largest), new(b"after")])
+        server.stop()
+        server.start()
+        assert backend.stats(QUEUE).ready == 2
+        assert "missing" not in server.log
 
 
 # --- a job that the log does not know --------------------------------------------------------------------
