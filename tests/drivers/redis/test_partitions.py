@@ -291,10 +291,8 @@ def test_a_batch_that_one_node_has_no_room_for_tells_what_the_others_took() -> N
     from servers.redis import RedisCluster
 
     with RedisCluster() as cluster, open_backend(f"{cluster.url}?partitions={SPREAD}&timeout=2") as backend:
-        put(backend, 100)
-        backend.purge(QUEUE, [State.READY])
         # Given one master that is full
-        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", LINES[1]))))
+        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first line
         full.set("maxmemory", "1")
         # When a batch goes to all of them
         jobs = [NewJob(b"x", job_id) for job_id in new_ids(100)]
