@@ -50,8 +50,9 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowResolver]:
     slow.go.set()
 
 
-@pytest.mark.parametrize("scheme", ["redis://{}", "redis+cluster://{}", "redis+sentinel://{}/jobs"])
+@pytest.mark.parametrize("scheme", ["redis://{}:1", "redis+cluster://{}:2", "redis+sentinel://{}:3/jobs"])
 def test_a_name_that_is_not_found_in_time_is_a_timeout(slow: SlowResolver, scheme: str) -> None:
+    # each with a port of its own: an answer to the question of the test before would do for this one, too
     with open_backend(scheme.format(NAME) + "?timeout=0.2") as backend, pytest.raises(BackendTimeout, match="DNS"):
         backend.stats(QUEUE)
 
@@ -76,12 +77,12 @@ def test_a_name_is_looked_up_once_for_all_who_wait_and_used_when_it_is_there(
 def test_a_forked_child_looks_for_itself(slow: SlowResolver) -> None:
     # Given a parent in whose thread a name is looked up
     with pytest.raises(resolver.NameTimeoutError):
-        resolver.addresses(NAME, 1, time.monotonic() + 0.1)
+        resolver.addresses(NAME, 4, time.monotonic() + 0.1)
     pid = os.fork()
     if pid == 0:  # pragma: no cover - in the child
         try:
             slow.go.set()
-            found = resolver.addresses(NAME, 1, time.monotonic() + 30)
+            found = resolver.addresses(NAME, 4, time.monotonic() + 30)
             os._exit(0 if found and slow.asked == 2 else 1)
         finally:
             os._exit(2)
