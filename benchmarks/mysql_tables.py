@@ -2,7 +2,7 @@
 
     python benchmarks/mysql_tables.py
 
-together: one table, bodies in it. apart: bodies in a table of their own. split: ready and reserved jobs listed in narrow
+together: one table, bodies in it. apart: bodies in a table of their own. split: ready and reserved jobs listed in small
 tables that a job moves between, the rest of it in a third (as Solid Queue does). Each job is inserted 1,000 at a time,
 claimed 100 at a time, and deleted with the next claim, in one transaction.
 """

@@ -22,7 +22,8 @@ The tables are named ``multiq_...``, and a job can be enqueued inside the applic
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING, Any, ClassVar
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
 
@@ -54,13 +55,15 @@ from .login import OPTIONS, Login
 from .statements import Sql, render
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord
     from multiq.clock import Clock
     from multiq.url import BackendUrl
 
     from .connection import Session
+
+_T = TypeVar("_T")
 
 _CODES = {
     State.READY: (READY, AGAIN),
@@ -125,8 +128,7 @@ class MysqlBackend(Backend):
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
             statements = inserts(queue, jobs, now)
             self._run(lambda session: _insert(session, preface, statements))
-            self._database.watch.floors(queue).ready.enqueued(min(job.priority for job in jobs))
-            self._database.watch.ring()
+            self._database.watch.enqueued(queue, min(job.priority for job in jobs))
         return [job.id for job in jobs]
 
     # --- consuming ---
@@ -234,7 +236,7 @@ class MysqlBackend(Backend):
 
     # --- how ---
 
-    def _run(self, work: Any) -> Any:
+    def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._database.borrowed() as connection:
             return connection.run(work)
 
@@ -283,7 +285,7 @@ class MysqlBackend(Backend):
         while found := self._select("purgeable", place=place, seq=seq, **which):
             place, seq = found[-1]
             seqs = sorted(number for _, number in found)
-            purged += self._run(lambda session, seqs=seqs: _purge_some(session, seqs, code))
+            purged += self._run(functools.partial(_purge_some, seqs=seqs, code=code))
         return purged
 
     def _check_sizes(self, jobs: Sequence[NewJob]) -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import struct
 import threading
 import time
 import weakref
@@ -26,8 +27,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pymysql
 from pymysql.constants import CLIENT
+from pymysql.constants.CR import CR_MALFORMED_PACKET
 
-from multiq.errors import MultiqError
+from multiq.errors import BackendUnavailable, MultiqError
 
 from . import schema
 from .failures import code_of, explain, is_lost
@@ -55,13 +57,17 @@ _GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told t
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
 _VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
 
+#: what PyMySQL stumbles over in a reply that is no reply
+_GARBLED = (AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error)
+
 #: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
     # inside a transaction MariaDB can tell sooner; a comment for MySQL
-    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) /*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
+    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) "
+    f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
 
@@ -105,9 +111,11 @@ class Database:
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
         """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""
-        opened = self.login.connect(
-            max(timeout, _SHORTEST_TIMEOUT), init_command=_SESSION, client_flag=CLIENT.MULTI_STATEMENTS, autocommit=True
-        )
+        ours = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
+        try:
+            opened = self.login.connect(max(timeout, _SHORTEST_TIMEOUT), **ours)
+        except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
+            raise BackendUnavailable(f"{self.login.place} cannot be logged in to: {exc}") from exc
         try:
             schema.ensure(opened)
             self._ask_facts(opened)
@@ -192,6 +200,8 @@ class Session:
         except pymysql.MySQLError as exc:
             self.is_broken = is_lost(exc)
             raise
+        except _GARBLED as exc:
+            raise pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {exc!r}") from exc
         self.is_broken = False
         return answers
 

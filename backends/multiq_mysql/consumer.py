@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, NamedTuple
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.errors import BackendError
 
-from .floors import BOTTOM, BUSY, IDLE
+from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, promote, unpacked
 from .settling import Batch
 from .statements import render
 from .waiting import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from multiq.backend import Verdict
     from multiq.errors import LeaseLost
@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from .jobs import Outlook
     from .settling import Fence
     from .statements import Sql
+
+_START_CLOCK = "SET @multiq_at = SYSDATE(6)"
+_READ_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, @multiq_at, SYSDATE(6))"
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever happens
 
@@ -184,10 +187,12 @@ class MysqlConsumer(Consumer):
         return turn
 
     def _take_turn(self, session: Session, batch: Batch | None, limit: int) -> _Turn:
-        if self._claimed and (leases := self._read_back(session, limit)):
-            return _Turn(self._settle(session, batch) if batch else [], leases, [])
-        answers: list[LeaseLost | None] = []
-        acks: list[str] = []
+        if self._claimed and (ours := self._read_back(session)):
+            answers = self._settle(session, batch) if batch else []
+            self._claimed = ours[limit:]
+            return _Turn(answers, ours[:limit], [])
+        self._claimed = []
+        answers, acks = [], []
         if batch is not None and batch.is_short and not self._doubted:
             answers, acks = batch.all_done(), batch.acks()
         elif batch is not None:
@@ -210,9 +215,9 @@ class MysqlConsumer(Consumer):
         statements = [*acks, question.sql, *claim.sql]
         answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
         settled = sum(answer.affected for answer in answers[: len(acks)])
-        look, again, ready = answers[len(acks) :]
+        look, *claimed = answers[len(acks) :]
         outlooks = question.answered(look.rows)
-        rows = claim.answered(session, again, ready)
+        rows = claim.answered(session, claimed)
         outlooks = [
             outlook._replace(has_ready=bool(rows)) if outlook.queue == self._hint else outlook for outlook in outlooks
         ]
@@ -229,7 +234,7 @@ class MysqlConsumer(Consumer):
                 rows = claimed.get(outlook.queue)
                 if rows is None:
                     claim = _Claim(self._database, outlook.queue, left)
-                    rows = claim.answered(session, *session.ask(*claim.sql))
+                    rows = claim.answered(session, session.ask(*claim.sql))
                 if rows and not chosen:
                     self._hint = outlook.queue
                 chosen += rows[:left]
@@ -263,15 +268,13 @@ class MysqlConsumer(Consumer):
                 lane.taken([(row.priority, row.seq) for row in taken if row.is_again == is_again])
             floors.taken(len(taken))
 
-    def _read_back(self, session: Session, limit: int) -> list[Lease]:
+    def _read_back(self, session: Session) -> list[Lease]:
         """Those of the leases in doubt that are ours."""
         fences = [lease.token.split(":") for lease in self._claimed]
         token = int(fences[0][1])
         asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._database.now)
         live = {seq for (seq,) in session.ask(asked)[0].rows}
-        found = [lease for lease, (seq, _) in zip(self._claimed, fences, strict=True) if int(seq) in live]
-        self._claimed = found[limit:]
-        return found[:limit]
+        return [lease for lease, (seq, _) in zip(self._claimed, fences, strict=True) if int(seq) in live]
 
     # --- settling ---
 
@@ -321,35 +324,45 @@ class _Claim:
 
     @property
     def sql(self) -> list[str]:
-        return [self._select(state, floor) for state, _, floor in self._lanes]
+        """A statement for each lane, and those that tell how long it took, where that matters."""
+        return [text for lane in self._lanes for text in self._scan(*lane)]
 
-    def answered(self, session: Session, again: Answer, ready: Answer) -> list[_Row]:
+    def answered(self, session: Session, answers: Sequence[Answer]) -> list[_Row]:
         """The rows in their order."""
-        is_empty = not (again.rows or ready.rows)
-        found = [
-            self._found(session, lane, answer, is_empty=is_empty)
-            for lane, answer in zip(self._lanes, (again, ready), strict=True)
-        ]
-        return sorted([*found[0], *found[1]])[: self._limit] if found[0] else found[1]
+        left = iter(answers)
+        again, ready = (self._found(lane, left) for lane in self._lanes)
+        if not again and not ready:
+            again, ready = (self._look_below(session, lane) for lane in self._lanes)
+        return sorted([*again, *ready])[: self._limit] if again else ready
 
-    def _found(self, session: Session, asked: tuple[int, Lane, Sql], answer: Answer, *, is_empty: bool) -> list[_Row]:
-        state, lane, floor = asked
-        is_from_bottom = floor is BOTTOM
-        if is_empty and not is_from_bottom and lane.bottom.is_due(IDLE):
-            (answer,) = session.ask(self._select(state, BOTTOM))
-            is_from_bottom = True
-        if is_from_bottom:
-            lane.bottom.looked(int(answer.rows[0][0].rpartition(" ")[2]) / SECOND if answer.rows else 0.0)
-        elif len(answer.rows) < self._limit:
-            lane.bottom.hurry()  # what is left of this priority is gone: on to the next one
-        return [self._row(row, is_again=state == AGAIN) for row in answer.rows]
-
-    def _select(self, state: int, floor: Sql) -> str:
-        return render(
+    def _scan(self, state: int, lane: Lane, floor: Sql) -> list[str]:
+        select = render(
             "claim", queue=self._queue.encode(), state=state, floor=floor, limit=self._limit, now=self._database.now
         )
+        if floor is BOTTOM and lane.bottom.is_suspect:
+            return [_START_CLOCK, select, _READ_CLOCK]
+        return [select]
+
+    def _found(self, asked: tuple[int, Lane, Sql], answers: Iterator[Answer]) -> list[_Row]:
+        """The rows of one lane, from which its floor learns."""
+        state, lane, floor = asked
+        read = [next(answers) for _ in self._scan(*asked)]
+        rows = read[len(read) // 2].rows
+        if floor is BOTTOM:
+            lane.looked(read[2].rows[0][0] / SECOND if len(read) > 1 else 0.0, len(rows))
+        elif floor is not NOTHING and len(rows) < self._limit:
+            lane.bottom.hurry()  # what was left of this priority is taken: on to the next one
+        return [self._row(row, is_again=state == AGAIN) for row in rows]
+
+    def _look_below(self, session: Session, asked: tuple[int, Lane, Sql]) -> list[_Row]:
+        """Who finds nothing anywhere looks from the bottom, where that was not done just now."""
+        state, lane, floor = asked
+        if floor is BOTTOM or not lane.bottom.is_due(IDLE):
+            return []
+        below = (state, lane, BOTTOM)
+        return self._found(below, iter(session.ask(*self._scan(*below))))
 
     def _row(self, row: tuple[str, bytes, bytes], *, is_again: bool) -> _Row:
         head, job_id, body = row
-        seq, priority, ttr, attempt, crashes, kicks, age, _ = map(int, head.split())
+        seq, priority, ttr, attempt, crashes, kicks, age = map(int, head.split())
         return _Row(priority, seq, self._queue, ttr, attempt, crashes, kicks, age, job_id, body, is_again)

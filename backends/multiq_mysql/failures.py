@@ -19,6 +19,7 @@ _LOST = frozenset(
         2013,  # lost during the query
         2014,  # out of sync
         2026,  # TLS
+        2027,  # malformed
         2055,  # lost, with the system's error
         1053,  # shutting down
         1080,  # forced close

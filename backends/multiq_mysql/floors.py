@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 CHEAP = 0.002  # seconds; what takes no longer is done every time
 MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
 BUSY, IDLE, POLL = 100, 10, 12  # beyond that a scan takes one part in so many: at work, out of work, waiting
-_LONGEST = 0.8  # seconds between two looks from the bottom, or as long as one takes
+_LONGEST = 0.8  # seconds between two looks from the bottom of who has nothing to do, or as long as one takes
+_LONGEST_BUSY = 10.0  # the same of who takes one job after another
 
 BOTTOM = Sql("TRUE")
 """The condition of a scan that begins at the bottom."""
@@ -35,16 +36,23 @@ NOTHING = Sql("FALSE")
 class Bottom:
     """When to begin at the bottom again."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_wait: bool) -> None:
+        self._may_wait = may_wait
         self._took = 0.0
         self._looked_at = 0.0
         self._taken = 0
+
+    @property
+    def is_suspect(self) -> bool:
+        """Whether enough was taken for it to have become slow: how long it takes has to be measured."""
+        return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
         """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
-        return time.monotonic() >= self._looked_at + min(share * self._took, max(_LONGEST, self._took))
+        longest = _LONGEST_BUSY if share == BUSY and self._may_wait else _LONGEST
+        return time.monotonic() >= self._looked_at + min(share * self._took, max(longest, self._took))
 
     def looked(self, took: float) -> None:
         """It took so many seconds to find something, or nothing."""
@@ -65,27 +73,36 @@ class Bottom:
 class Lane:
     """One kind of a queue's ready jobs: the floor below which this process has taken them all."""
 
-    def __init__(self) -> None:
-        self.bottom = Bottom()
+    def __init__(self, *, may_wait: bool) -> None:
+        self.bottom = Bottom(may_wait=may_wait)
         self._last: tuple[int, int] | None = None
+        self._is_empty = False
 
     @property
     def sql(self) -> Sql:
-        """The condition of a scan: from the bottom, or from the floor on."""
-        if self._last is None or self.bottom.is_due(BUSY):
+        """The condition of a scan: from the bottom, or from the floor on, or none where nothing was."""
+        if self.bottom.is_due(BUSY):
+            return BOTTOM
+        if self._is_empty:
+            return NOTHING
+        if self._last is None:
             return BOTTOM
         priority, seq = self._last
         return Sql(f"place = {priority} AND seq > {seq}")
+
+    def looked(self, took: float, rows: int) -> None:
+        """A scan from the bottom took so many seconds and found so many rows."""
+        self.bottom.looked(took)
+        self._is_empty = not rows
 
     def taken(self, places: Sequence[tuple[int, int]]) -> None:
         """The first ones, as (priority, seq) in their order, are taken."""
         if places:
             self._last = places[-1]
-            self.bottom.taken(len(places))
 
     def enqueued(self, priority: int) -> None:
         """This process has enqueued something: more urgent than where the floor is?"""
-        if self._last is not None and priority < self._last[0]:
+        if self._is_empty or (self._last is not None and priority < self._last[0]):
             self.bottom.hurry()
 
 
@@ -93,11 +110,12 @@ class Floors:
     """One queue's floors."""
 
     def __init__(self) -> None:
-        self.ready = Lane()
-        self.again = Lane()
-        self.due = Bottom()
+        self.ready = Lane(may_wait=True)
+        self.again = Lane(may_wait=False)
+        self.due = Bottom(may_wait=False)
         """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
 
     def taken(self, jobs: int) -> None:
-        """So many jobs left the ready ones, and will leave the reserved ones."""
-        self.due.taken(jobs)
+        """So many jobs have left entries behind: among the ready ones, and soon among the reserved ones."""
+        for bottom in (self.ready.bottom, self.again.bottom, self.due):
+            bottom.taken(jobs)

@@ -66,6 +66,12 @@ class Watch:
         """The queue's floors."""
         return self._floors.setdefault(queue, Floors())
 
+    def enqueued(self, queue: str, priority: int) -> None:
+        """This process has enqueued something: whoever waits wakes, and whoever works looks at what is more urgent."""
+        if queue in self._floors:  # who only produces needs none
+            self._floors[queue].ready.enqueued(priority)
+        self.ring()
+
     def ring(self) -> None:
         """Wake all who wait in this process."""
         with self._guard:

@@ -1,8 +1,6 @@
 -- The best jobs of one kind of ready ones. The index gives the order, so that no more rows are locked than are handed
--- out: a sort would lock the whole queue. SKIP LOCKED: what another consumer is just taking is not waited for. Last in
--- each text, how long it took to get there: the first row's tells of the entries that were stepped over.
-SELECT CONCAT_WS(' ', seq, priority, ttr, attempt, crashes, kicks, {now} - enqueued_at,
-    TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))), id, body
+-- out: a sort would lock the whole queue. SKIP LOCKED: what another consumer is just taking is not waited for.
+SELECT CONCAT_WS(' ', seq, priority, ttr, attempt, crashes, kicks, {now} - enqueued_at), id, body
 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
 WHERE queue = {queue} AND state = {state} AND {floor}
 ORDER BY place, seq

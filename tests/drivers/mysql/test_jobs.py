@@ -15,7 +15,7 @@ from multiq.ids import new_id
 from multiq.registry import open_backend
 from multiq_mysql import floors, replay
 from multiq_mysql.connection import Session
-from multiq_mysql.floors import BOTTOM, Lane
+from multiq_mysql.floors import BOTTOM, NOTHING, Lane
 from multiq_mysql.jobs import body_limit, inserts, microseconds, packed, unpacked
 from multiq_mysql.statements import NOW, literal
 
@@ -290,16 +290,25 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scan_goes_on_where_the_last_one_ended() -> None:
-    lane = Lane()
+    lane = Lane(may_wait=True)
     assert lane.sql is BOTTOM
     lane.taken([(5, 1), (5, 9)])
-    lane.bottom.looked(1.0)
+    lane.looked(1.0, rows=2)
     assert lane.sql is BOTTOM  # so few jobs cannot have been what was slow
     lane.bottom.taken(floors.MANY)
     assert lane.sql == "place = 5 AND seq > 9"
     lane.enqueued(5)
     assert lane.sql is not BOTTOM
     lane.enqueued(4)
+    assert lane.sql is BOTTOM
+
+
+def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
+    lane = Lane(may_wait=False)
+    lane.bottom.taken(floors.MANY)
+    lane.looked(1.0, rows=0)
+    assert lane.sql is NOTHING
+    lane.enqueued(5)
     assert lane.sql is BOTTOM
 
 
@@ -311,14 +320,13 @@ def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs,
     assert found == [f"job-{number}" for number in range(1, 21)]
 
 
-def test_a_released_job_is_taken_before_younger_ones_behind_a_floor(
-    backend: MysqlBackend, jobs: Jobs, slow: None
-) -> None:
+def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
     consumer = backend.consumer(["q"])
     backend.enqueue("q", jobs(9))
     first = consumer.reserve(3, 0)
     assert consumer.settle([Release(first[1])]) == [None]
-    assert [lease.id for lease in consumer.reserve(3, 0)] == ["job-2", "job-4", "job-5"]
+    found = [lease.id for _ in range(5) for lease in consumer.reserve(3, 0)]
+    assert sorted(found) == ["job-2", *(f"job-{number}" for number in range(4, 10))]
 
 
 def test_jobs_are_taken_once_by_many_at_a_time(backend: MysqlBackend, jobs: Jobs) -> None:
