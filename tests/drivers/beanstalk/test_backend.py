@@ -6,10 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import greenstalk
 import pytest
+from proxy import CutReply, Proxy
+from servers.process import HOST
 
 from multiq.backend import Ack, NewJob, State
 from multiq.capabilities import Gap
-from multiq.errors import BackendFull, BackendUnavailable, JobReserved, PayloadTooLarge, UrlInvalid
+from multiq.errors import (
+    BackendFull,
+    BackendUnavailable,
+    EnqueueUncertain,
+    JobReserved,
+    PayloadTooLarge,
+    UrlInvalid,
+)
 from multiq.ids import new_id
 from multiq.registry import open_backend
 from multiq_beanstalk.backend import BeanstalkBackend
@@ -118,6 +127,28 @@ def test_a_batch_larger_than_all_buffers_on_the_way_arrives_in_order(new_beansta
             (lease,) = consumer.reserve(1, 0)
             assert lease.body == job.body
             assert consumer.settle([Ack(lease)]) == [None]
+
+
+def test_of_a_batch_whose_replies_were_cut_the_accepted_and_the_uncertain_jobs_are_told(
+    new_beanstalk: NewBeanstalk,
+) -> None:
+    server = new_beanstalk()
+    jobs = [new(b"%d" % number) for number in range(2500)]
+    with Proxy(server.address) as proxy, open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
+        assert backend.capabilities.max_body  # so that the connection is known
+        backend.enqueue(QUEUE, [new(b"before")])
+        proxy.arm(CutReply(at=15_000))  # in the second of three packets
+        with pytest.raises(EnqueueUncertain) as uncertain:
+            backend.enqueue(QUEUE, jobs)
+        accepted = uncertain.value.accepted
+        assert 1000 < len(accepted) < 2000
+        assert list(accepted) == list(range(len(accepted)))
+        assert list(uncertain.value.jobs) == jobs[len(accepted) :]
+        assert str(len(accepted)) in str(uncertain.value)
+        for place in (0, len(accepted) - 1):
+            assert backend.peek(QUEUE, accepted[place]).body == b"%d" % place
+        # nothing was sent of the third
+        assert len(accepted) < (backend.stats(QUEUE).ready or 0) <= 2001
 
 
 def test_an_error_of_the_servers_has_greenstalks_as_its_cause(new_beanstalk: NewBeanstalk) -> None:
