@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .ledger import Ledger
 
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
-_LONGEST_PAUSE = 5.0  # ...growing to this
+_LONGEST_PAUSE = 1.0  # ...growing to this: what was down for an hour is back at work within a second, too
 
 #: a lease is touched when a third of its ttr has passed: two touches may fail before it ends
 _TOUCH_SHARE = 1 / 3
