@@ -71,7 +71,7 @@ def _findings(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "bad", "-b", "no: a restart of the server takes all jobs", "start it with -b and a folder, and with -f0"
         )
-    yield _largest_body(server.stats)
+    yield _largest_body(server)
     yield _access(server)
 
 
@@ -116,9 +116,13 @@ def _draining(stats: Mapping[str, str]) -> Finding:
     return Finding("ok", "draining", "no: it takes new jobs")
 
 
-def _largest_body(stats: Mapping[str, str]) -> Finding:
-    limit = _number(stats, "max-job-size")
-    return Finding("ok", "max-job-size", f"{limit:,} bytes: a larger body is refused, unless it is started with -z")
+def _largest_body(server: _Server) -> Finding:
+    limit = _number(server.stats, "max-job-size")
+    if server.has_log:
+        found = f"{limit:,} bytes, of which multiq uses all but two, that the server would not read from its log again"
+    else:
+        found = f"{limit:,} bytes: a larger body is refused, unless it is started with -z"
+    return Finding("ok", "max-job-size", found)
 
 
 # --- its log ---------------------------------------------------------------------------------------------

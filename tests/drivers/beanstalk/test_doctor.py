@@ -187,6 +187,11 @@ def test_versions(version: str, level: str) -> None:
     assert {finding.what: finding.level for finding in findings}["version"] == level
 
 
+def test_the_largest_body_is_told_and_what_a_log_takes_of_it(new_beanstalk: NewBeanstalk) -> None:
+    assert found(new_beanstalk(max_job_size=1234).url)["max-job-size"].why.startswith("1,234 bytes:")
+    assert "all but two" in found(new_beanstalk(binlog=True).url)["max-job-size"].why
+
+
 def test_a_server_that_is_not_there_is_an_error(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     server.stop()
