@@ -310,11 +310,11 @@ class Connection:
     def _lay_ghost(self, opened: pymysql.connections.Connection[Any]) -> None:
         """End the session that we lost, which needs no right: else its jobs would be skipped as long as it has them.
 
-        Only on the same server, and if that was not started anew: else somebody else may have its number.
+        Only on the same server, and if that was not started anew: else somebody else may have its number. Numbers rise.
         """
         ghost, self._ghost = self._ghost, None
         before, self._incarnation = self._incarnation, self._database.incarnation
-        if ghost is None or not _are_same(before, self._incarnation):
+        if ghost is None or _number(opened) <= ghost or not _are_same(before, self._incarnation):
             return
         with contextlib.suppress(pymysql.MySQLError), opened.cursor() as cursor:
             cursor.execute(f"KILL {ghost:d}")

@@ -349,7 +349,7 @@ class _Claim:
         read = [next(answers) for _ in self._scan(*asked)]
         rows = read[len(read) // 2].rows
         if floor is BOTTOM:
-            lane.looked(read[2].rows[0][0] / SECOND if len(read) > 1 else 0.0, len(rows))
+            lane.looked(read[2].rows[0][0] / SECOND if len(read) > 1 else None, len(rows))
         elif floor is not NOTHING and len(rows) < self._limit:
             lane.bottom.hurry()  # what was left of this priority is taken: on to the next one
         return [self._row(row, is_again=state == AGAIN) for row in rows]

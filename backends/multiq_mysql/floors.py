@@ -90,9 +90,10 @@ class Lane:
         priority, seq = self._last
         return Sql(f"place = {priority} AND seq > {seq}")
 
-    def looked(self, took: float, rows: int) -> None:
-        """A scan from the bottom took so many seconds and found so many rows."""
-        self.bottom.looked(took)
+    def looked(self, took: float | None, rows: int) -> None:
+        """A scan from the bottom took so many seconds (None: nobody suspected it) and found so many rows."""
+        if took is not None:
+            self.bottom.looked(took)
         self._is_empty = not rows
 
     def taken(self, places: Sequence[tuple[int, int]]) -> None:
