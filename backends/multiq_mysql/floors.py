@@ -41,6 +41,7 @@ class Bottom:
         self._took = 0.0
         self._looked_at = 0.0
         self._taken = 0
+        self._has_arrived = False
 
     @property
     def is_suspect(self) -> bool:
@@ -51,6 +52,8 @@ class Bottom:
         """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
+        if self._has_arrived and share != BUSY:
+            return True
         longest = _LONGEST_BUSY if share == BUSY and self._may_wait else _LONGEST
         return time.monotonic() >= self._looked_at + min(share * self._took, max(longest, self._took))
 
@@ -58,12 +61,17 @@ class Bottom:
         """It took so many seconds to find something, or nothing."""
         self._took = took
         self._looked_at = time.monotonic()
+        self._has_arrived = False
         if took <= CHEAP:
             self._taken = 0
 
     def taken(self, jobs: int) -> None:
         """So many entries more were left behind."""
         self._taken += jobs
+
+    def arrived(self) -> None:
+        """This process has brought something: who finds nothing else should look."""
+        self._has_arrived = True
 
     def hurry(self) -> None:
         """Begin there next time."""
@@ -105,6 +113,7 @@ class Lane:
         """This process has enqueued something: more urgent than where the floor is?"""
         if self._is_empty or (self._last is not None and priority < self._last[0]):
             self.bottom.hurry()
+        self.bottom.arrived()
 
 
 class Floors:

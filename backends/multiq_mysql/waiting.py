@@ -153,8 +153,13 @@ class Question:
         self, watch: Watch, database: Database, queues: Sequence[str], share: int, *, claimed_from: str | None = None
     ) -> None:
         self._queues = queues
+        self._floors = [watch.floors(queue) for queue in queues]
         self._bottoms: list[Bottom] = []
-        values = [self._values(watch.floors(queue), share, is_claimed=queue == claimed_from) for queue in queues]
+        claimed = [queue == claimed_from for queue in queues]
+        values = [
+            self._values(floors, share, is_claimed=is_claimed)
+            for floors, is_claimed in zip(self._floors, claimed, strict=True)
+        ]
         self.sql = look(database, queues, values, 0 if share == BUSY else _HORIZON)
 
     def answered(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
@@ -162,6 +167,10 @@ class Question:
         took, found = outlooks(rows, self._queues)
         for bottom in self._bottoms:
             bottom.looked(took)
+        for floors, outlook in zip(self._floors, found, strict=True):
+            if outlook.has_ready:  # who comes to take it has to find it
+                floors.ready.bottom.hurry()
+                floors.again.bottom.hurry()
         return found
 
     def _values(self, floors: Floors, share: int, *, is_claimed: bool) -> dict[str, Sql]:
