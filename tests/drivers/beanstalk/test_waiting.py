@@ -131,14 +131,15 @@ def test_a_job_that_comes_with_the_interrupt_is_with_its_consumer_or_back_in_the
 
             wait = pool.submit(consumer.reserve, 1, 60)
             until(lambda: waiting(client) == 1, "it waits")
-            pool.submit(interrupt)
+            interrupted = pool.submit(interrupt)
             start.wait()
             (job_id,) = other.enqueue(QUEUE, [new()])
             leases = wait.result(10) or consumer.reserve(1, 10)
             while not leases:  # an interrupt that came late was for the second wait
                 leases = consumer.reserve(1, 10)
             assert [lease.id for lease in leases] == [job_id]
-            assert consumer.settle([Ack(lease) for lease in leases]) == [None]
+            interrupted.result(10)
+            assert consumer.exchange([Ack(lease) for lease in leases], 1, 0) == ([None], [])
 
 
 def test_a_nudge_that_is_left_over_ends_no_wait_and_blocks_no_interrupt(backend: Backend, client: BareClient) -> None:
