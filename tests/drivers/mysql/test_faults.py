@@ -418,13 +418,15 @@ def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None
         with (
             server.account("ALL", f"{place.name}.*") as account,
             open_backend(account.url(place.name)) as theirs,
-            contextlib.ExitStack() as held,
         ):
-            with contextlib.suppress(pymysql.err.OperationalError):
-                while True:
-                    held.enter_context(account.client(place.name))
-            with pytest.raises(BackendUnavailable, match="max_connections"):
-                theirs.stats(QUEUE)
+            with contextlib.ExitStack() as held:
+                with contextlib.suppress(pymysql.err.OperationalError):
+                    while True:
+                        held.enter_context(account.client(place.name))
+                with pytest.raises(BackendUnavailable, match="max_connections"):
+                    theirs.stats(QUEUE)
+            until(server.answers)
+            assert theirs.queues() == []
         assert backend.queues() == []
 
 
