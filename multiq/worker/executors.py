@@ -121,12 +121,14 @@ class InlineExecutor(Executor):
 
     def _start(self, leases: Sequence[Lease]) -> None:
         self._waiting.extend(leases)
-        marks, place = self._ledger.turns(leases[0]) if self._ledger is not None else (None, 0)
+        ledger = self._ledger
+        marks, place = ledger.turns(leases[0]) if ledger is not None else (None, 0)
+        verdict: Verdict | None = None
         while True:
             try:
                 lease = self._waiting.popleft()
             except IndexError:  # all done, or taken back by the heartbeat
-                return
+                break
             key, start = id(lease), time.monotonic()
             self._running[key] = (lease, start)
             if marks is not None:
@@ -136,8 +138,10 @@ class InlineExecutor(Executor):
             self._finished.append(verdict)
             del self._running[key]
             self._prefetch.saw_job(time.monotonic() - start)
-            if self._ledger is not None and (type(verdict) is not Ack or not self._waiting):
-                self._ledger.end(lease, acked=type(verdict) is Ack)  # what comes next tells the end of all others
+            if ledger is not None and type(verdict) is not Ack:
+                ledger.end(lease, acked=False)
+        if ledger is not None and type(verdict) is Ack:
+            ledger.end(verdict.lease, acked=True)  # the beginning of the next one told the end of all others
 
     def _take_waiting(self) -> list[Lease]:
         taken: list[Lease] = []

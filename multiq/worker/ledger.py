@@ -10,6 +10,7 @@ There are two pages, and one byte says which of them counts: a page is complete 
 from __future__ import annotations
 
 import mmap
+import operator
 import os
 import struct
 import threading
@@ -38,6 +39,7 @@ _READ_TRIES = 20
 _LEASE_ROOM = 384  # bytes: a queue's name, an id, a token and a number, whatever backend made them
 
 _encode = msgspec.msgpack.Encoder().encode
+_what_settles = operator.attrgetter("queue", "id", "token", "ttr")  # the fields of Held
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -88,6 +90,7 @@ class Ledger:
         self._next_touch = memoryview(self._map)[8:16].cast("d")
         self._writes = memoryview(self._map)[20:24].cast("I")
         self._blank = bytes(8 * entries)
+        self._numbers = range(entries)
         self._never = struct.pack("<d", NEVER) * entries
         self._places: dict[int, int] = {}  # a lease by identity -> its entry
         self._lock = threading.Lock()
@@ -95,19 +98,19 @@ class Ledger:
     def hold(self, leases: Sequence[Lease]) -> None:
         """These leases are held, and no others. Those that were held before keep their marks."""
         leases = leases[: self._entries]
-        encoded = _encode([(lease.queue, lease.id, lease.token, lease.ttr) for lease in leases])
+        encoded = _encode(list(map(_what_settles, leases)))
         if len(encoded) > self._entries * _LEASE_ROOM:
             leases, encoded = [], _encode([])  # an exotic backend's tokens: its leases end by themselves
-        keys = [id(lease) for lease in leases]
         with self._lock:
             self._writes[0] = self._writes[0] + 1 & 0xFFFFFFFF
             old, new = self._pages[self._current], self._pages[1 - self._current]
             new.marks_bytes[:] = self._blank
             new.kill_at_bytes[:] = self._never
-            places = dict(zip(keys, range(len(keys)), strict=True))
-            for key in self._places.keys() & places.keys():
-                new.marks[places[key]] = old.marks[self._places[key]]
-                new.kill_at[places[key]] = old.kill_at[self._places[key]]
+            places = dict(zip(map(id, leases), self._numbers, strict=False))
+            if not self._places.keys().isdisjoint(places):
+                for key in self._places.keys() & places.keys():
+                    new.marks[places[key]] = old.marks[self._places[key]]
+                    new.kill_at[places[key]] = old.kill_at[self._places[key]]
             new.write(len(leases), encoded)
             self._places = places
             self._current = 1 - self._current
