@@ -6,4 +6,6 @@
 
 Each runs on its own (``python -m examples.reset_mail``), all of them with ``make demo``. In each, ``tasks.py`` and the
 modules beside it are what a program of yours could look like; ``story.py`` acts its users, and checks what it sees.
+
+``foreign_producer``: a shell script and a PHP script that put jobs into beanstalkd without multiq.
 """
