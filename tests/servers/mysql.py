@@ -21,7 +21,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pymysql
 
-from servers.process import HOST, PATIENCE, Server, free_port, require
+from servers.process import HOST, PATIENCE, Server, free_port, require, until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -185,12 +185,22 @@ class MysqlServer(MysqlDatabases, Server):
         self.stop()
         self.start()
 
+    def pause(self) -> None:
+        super().pause()
+        until(self._stands_still, "all threads of the server have stopped")
+
     def answers(self) -> bool:
         with contextlib.suppress(pymysql.MySQLError, OSError):
             with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves one open that cannot connect
                 probe.connect(str(self.socket))
             return self.ask("SELECT 1") == ((1,),)
         return False
+
+    def _stands_still(self) -> bool:
+        states = [
+            stat.read_text().rpartition(")")[2].split()[0] for stat in Path(f"/proc/{self.pid}/task").glob("*/stat")
+        ]
+        return set(states) == {"T"}
 
 
 def running() -> MysqlDatabases | None:

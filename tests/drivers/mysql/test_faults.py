@@ -93,6 +93,16 @@ def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callabl
     }
 
 
+@contextlib.contextmanager
+def stopped(server: MysqlServer) -> Iterator[None]:
+    """While this holds the kernel takes what is sent, and nobody answers."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.go_on()
+
+
 def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
     """The call ends with a timeout, and not much after its deadline."""
     start = time.monotonic()
@@ -110,12 +120,10 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         (lease,) = consumer.reserve(1, 0)
         calls = verbs(backend, consumer, lease)
         # When the server is stopped: its kernel still takes what we send
-        server.pause()
-        # Then all give up, at once and each in its time
-        with ThreadPoolExecutor(len(calls)) as pool:
+        with stopped(server), ThreadPoolExecutor(len(calls)) as pool:
+            # Then all give up, at once and each in its time
             list(pool.map(timed_out, calls.values()))
         # And once it goes on, the next call is answered rightly
-        server.go_on()
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -124,9 +132,8 @@ def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_mysq
     server = new_mysql()
     with server.database() as place, open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
-        server.pause()
-        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
-        server.go_on()
+        with stopped(server):
+            timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
         (job_id,) = backend.enqueue(QUEUE, [new()])
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
@@ -154,9 +161,8 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
             process.wait_until_working()
             quick.enqueue_many([(number,) for number in range(20)])
             until(lambda: len(numbers(process.diary, "end")) >= 20)
-            server.pause()
-            time.sleep(10)
-            server.go_on()
+            with stopped(server):
+                time.sleep(10)
             quick.enqueue_many([(number,) for number in range(20, 40)])
             until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
             until(lambda: app.backend.queues() == [])
@@ -513,12 +519,14 @@ def test_a_worker_that_waits_holds_nothing_that_a_producer_needs(
         backend.queues()
         reserved = pool.submit(consumer.reserve, 5, 60)
         cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {isolation}")
+        ours = (
+            "SELECT * FROM information_schema.innodb_trx JOIN information_schema.processlist "
+            "ON id = trx_mysql_thread_id WHERE db = %s AND id <> CONNECTION_ID() AND "
+        )
         for _ in range(20):
             time.sleep(0.02)
-            held = "SELECT * FROM information_schema.innodb_trx WHERE trx_started < NOW() - INTERVAL 5 SECOND"
-            assert not cursor.execute(held)
-            locks = "SELECT * FROM information_schema.innodb_trx WHERE trx_rows_locked > 0"
-            assert not cursor.execute(locks)
+            assert not cursor.execute(f"{ours} trx_started < NOW() - INTERVAL 5 SECOND", (place.name,))
+            assert not cursor.execute(f"{ours} trx_rows_locked > 0", (place.name,))
         backend.enqueue(QUEUE, [new()])
         assert len(reserved.result(60)) == 1
 
