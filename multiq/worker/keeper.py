@@ -96,7 +96,7 @@ class Keeper:
         supervisor = os.getppid()
         try:
             last_restart, is_down = self._control.last_restart(), self._listens_to_down and self._control.is_down()
-        except BackendError:
+        except MultiqError:
             return  # the children tell of it
         if is_down != self._is_down:
             if is_down or self._is_down:
@@ -130,7 +130,7 @@ class Keeper:
         try:
             verdicts = [self._verdict(entry, how) for entry in entries]
             lost = self._settler().settle(verdicts)
-        except BackendError as exc:
+        except MultiqError as exc:
             _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
             time.sleep(_TRY_AGAIN)
             return time.time() > ends_at  # the leases have ended by themselves
@@ -196,7 +196,7 @@ class Keeper:
     def _touch(self, path: Path, entries: list[Entry], now: float) -> None:
         try:
             lost = self._settler().settle([Touch(_lease(entry)) for entry in entries])
-        except BackendError as exc:
+        except MultiqError as exc:
             _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
             return
         for entry, error in zip(entries, lost, strict=True):

@@ -310,7 +310,8 @@ class Supervisor:
         slot.forget()
         if self._stops or (self._once and code == EXIT_OK):
             slot.start_at = NEVER
-            self._codes.append(code if code in {EXIT_OK, EXIT_CUT_SHORT} else EXIT_CRASHED)
+            ended_well = code in _ENDED_WELL or code == EXIT_OVERDUE
+            self._codes.append(EXIT_OK if ended_well else code if code == EXIT_CUT_SHORT else EXIT_CRASHED)
             return
         if was_late or code in _REPLACED:
             slot.start_at, slot.early_deaths = 0.0, 0

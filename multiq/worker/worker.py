@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.control import Control
-from multiq.errors import BackendError, OptionInvalid
+from multiq.errors import MultiqError, OptionInvalid
 from multiq.log import log_events
 from multiq.names import check_name
 from multiq.options import check_count, check_timeout
@@ -176,7 +176,7 @@ class Worker:
 def _is_down(app: App) -> bool:
     try:
         return Control(app.backend).is_down()
-    except BackendError:  # the worker will say so, and wait for it
+    except MultiqError:  # the worker will say so, and wait for it
         return False
 
 
