@@ -53,7 +53,7 @@ def main() -> None:
     with MysqlServer() as server:
         version = server.ask("SELECT VERSION()")[0][0]
         named = {name: partial(measure, server, options) for name, measure in MEASUREMENTS.items()}
-        report(f"multiq on {version}, PyMySQL {pymysql.__version__}", named, as_json=options.json)
+        report(f"multiq on {version}, PyMySQL {pymysql.VERSION_STRING}", named, as_json=options.json)
 
 
 # --- the three figures beside their limits ----------------------------------------------------------------
