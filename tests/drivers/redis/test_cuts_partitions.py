@@ -8,8 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from drivers.redis.scenes import QUEUE, Scene, Stage, places, play
+from drivers.redis.places import places
 from proxy import CutReply, CutRequest, Pass, Proxy, Slice
+from scenes import QUEUE, Scene, Stage, play
 from servers.redis import RedisServer
 
 from multiq.backend import Ack, Bury, NewJob, Release, State
@@ -148,7 +149,7 @@ def stage() -> Iterator[Stage]:
         open_backend(f"redis://127.0.0.1:{proxy.port}?{OPTIONS}") as backend,
         backend.consumer([QUEUE]) as consumer,
     ):
-        yield WideStage(proxy, server, there, backend, consumer)
+        yield WideStage(proxy, server, there, backend, consumer, lambda: server.ask("FLUSHALL"))
 
 
 @pytest.fixture(autouse=True)
