@@ -57,6 +57,7 @@ class Keeper:
     def __init__(self, app: App, folder: Path, bell: socket.socket, patience: float, *, force: bool) -> None:
         self._folder = folder
         self._bell = bell
+        self._supervisor = os.getppid()
         self._patience = patience
         self._events = app.events
         self._backend = app.backend
@@ -93,11 +94,13 @@ class Keeper:
 
     def _pass_on_what_is_said(self) -> None:
         """Tell the supervisor, by signals, what the workers of this connection are told."""
-        supervisor = os.getppid()
         try:
             last_restart, is_down = self._control.last_restart(), self._listens_to_down and self._control.is_down()
         except MultiqError:
             return  # the children tell of it
+        if os.getppid() != self._supervisor:
+            return  # it has died meanwhile, and whoever has adopted this process is not to be told
+        supervisor = self._supervisor
         if is_down != self._is_down:
             if is_down or self._is_down:
                 _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
