@@ -7,6 +7,7 @@ docs/decisions/0010. Its exceptions are the causes of ours.
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
 import math
 import select
 import socket

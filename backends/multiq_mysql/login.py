@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
 import os
 import socket
 import ssl

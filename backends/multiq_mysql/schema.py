@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
     from .login import Login
 
+_MIGRATIONS = importlib.resources.files(__package__) / "migrations"
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
 _OLDEST = re.compile(r"^-- oldest: (\d+)$", re.MULTILINE)
 
@@ -112,7 +113,7 @@ class MysqlSchema(Schema):
 @functools.cache
 def shipped() -> tuple[Migration, ...]:
     """The migrations of this multiq."""
-    return read(importlib.resources.files(__package__) / "migrations")
+    return read(_MIGRATIONS)
 
 
 def read(folder: Traversable) -> tuple[Migration, ...]:

@@ -7,6 +7,7 @@ meanwhile waits for the same answer, so that there is one such thread for each n
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
 import os
 import socket
 import threading
