@@ -1,0 +1,113 @@
+"""The bench's seam: what a driver tells of its server, so that the bench can start one, count, and set a limit.
+
+A driver registers a subclass of ``Bench`` under the entry-point group ``multiq.bench``, with the backend's name. A
+driver without one can still be measured by its URL, with fewer figures.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+import msgspec
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+GROUP = "multiq.bench"
+
+Profile: TypeAlias = Literal["fast", "durable"]
+"""``fast``: a crash of the machine may take what was enqueued with it; ``durable``: what is acknowledged is on the
+disk. The bench's own servers are set to the same level, whatever their defaults."""
+
+
+class Durability(msgspec.Struct, frozen=True):
+    """What a server keeps, as it is set up now."""
+
+    survives: Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
+    """The worst that an acknowledged job outlives."""
+    settings: dict[str, str]
+    """The settings that this follows from, as the server's manual calls them: ``{"appendfsync": "always"}``."""
+
+
+class Counters(msgspec.Struct, frozen=True):
+    """What a server has counted since it started; differences of two are the cost of what was between.
+
+    None stands for what this server does not tell.
+    """
+
+    commands: int | None = None
+    """Requests as the server counts them; of a script, the call itself."""
+    received: int | None = None
+    """Bytes from its clients."""
+    sent: int | None = None
+    """Bytes to its clients."""
+    memory: int | None = None
+    """Bytes that it uses now."""
+    cpu: float | None = None
+    """Seconds of the server's processes, user and system."""
+
+
+class Limit(ABC):
+    """The leanest loops that the store and its client library allow: no fence, no delays, no counters, one client.
+
+    They do only what cannot be left out: write a job as durably as the server is set, mark it taken, delete it. Keys
+    or tables of its own, gone after ``close``.
+    """
+
+    @abstractmethod
+    def put_one_by_one(self, count: int) -> float:
+        """Jobs per second, each with a round trip of its own."""
+
+    @abstractmethod
+    def put_in_batches(self, count: int) -> float:
+        """Jobs per second, as many in one go as suits the store."""
+
+    @abstractmethod
+    def take_in_batches(self) -> float:
+        """Jobs per second: forget the last 100 and take the next 100, until there are none of those that were put."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Remove what it made, and disconnect."""
+
+
+class Place(ABC):
+    """A server, or file, that a run measures. The same as a URL, and what is known beside it."""
+
+    url: str
+    """What ``multiq.App`` takes. Shown masked."""
+
+    @abstractmethod
+    def version(self) -> str:
+        """The server's name and version: ``redis 7.0.15``."""
+
+    @abstractmethod
+    def durability(self) -> Durability:
+        """Read from the server as it is set up now."""
+
+    def counters(self) -> Counters:
+        """The counts now; cheap."""
+        return Counters()
+
+    def limit(self, body: bytes) -> Limit | None:  # noqa: ARG002 - a hook
+        """The limit on this server for jobs of this *body*, or None where there is none."""
+        return None
+
+
+class Bench(ABC):
+    """What a driver brings for its backend. Importing its module may import the client library."""
+
+    @classmethod
+    @abstractmethod
+    def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Place]:
+        """A server of our own in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
+
+        Raises ``ServerMissing``, which names the program and how to install it.
+        """
+
+    @classmethod
+    @abstractmethod
+    def at(cls, url: str) -> AbstractContextManager[Place]:
+        """Somebody's server. Changes no setting of it."""

@@ -1,0 +1,157 @@
+"""What a run found: one document, as ``--json`` writes it, and as the table, the page and the comparison read it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+from .place import Durability  # noqa: TC001 - msgspec looks it up
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+VERSION = 1
+
+Better = Literal["higher", "lower"]
+
+
+class Metric(msgspec.Struct, frozen=True):
+    """One figure of a workload: what it means, and which way is better. ``workloads`` defines them, docs explain."""
+
+    name: str
+    """A word or two: ``drained``, ``pickup p50``, ``client CPU``."""
+    unit: str
+    """``jobs/s``, ``ms``, ``us/job``, ``commands/job``, ``MB``..."""
+    better: Better
+    counts: bool = True
+    """Whether a comparison of two runs judges it; what only informs (memory) does not count."""
+
+
+class Violation(msgspec.Struct, frozen=True):
+    """A promise that was broken. Any of them makes the run red."""
+
+    kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "failed"]
+    """``lost``: enqueued, never run to its end, and not in the store; ``doubled``: run again with no crash, lease end,
+    release or kick to explain it; ``early``: begun before its due time; ``out of order``: begun before one that was to
+    go first, with one consumer; ``overlap``: two ran the same job at the same time; ``invented``: run, and never
+    enqueued; ``failed``: the workload itself could not be carried out."""
+    count: int
+    example: str
+    """One of them, in a sentence: job, times, who."""
+
+
+class Accounting(msgspec.Struct, frozen=True):
+    """What became of the jobs of one repeat."""
+
+    enqueued: int
+    finished: int
+    """Of those, the ones that ran to their end at least once."""
+    runs: int
+    explained: int
+    """Runs beyond the first that a crash, a failure or a lease's end explains: at least once, and not a violation."""
+    violations: list[Violation]
+    checked: list[str]
+    """What was looked for: an order that nobody promised is not."""
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """One repeat of one workload on one contestant."""
+
+    started: float
+    """Seconds since the run began: repeats are interleaved, and this shows how."""
+    seconds: float
+    metrics: dict[str, float | None]
+    """By the metric's name; None: this server does not tell."""
+    accounting: Accounting
+    histograms: dict[str, str]
+    """By name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64; values in microseconds."""
+    timeline: list[tuple[float, float]]
+    """Seconds since the repeat began, and jobs finished per second from there on: shows stalls and recovery."""
+    calm: float
+    """How long a fixed piece of work took beside it, relative to the fastest of the run: 1.0 is a machine at rest."""
+
+
+class Result(msgspec.Struct, frozen=True):
+    """All repeats of a workload on a contestant."""
+
+    contestant: str
+    workload: str
+    """``drain``, ``backlog``...: a page of docs/bench.md has its definition."""
+    variant: str
+    """What varies within a workload: ``10k``, ``body 64 KB``; empty where nothing does."""
+    parameters: dict[str, str | int | float]
+    samples: list[Sample]
+    limit: float | None = None
+    """What the leanest loop reached, in the unit of the workload's first metric; None: there is none."""
+    skipped: str | None = None
+    """Why there are no samples: a power that this backend lacks, with its reason."""
+
+
+class Contestant(msgspec.Struct, frozen=True):
+    """A backend in a run."""
+
+    name: str
+    """As it was given, a URL masked and numbered if need be; unique in the run."""
+    backend: str
+    server: str
+    """``redis 7.0.15``."""
+    is_ours: bool
+    """Whether the bench started the server."""
+    durability: Durability
+    promises: dict[str, str]
+    """What docs/durability.md and the capabilities promise, in a few words each: shown beside the speeds."""
+    idle_commands: float | None
+    """Requests a second of one idle worker."""
+
+
+class Workload(msgspec.Struct, frozen=True):
+    """What was run: a copy of its definition, so that a report explains itself."""
+
+    name: str
+    title: str
+    about: str
+    """A sentence or two: what is done, and what the figures mean."""
+    metrics: list[Metric]
+    """The first one is the headline."""
+
+
+class Report(msgspec.Struct, frozen=True):
+    """A whole run."""
+
+    version: int
+    multiq: str
+    started_at: str
+    """ISO 8601, with a zone."""
+    seconds: float
+    profile: str
+    """``fast``, ``durable``, or ``as set`` where all servers are the user's."""
+    is_quick: bool
+    repeats: int
+    environment: dict[str, str]
+    """CPU, cores, memory, kernel, Python, client libraries and their versions, load at the start."""
+    noise: str | None
+    """Why the figures are to be taken with care; None: the machine was calm."""
+    workloads: list[Workload]
+    contestants: list[Contestant]
+    results: list[Result]
+
+    @property
+    def violations(self) -> list[tuple[Result, Violation]]:
+        """All broken promises, with where they were broken."""
+        return [
+            (result, violation)
+            for result in self.results
+            for sample in result.samples
+            for violation in sample.accounting.violations
+        ]
+
+
+def write(report: Report, path: Path) -> None:
+    """As JSON, indented. Raises ``OSError``."""
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def read(path: Path) -> Report:
+    """What ``write`` wrote. Raises ``OSError``, ``msgspec.MsgspecError`` for what is no report of this version."""
+    return msgspec.json.decode(path.read_bytes(), type=Report)
