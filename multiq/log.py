@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from . import events as ev
-from .text import safe
+from .text import abridge, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from .job import JobContext
 
 _log = logging.getLogger("multiq.worker")
+
+_LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
 
 
 def setup_logging(level: str = "info", format: str = "text") -> None:  # noqa: A002 - the option's own name
@@ -48,7 +50,7 @@ class TextFormatter(logging.Formatter):
         # what a job raised may hold anything, terminal codes too
         line = f"{clock}.{int(record.msecs):03} {record.levelname.lower():<7} {safe(record.getMessage())}"
         if record.exc_info:
-            line += "\n" + safe(self.formatException(record.exc_info), keep="\n")
+            line += "\n" + safe(abridge(self.formatException(record.exc_info), _LONGEST_TRACE), keep="\n")
         return line
 
 
@@ -64,7 +66,7 @@ class JsonFormatter(logging.Formatter):
             **getattr(record, "multiq", {}),
         }
         if record.exc_info:
-            fields["traceback"] = self.formatException(record.exc_info)
+            fields["traceback"] = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
         return msgspec.json.encode(fields, enc_hook=str).decode()
 
 

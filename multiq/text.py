@@ -61,6 +61,14 @@ def shorten(text: str, room: int) -> str:
     return text if len(text) <= room else text[: max(0, room - 1)] + "…"
 
 
+def abridge(text: str, room: int) -> str:
+    """*text*, or its beginning and its end, which is worth more in a traceback, in about *room* characters."""
+    if len(text) <= room:
+        return text
+    head, tail = room // 4, room - room // 4
+    return f"{text[:head]}\n[... {len(text) - room:,} characters ...]\n{text[-tail:]}"
+
+
 def summary(job: JobInfo, room: int = 200) -> str:
     """A job in one line: the call of a task, else its JSON, else its bytes."""
     value = job.value

@@ -12,9 +12,12 @@ import pytest
 from processes import until, worker
 from stores import NAMES, STORES
 from worker_app import (
+    EXCEPTIONS,
     aendless,
     aflood,
     app,
+    athrow,
+    bulky,
     clutch,
     endless,
     flood,
@@ -24,6 +27,7 @@ from worker_app import (
     quick,
     read_diary,
     suicide,
+    throw,
 )
 
 from multiq import State
@@ -268,6 +272,57 @@ def test_w10_an_unknown_task_waits_for_the_deployment_that_brings_it(tmp_path: P
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: counts() == (0, 1, 0, 0))
         assert "knows no task 'os.system'" in process.log
+
+
+@pytest.mark.parametrize("mode", ["", "threads=2", "concurrency=2"])
+def test_w11_whatever_a_job_raises_is_its_failure_and_not_the_worker_s(tmp_path: Path, url: str, mode: str) -> None:
+    # Given jobs that raise what is no ordinary error, one whose text never ends, and one with a text of 100 MB
+    task = athrow if "concurrency" in mode else throw
+    handles = {kind: task.enqueue(number, kind) for number, kind in enumerate(EXCEPTIONS)}
+    with worker(tmp_path, url, f"processes=1, {mode}") as process:
+        # Then each is buried, its reason cut short, and one process has seen them all and works on
+        until(lambda: counts() == (0, 0, 0, len(EXCEPTIONS)))
+        quick.enqueue(100)
+        until(lambda: 100 in words(process, "end"))
+        assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
+        assert len(process.log) < 1_000_000
+        if app.backend.capabilities.reasons:
+            reasons = {kind: handle.peek().reason or "" for kind, handle in handles.items()}
+            assert all(kind in reason and len(reason) < 10_000 for kind, reason in reasons.items()), reasons
+
+
+def test_w12_a_result_of_any_size_does_no_harm(tmp_path: Path, url: str) -> None:
+    bulky.enqueue(1)
+    quick.enqueue(2)
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: 2 in words(process, "end") and counts() == (0, 0, 0, 0))
+        assert words(process, "end") == [1, 2]
+        assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
+
+
+# --- signals -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["processes=2", "processes=1, threads=2", "processes=1, concurrency=2"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
+    tmp_path: Path, url: str, mode: str, number: signal.Signals
+) -> None:
+    # Given a worker with two jobs at work, one of them for minutes, and more that wait
+    nap.enqueue(1, 1.0)
+    nap.enqueue(2, 300)
+    with worker(tmp_path, url, mode) as process:
+        until(lambda: sorted(words(process, "start")) == [1, 2])
+        quick.enqueue_many([(10,), (11,)])
+        # When it is told to end, then the short one is finished, and nothing new is begun
+        process.send(number)
+        until(lambda: words(process, "end") == [1])
+        assert process.process.poll() is None
+        # When it is told again, then it ends at once, and all that is left is ready for others
+        process.send(number)
+        assert process.wait() == 130, process.log
+    assert counts() == (3, 0, 0, 0)
+    assert words(process, "end") == [1]
 
 
 # --- nobody is left behind ---------------------------------------------------------------------------------

@@ -14,9 +14,13 @@ import resource
 import signal
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import multiq
 from multiq.worker.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 app = multiq.App()
 _SLOW_PATTERN = re.compile(r"(a?){20}a{20}")
@@ -165,6 +169,51 @@ def greedy(number: int) -> None:
         bytearray(2**31)
     finally:
         resource.setrlimit(resource.RLIMIT_AS, (hard, hard))
+
+
+class EndlessText(Exception):
+    """Whoever wants to show it gets into a recursion that has no end."""
+
+    def __str__(self) -> str:
+        return repr(self)
+
+    def __repr__(self) -> str:
+        return str(self)
+
+
+#: what a job may raise that is no ordinary error
+EXCEPTIONS: dict[str, Callable[[], BaseException]] = {
+    "SystemExit": lambda: SystemExit(3),
+    "KeyboardInterrupt": KeyboardInterrupt,
+    "GeneratorExit": GeneratorExit,
+    "BaseException": lambda: BaseException("bare"),
+    "EndlessText": EndlessText,
+    "MemoryError": lambda: MemoryError("m" * 100_000_000),
+    "ExceptionGroup": lambda: ExceptionGroup("many", [ValueError(number) for number in range(1000)]),
+}
+
+
+@app.task(max_attempts=1)
+def throw(number: int, kind: str) -> None:
+    note("start", number)
+    make = EXCEPTIONS[kind]
+    raise make()
+
+
+@app.task(max_attempts=1)
+async def athrow(number: int, kind: str) -> None:
+    note("start", number)
+    make = EXCEPTIONS[kind]
+    raise make()
+
+
+@app.task
+def bulky(number: int) -> bytes:
+    """Its result is larger than any store takes, and nobody asked for it."""
+    note("start", number)
+    result = bytes(200_000_000)
+    note("end", number)
+    return result
 
 
 @app.task(ttr=2, max_crashes=0)

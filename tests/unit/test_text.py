@@ -12,7 +12,7 @@ from rich.console import Console
 from multiq.backend import JobRecord, QueueStats, State
 from multiq.cli.top import Look, frame
 from multiq.job import JobInfo
-from multiq.text import count, duration, many, safe, shorten, size, summary
+from multiq.text import abridge, count, duration, many, safe, shorten, size, summary
 
 
 @pytest.mark.parametrize(
@@ -154,3 +154,13 @@ def test_a_pause_and_trouble_are_shown() -> None:
 
 def test_no_queue_at_all_is_said() -> None:
     assert drawn(look())[-1] == "no queue holds a job"
+
+
+def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
+    text = "first line\n" + "x" * 10_000 + "\nlast line"
+    short = abridge(text, 400)
+    assert len(short) < 450
+    assert short.startswith("first line\n")
+    assert short.endswith("\nlast line")
+    assert f"[... {len(text) - 400:,} characters ...]" in short
+    assert abridge(text, len(text)) == text
