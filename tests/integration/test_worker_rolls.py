@@ -103,6 +103,34 @@ def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
     assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 0)
 
 
+def test_five_workers_replaced_one_after_the_other_under_load_run_every_job_once(tmp_path: Path, url: str) -> None:
+    # Given five workers at work
+    with contextlib.ExitStack() as stack:
+        team = [stack.enter_context(worker(tmp_path, url, "processes=1")) for _ in range(5)]
+        diary = team[0].diary
+        for member in team:
+            member.wait_until_working()
+        enqueued = 0
+        # When each one is stopped and another one takes its place, while jobs come in
+        for leaver in team:
+            quick.enqueue_many([(number,) for number in range(enqueued, enqueued + 200)])
+            enqueued += 200
+            leaver.send(signal.SIGTERM)
+            newcomer = stack.enter_context(worker(tmp_path, url, "processes=1"))
+            assert leaver.wait() == 0, leaver.log
+            newcomer.wait_until_working()
+        # Then every job was done, none twice
+        until(lambda: len(ended(diary)) >= enqueued)
+        assert sorted(ended(diary)) == list(range(enqueued))
+    stats = app.queue().stats()
+    assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 0)
+
+
+def ended(diary: Path) -> list[int]:
+    """The numbers of the jobs that ran to their end."""
+    return [number for word, number, _, _ in read_diary(diary) if word == "end"]
+
+
 def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
