@@ -6,7 +6,7 @@ queue of its own that nobody reserves from: it is there or it is not, and it has
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from .backend import DELAY_MAX, NewJob, State
 from .ids import new_id
@@ -16,8 +16,19 @@ if TYPE_CHECKING:
 
 DOWN = "multiq.down"
 RESTART = "multiq.restart"
-CONTROL_QUEUES = frozenset({DOWN, RESTART})
+ROLL_CALLS = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
+"""One for each who looks at the workers."""
+CONTROL_QUEUES = frozenset({DOWN, RESTART, *ROLL_CALLS})
 """Listings leave them out."""
+
+
+class Said(NamedTuple):
+    """What all workers of a connection are told."""
+
+    last_restart: str | None
+    """Another text after each restart; None: there was none."""
+    is_roll_called: bool
+    """Whether somebody wants to know who works."""
 
 
 class Control:
@@ -46,12 +57,18 @@ class Control:
         self._backend.purge(RESTART, [State.DELAYED])
         self._say(RESTART)
 
-    def last_restart(self) -> str | None:
-        """Another text after each restart; None: there was none."""
-        if not self._backend.stats(RESTART).delayed:
-            return None
-        page = self._backend.jobs(RESTART, State.DELAYED, limit=1)
-        return page.jobs[0].id if page.jobs else None
+    def call_roll(self, seconds: float) -> None:
+        """For so long, have all workers look for who wants to know of them.
+
+        A pause is what ends by itself, and what comes with the counts that workers ask for anyway.
+        """
+        self._backend.pause(RESTART, seconds)
+
+    def hear(self) -> Said:
+        """What there is to hear, but for ``is_down``: one question, if nothing was said."""
+        stats = self._backend.stats(RESTART)
+        page = self._backend.jobs(RESTART, State.DELAYED, limit=1) if stats.delayed else None
+        return Said(page.jobs[0].id if page and page.jobs else None, stats.paused_for is not None)
 
     def _say(self, word: str) -> None:
         self._backend.enqueue(word, [NewJob(b"", new_id(), delay=DELAY_MAX)])

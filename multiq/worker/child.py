@@ -22,6 +22,7 @@ from multiq.events import (
     WorkerStopping,
 )
 
+from .board import Board
 from .executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from .heartbeat import TICK, Heartbeat
 from .lifetime import Lifetime
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import Backend, Lease, Verdict
 
+    from .board import ChildRow
     from .ledger import Ledger
     from .runner import Call
 
@@ -88,9 +90,10 @@ class Child:
     """Runs until it is told to stop, or until its own limits say so.
 
     ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *ledger* is where the supervisor and the
-    keeper read what is held here; without one there is nobody to replace this process, so a job that does not heed
-    its time limit runs on. *leave* ends the process where an aborted job cannot be left behind otherwise; without
-    it (somebody else's process) such a job runs on to its end, and its result does not count.
+    keeper read what is held here, *row* where they see that it goes on; without a ledger there is nobody to replace
+    this process, so a job that does not heed its time limit runs on. *leave* ends the process where an aborted job
+    cannot be left behind otherwise; without it (somebody else's process) such a job runs on to its end, and its
+    result does not count.
     """
 
     def __init__(
@@ -99,11 +102,13 @@ class Child:
         settings: ChildSettings,
         *,
         ledger: Ledger | None = None,
+        row: ChildRow | None = None,
         leave: Callable[[int], None] | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
         self._ledger = ledger
+        self._row = row or Board(1).children[0]
         self._leave = leave
         self._events = app.events
         self.name = f"{socket.gethostname()}:{os.getpid()}"
@@ -182,6 +187,7 @@ class Child:
     def _turn(self) -> None:
         """Once round: settle what is finished, reserve what there is room for, have it run."""
         executor = self._executor
+        self._row.beat = time.monotonic()
         if not self._is_inline:
             self._tick()
         if self._paused != self._was_paused:
@@ -283,6 +289,7 @@ class Child:
         """The heartbeat's work. Inline, a job has the loop's own thread, so what else the loop does is done here."""
         self._watch_limits()
         if self._is_inline:
+            self._row.beat = time.monotonic()
             self._tick()
 
     def _tick(self) -> None:
@@ -335,6 +342,7 @@ class Child:
         """The loop takes jobs and the heartbeat gives some back."""
         with self._counting:
             self._taken += change
+            self._row.taken += change
 
     def _let_go(self, overdue: Sequence[Call] = ()) -> None:
         """Settle all that is held, without waiting long: the pump may hang in a call that nobody answers."""

@@ -23,6 +23,7 @@ from multiq.backend import Abandon, Ack, GiveBack, Lease, Touch
 from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
+from multiq.roll_call import Answering
 
 from .ledger import ACKED, WAITING, LedgerReader
 from .limits import Limits
@@ -35,7 +36,9 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import Consumer, Verdict
 
+    from .board import WorkerRow
     from .ledger import Entry
+    from .vitals import Vitals
 
 _log = logging.getLogger("multiq.keeper")
 
@@ -48,13 +51,24 @@ _LOOK = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in b
 _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
 _TOUCH_SHARE = 1 / 3
 _ASK_EVERY = 5.0  # seconds
+_ANSWER_EVERY = 1.0  # seconds, while somebody looks at the workers
 _TRY_AGAIN = 0.2  # seconds, when the backend was not there
 
 
 class Keeper:
     """Runs until the supervisor is gone and all children's jobs are settled, *patience* seconds more at most."""
 
-    def __init__(self, app: App, folder: Path, bell: socket.socket, patience: float, *, force: bool) -> None:
+    def __init__(
+        self,
+        app: App,
+        folder: Path,
+        bell: socket.socket,
+        patience: float,
+        *,
+        force: bool,
+        row: WorkerRow,
+        vitals: Vitals,
+    ) -> None:
         self._folder = folder
         self._bell = bell
         self._supervisor = os.getppid()
@@ -72,6 +86,10 @@ class Keeper:
         self._is_down: bool | None = None
         self._last_restart: str | None = ""
         self._ask_at = 0.0
+        self._row = row
+        self._vitals = vitals
+        self._answering = Answering(app.backend)
+        self._answer_at = 0.0
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
@@ -82,9 +100,8 @@ class Keeper:
             self._hand_on()
             if self._can_settle:
                 self._touch_for_the_stuck()
-            if kill_at == float("inf") and time.monotonic() >= self._ask_at:
-                self._ask_at = time.monotonic() + _ASK_EVERY
-                self._pass_on_what_is_said()
+            if kill_at == float("inf"):
+                self._listen(time.monotonic())
             if kill_at < float("inf"):
                 self._bury_orphans(killing=time.monotonic() >= kill_at)
                 if not any(self._folder.iterdir()):
@@ -92,12 +109,22 @@ class Keeper:
                     return 0
                 time.sleep(_LOOK)
 
-    def _pass_on_what_is_said(self) -> None:
+    def _listen(self, now: float) -> None:
+        """Heed what is said to all workers, and tell those who look at them of this one."""
+        with contextlib.suppress(MultiqError):  # the children tell of it
+            if now >= self._ask_at:
+                self._ask_at = now + _ASK_EVERY
+                said, is_down = self._control.hear(), self._listens_to_down and self._control.is_down()
+                self._row.contact = time.monotonic()
+                self._pass_on(said.last_restart, is_down=is_down)
+                if said.is_roll_called:
+                    self._answering.look()
+            if now >= self._answer_at and not self._answering.is_over:
+                self._answer_at = now + _ANSWER_EVERY
+                self._answering.answer(self._vitals.answer())
+
+    def _pass_on(self, last_restart: str | None, *, is_down: bool) -> None:
         """Tell the supervisor, by signals, what the workers of this connection are told."""
-        try:
-            last_restart, is_down = self._control.last_restart(), self._listens_to_down and self._control.is_down()
-        except MultiqError:
-            return  # the children tell of it
         if os.getppid() != self._supervisor:
             return  # it has died meanwhile, and whoever has adopted this process is not to be told
         supervisor = self._supervisor
@@ -106,6 +133,7 @@ class Keeper:
                 _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
                 os.kill(supervisor, signal.SIGUSR2 if is_down else signal.SIGCONT)
             self._is_down = is_down
+            self._row.is_down = is_down
         if last_restart != self._last_restart:
             if self._last_restart != "" and last_restart is not None:
                 _log.warning("all workers of this connection are to restart: this one ends")

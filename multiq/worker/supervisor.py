@@ -23,21 +23,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from multiq.text import many
 
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .keeper import CUT_SHORT, TIMED_OUT
-from .ledger import NEVER, LedgerReader
+from .ledger import NEVER
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
 from .signals import SignalInbox
+from .slot import Post, Slot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import NoReturn
 
-    from .ledger import Entry
+    from .board import Board
 
 _log = logging.getLogger("multiq.supervisor")
 
@@ -49,7 +48,6 @@ _LONGEST_BRAKE = 30.0  # ...up to this,
 _WORKING_BRAKE = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
 _LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
 OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
-_KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
 _LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
 
 _ROLLED = "MULTIQ_ROLLED"  # in the environment: what a roll leaves to the program that follows
@@ -71,56 +69,8 @@ _REPLACED = {
 _ENDED_WELL = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 
 
-class Post(msgspec.Struct, frozen=True):
-    """What a child gets to know of those around it."""
-
-    lifeline: int
-    """A pipe that ends with the supervisor."""
-    ledger: Path
-    """Where to write what it holds; the file is its own to make."""
-
-
-class Slot:
-    """One place for a child, with the history that the brake needs."""
-
-    def __init__(self) -> None:
-        self.pid: int | None = None
-        self.ledger = Path()
-        self._reader: LedgerReader | None = None
-        self.is_timed_out = False
-        self.started_at = 0.0
-        self.start_at = 0.0
-        self.early_deaths = 0
-
-    def kill_at(self) -> float:
-        """When the child must be killed for a job that does not end."""
-        return min((entry.kill_at + _KILL_LATE for entry in self.entries() if entry.is_running), default=NEVER)
-
-    def entries(self) -> list[Entry]:
-        """What the child holds."""
-        reader = self._open()
-        return [] if reader is None else reader.entries()
-
-    def has_worked(self) -> bool:
-        """Whether the child has got as far as a job."""
-        reader = self._open()
-        return reader is not None and reader.has_held
-
-    def forget(self) -> None:
-        """The child is dead."""
-        if self._reader is not None:
-            self._reader.close()
-        self.pid, self._reader, self.is_timed_out = None, None, False
-
-    def _open(self) -> LedgerReader | None:
-        if self._reader is None:
-            with contextlib.suppress(OSError, ValueError):  # not made yet
-                self._reader = LedgerReader(self.ledger)
-        return self._reader
-
-
 class Supervisor:
-    """Keeps *processes* children running *work*, and one process running *keep*; both return exit codes.
+    """Keeps a child for each place of *board* running *work*, and one process *keep*; both return exit codes.
 
     *work* gets its post, *keep* the folder of all ledgers and the socket that tells it to look there. With *once*, a
     child that ends with 0 is through with its work and is not replaced. *check* is a command that ends with 0 if the
@@ -131,7 +81,7 @@ class Supervisor:
         self,
         work: Callable[[Post], int],
         keep: Callable[[Path, socket.socket], int],
-        processes: int,
+        board: Board,
         *,
         grace: float,
         once: bool,
@@ -139,7 +89,8 @@ class Supervisor:
     ) -> None:
         self._work = work
         self._keep = keep
-        self._slots = [Slot() for _ in range(processes)]
+        self._board = board.worker
+        self._slots = [Slot(place, row) for place, row in enumerate(board.children)]
         self._grace = grace
         self._once = once
         self._check = check
@@ -162,6 +113,7 @@ class Supervisor:
         self._bell.setblocking(False)
         with self._inbox:
             while True:
+                self._board.supervisor_beat = time.monotonic()
                 self._reap()
                 self._fill()
                 if before.is_gone() and self._is_over():
@@ -180,10 +132,11 @@ class Supervisor:
     def _heed(self, number: signal.Signals) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
             self._stops += 1
+            self._board.stops = self._stops
             self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
-            self._is_paused = number == signal.SIGUSR2
+            self._board.is_paused = self._is_paused = number == signal.SIGUSR2
             self._signal_all(number)
         elif number == signal.SIGQUIT:
             self._tell_what_runs()
@@ -250,9 +203,11 @@ class Supervisor:
 
     def _start(self, slot: Slot) -> None:
         def work() -> int:
-            return self._work(Post(self._lifeline, self._folder / f"{os.getpid()}.held"))
+            return self._work(Post(self._lifeline, self._folder / f"{os.getpid()}.held", slot.place))
 
+        slot.row.beat = time.monotonic()
         slot.pid = self._fork(work, is_child=True)
+        slot.row.pid = slot.pid
         slot.ledger = self._folder / f"{slot.pid}.held"
         if self._is_paused:
             os.kill(slot.pid, signal.SIGUSR2)  # like those before it
@@ -314,9 +269,11 @@ class Supervisor:
             self._codes.append(EXIT_OK if ended_well else code if code == EXIT_CUT_SHORT else EXIT_CRASHED)
             return
         if was_late or code in _REPLACED:
+            self._board.replaced += 1
             slot.start_at, slot.early_deaths = 0.0, 0
             _log.warning("worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else code])
             return
+        self._board.crashed += 1
         died_young = time.monotonic() - slot.started_at < _HEALTHY
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
         # the first one may have been somebody's doing: its jobs wait

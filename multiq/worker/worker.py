@@ -18,11 +18,13 @@ from multiq.log import log_events
 from multiq.names import check_name
 from multiq.options import check_count, check_timeout
 
+from .board import Board
 from .child import Child, ChildSettings
 from .keeper import Keeper
 from .ledger import Ledger
 from .signals import SignalInbox
 from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
+from .vitals import Vitals
 
 if TYPE_CHECKING:
     import socket
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
-    from .supervisor import Post
+    from .slot import Post
 
 
 class Worker:
@@ -117,10 +119,11 @@ class Worker:
         if self._processes == 0:
             return self._run_child(None)
         settings = self._settings
+        self._board = Board(self._processes)
         supervisor = Supervisor(
             self._run_child,
             self._run_keeper,
-            self._processes,
+            self._board,
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
             check=self.check,
@@ -144,11 +147,12 @@ class Worker:
         settings = self._settings
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if post is None:
-            inbox, ledger = SignalInbox([*taken, signal.SIGINT]), None
+            inbox, ledger, row = SignalInbox([*taken, signal.SIGINT]), None, None
         else:
+            row = self._board.children[post.place]
             inbox = SignalInbox([*taken, NOW], post.lifeline)
             ledger = Ledger(post.ledger, settings.most_held, in_turn=settings.is_inline)
-        child = Child(self._app, settings, ledger=ledger, leave=_leave if inbox.installed else None)
+        child = Child(self._app, settings, ledger=ledger, row=row, leave=_leave if inbox.installed else None)
         self._running = child
         if self._stop_early:
             child.stop()
@@ -170,7 +174,15 @@ class Worker:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
         for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
-        return Keeper(self._app, folder, bell, self._settings.grace + OVERTIME, force=self._force).run()
+        return Keeper(
+            self._app,
+            folder,
+            bell,
+            self._settings.grace + OVERTIME,
+            force=self._force,
+            row=self._board.worker,
+            vitals=Vitals(self._board, folder, self._settings),
+        ).run()
 
 
 def _is_down(app: App) -> bool:

@@ -10,7 +10,7 @@ from shell import Shell
 from stores import NAMES, STORES
 from worker_app import app, quick, read_diary
 
-from multiq.control import CONTROL_QUEUES, Control
+from multiq.control import DOWN, RESTART, Control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,11 +77,11 @@ def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path:
 
 def test_what_is_said_is_in_no_listing(url: str, shell: Shell) -> None:
     control = Control(app.backend)
-    assert control.last_restart() is None
+    assert control.hear().last_restart is None
     shell.run("down")
     shell.run("restart")
-    assert control.last_restart() is not None
+    assert control.hear().last_restart is not None
     quick.enqueue(1)
     listed = [row["queue"] for row in shell.run("stats", "--json").json["queues"]]
     assert listed == ["default"]
-    assert set(app.backend.queues()) == {"default", *CONTROL_QUEUES}
+    assert set(app.backend.queues()) == {"default", DOWN, RESTART}

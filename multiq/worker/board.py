@@ -1,0 +1,76 @@
+"""What the processes of one worker tell one another of themselves: memory that they share, made before the first fork.
+
+Writing is an assignment, and reading too; nobody waits for anybody. What stands there outlives the process that
+wrote it. All of it are numbers; moments are ``time.monotonic``, one clock for all processes of a host.
+"""
+
+from __future__ import annotations
+
+import mmap
+import time
+
+_CELL = 8  # bytes
+
+
+class _Cell:
+    """One number of a row, as an attribute."""
+
+    def __init__(self, place: int) -> None:
+        self._place = place
+
+    def __get__(self, row: Row, _: object = None) -> float:
+        return row.cells[self._place]
+
+    def __set__(self, row: Row, value: float) -> None:
+        row.cells[self._place] = value
+
+
+class Row:
+    """Some numbers of the board."""
+
+    room = 16  # cells
+
+    def __init__(self, cells: memoryview[float]) -> None:
+        self.cells = cells
+
+
+class WorkerRow(Row):
+    """What the supervisor and the keeper say of the whole worker."""
+
+    started_at = _Cell(0)
+    supervisor_beat = _Cell(1)
+    """When the supervisor last went round; twice a second at least."""
+    stops = _Cell(2)
+    """How often it was told to stop."""
+    is_paused = _Cell(3)
+    is_down = _Cell(4)
+    """Whether the connection is, as the keeper heard."""
+    contact = _Cell(5)
+    """When the backend last answered the keeper."""
+    crashed = _Cell(6)
+    """Children that died, so far."""
+    replaced = _Cell(7)
+    """Children that ended because they were to be replaced, so far."""
+
+
+class ChildRow(Row):
+    """What is said of one place for a child, by whoever fills it in turn."""
+
+    pid = _Cell(0)
+    """0: nobody is there."""
+    beat = _Cell(1)
+    """When the child last went round."""
+    taken = _Cell(2)
+    """Jobs that were taken and not given back, so far."""
+
+
+class Board:
+    """The rows of one worker with so many *processes*."""
+
+    def __init__(self, processes: int) -> None:
+        shared = mmap.mmap(-1, _CELL * Row.room * (1 + processes))
+        cells = memoryview(shared).cast("d")
+        rows = [cells[at : at + Row.room] for at in range(0, len(cells), Row.room)]
+        self.worker = WorkerRow(rows[0])
+        self.children = [ChildRow(row) for row in rows[1:]]
+        self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
