@@ -28,6 +28,7 @@ class BeanstalkServer(Server):
     """
 
     program = "beanstalkd"
+    package = "beanstalkd"
 
     def __init__(
         self,

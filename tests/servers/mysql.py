@@ -146,6 +146,7 @@ class MysqlServer(MysqlDatabases, Server):
     """
 
     program = "mariadbd"
+    package = "mariadb-server"
 
     def __init__(
         self, *, certificate: Certificate | None = None, system_zone: str = "UTC0", **settings: object
@@ -224,7 +225,7 @@ def _tls(certificate: Certificate) -> dict[str, object]:
 @functools.cache
 def _template() -> Path:
     """An empty data folder: made once in a process, in half a second, and copied for each server."""
-    install = require("mariadb-install-db")
+    install = require("mariadb-install-db", "mariadb-server")
     folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
     atexit.register(folder.cleanup)
     data = Path(folder.name) / "data"

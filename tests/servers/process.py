@@ -1,75 +1,42 @@
-"""A server's process: a temporary folder, ports that nobody else has, and gone when the tests are.
+"""A server's process for a test: in a temporary folder, paused and killed at will, and gone when the tests are.
 
-Nothing is shared with a server that runs on the machine anyway, and the usual ports are never used.
+Starting and ending are what ``multiq bench`` has for its own throwaway servers; here a server that is missing skips the
+test, and one that does not start fails it.
 """
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
-import random
-import shutil
 import signal
-import socket
-import subprocess
-import sys
 import tempfile
 import time
-from abc import ABC, abstractmethod
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING
 
 import pytest
 
+from multiq.bench import servers
+from multiq.bench.servers import HOST, PATIENCE, ServerFailed, ServerMissing, free_port
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from typing import Self
 
-HOST = "127.0.0.1"
-PATIENCE = 20.0  # seconds; guards against a hang, and no test waits for it
-_PORTS = range(20000, 32000)  # below those that the kernel hands out by itself, and a cluster's bus (+10000) fits
-_LOG_SHOWN = 3000  # characters
+__all__ = ["HOST", "PATIENCE", "Server", "free_port", "require", "until"]
 
-#: a server's program -> the Debian package that has it
-_PACKAGES = {
-    "beanstalkd": "beanstalkd",
-    "mariadbd": "mariadb-server",
-    "redis-server": "redis-server",
-}
 
-_SHEPHERD = """
-import os, signal, sys
-alive = set()
-for line in sys.stdin:
-    (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
-for pid in alive:
+def require(program: str, package: str | None = None) -> str:
+    """The path of a server's program. Missing, it skips the test, or under CI fails it, and says what to install.
+
+    The *package* is mostly called as the program is.
+    """
     try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-"""
-
-
-def require(program: str) -> str:
-    """The path of a server's program. Missing, it skips the test, or under CI fails it, and says what to install."""
-    found = shutil.which(program, path=os.environ.get("PATH", "") + ":/usr/sbin:/usr/local/sbin")
-    if found is not None:
-        return found
-    message = f"{program} is not installed: run .ci/install-servers, or: apt-get install {_PACKAGES[program]}"
+        return servers.find(program, package or program)
+    except ServerMissing as exc:
+        message = f"run .ci/install-servers: {exc}"
     if os.environ.get("CI", "").lower() in {"1", "true"}:
         pytest.fail(message, pytrace=False)
     pytest.skip(message)
-
-
-def free_port() -> int:
-    """A TCP port of this machine that nobody listens on, its bus port included."""
-    while True:
-        port = random.choice(_PORTS)
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
-            one.bind((HOST, port))
-            other.bind((HOST, port + 10000))
-            return port
 
 
 def until(condition: Callable[[], object], what: str) -> None:
@@ -81,98 +48,20 @@ def until(condition: Callable[[], object], what: str) -> None:
         time.sleep(0.01)
 
 
-class _Shepherd:
-    """Kills what is left when this process dies without a chance to tidy up, as by SIGKILL."""
+class Server(servers.Server):
+    """A server's process: started, waited for, paused, killed, started again, and always ended."""
 
     def __init__(self) -> None:
-        self._process: subprocess.Popen[str] | None = None
-
-    def tell(self, word: str) -> None:
-        if self._process is None:
-            command = [sys.executable, "-S", "-c", _SHEPHERD]
-            self._process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, start_new_session=True)
-            atexit.register(self._end, self._process)
-        assert self._process.stdin is not None
-        self._process.stdin.write(word + "\n")
-        self._process.stdin.flush()
-
-    def _end(self, process: subprocess.Popen[str]) -> None:
-        process.communicate()
-
-
-_shepherd = _Shepherd()
-
-
-class Server(ABC):
-    """A server's process: started, waited for, paused, killed, started again, and always ended.
-
-    In a session of its own, so that Ctrl-C reaches the tests only, which then end it.
-    """
-
-    program: ClassVar[str]
-
-    def __init__(self) -> None:
-        self._program = require(self.program)
+        require(self.program, self.package)
         self._folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
-        self.folder = Path(self._folder.name)  # short: a UNIX socket's path takes 107 bytes
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def command(self) -> Sequence[str]:
-        """What is run."""
-        return [self._program, *self.arguments()]
-
-    @abstractmethod
-    def arguments(self) -> Sequence[str]:
-        """What follows the program's name."""
-
-    @abstractmethod
-    def answers(self) -> bool:
-        """Whether it serves."""
-
-    @property
-    def pid(self) -> int:
-        assert self._process is not None, "the server does not run"
-        return self._process.pid
-
-    @property
-    def log(self) -> str:
-        path = self.folder / "log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    @property
-    def is_running(self) -> bool:
-        return self._process is not None and self._process.poll() is None
+        super().__init__(Path(self._folder.name))
 
     def start(self, *, wait: bool = True) -> Self:
         """Start, and wait until it serves. A server that does not start fails the test with its log."""
-        with (self.folder / "log").open("ab") as log:
-            self._process = subprocess.Popen(
-                self.command(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                cwd=self.folder,
-                start_new_session=True,
-            )
-        _shepherd.tell(f"+{self.pid}")
-        give_up_at = time.monotonic() + PATIENCE
-        while wait and not self.answers():
-            if not self.is_running or time.monotonic() > give_up_at:
-                shown = self.log[-_LOG_SHOWN:]
-                self.kill()
-                raise AssertionError(f"{self.program} did not start; the end of its log:\n{shown}")
-            time.sleep(0.01)
-        return self
-
-    def stop(self) -> None:
-        """A clean end, as by the system's service manager."""
-        self._end(signal.SIGTERM)
-
-    def kill(self) -> None:
-        """``kill -9``, its own children included."""
-        if self.is_running:
-            os.killpg(self.pid, signal.SIGKILL)
-        self._end(signal.SIGKILL)
+        try:
+            return super().start(wait=wait)
+        except ServerFailed as exc:
+            raise AssertionError(str(exc)) from exc
 
     def pause(self) -> None:
         """SIGSTOP: the kernel goes on accepting and acknowledging, nobody answers."""
@@ -184,24 +73,5 @@ class Server(ABC):
 
     def close(self) -> None:
         """End it, and remove its folder."""
-        self.kill()
+        super().close()
         self._folder.cleanup()
-
-    def __enter__(self) -> Self:
-        return self if self.is_running else self.start()
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _end(self, number: signal.Signals) -> None:
-        process, self._process = self._process, None
-        if process is None:
-            return
-        process.send_signal(number)
-        process.send_signal(signal.SIGCONT)
-        try:
-            process.wait(PATIENCE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        _shepherd.tell(f"-{process.pid}")

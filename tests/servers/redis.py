@@ -29,6 +29,7 @@ class RedisServer(Server):
     """
 
     program = "redis-server"
+    package = "redis-server"
 
     def __init__(self, *, certificate: Certificate | None = None, **config: str) -> None:
         super().__init__()
