@@ -369,6 +369,19 @@ class Consumer(ABC):
 
     queues: tuple[str, ...]
 
+    def reorder(self, queues: Sequence[str]) -> None:
+        """The same queues in another order, from the next reserve on: perhaps before every one, so without any I/O.
+
+        A driver that keeps anything made from the order extends this one. Raises ``ValueError`` unless *queues* are
+        this consumer's, each as often as before.
+        """
+        if queues != self.queues and sorted(queues) != sorted(self.queues):
+            raise ValueError(
+                f"{list(queues)!r} are not the queues {list(self.queues)!r} in another order: "
+                "for other queues make another consumer"
+            )
+        self.queues = tuple(queues)
+
     @abstractmethod
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         """Up to ``limit`` due jobs, each under a lease; waits up to ``timeout`` seconds for the first, never for more.

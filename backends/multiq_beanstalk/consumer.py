@@ -59,6 +59,10 @@ class BeanstalkConsumer(Consumer):
         self._holding = Holding()
         self._doubts = Doubts()
 
+    def reorder(self, queues: Sequence[str]) -> None:
+        super().reorder(queues)
+        self._tubes = tuple(dict.fromkeys(self.queues))  # a wait watches them all at once, and needs no order
+
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self.exchange((), limit, timeout)[1]
 

@@ -90,11 +90,18 @@ class MysqlConsumer(Consumer):
         self._interrupted = False
         self._hint = self.queues[0]
         """The queue that had jobs last: it is claimed from without looking first."""
+        self._without: frozenset[str] = frozenset()
+        """Queues that had nothing at the last look."""
         self._is_busy = False
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
         self._doubted: frozenset[Fence] = frozenset()
         """The same of verdicts."""
+
+    def reorder(self, queues: Sequence[str]) -> None:
+        super().reorder(queues)
+        # rows of a later queue would be locked for nothing while an earlier one has jobs
+        self._hint = next((queue for queue in self.queues if queue not in self._without), self.queues[0])
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
@@ -182,6 +189,7 @@ class MysqlConsumer(Consumer):
         batch = Batch(self._database, verdicts) if verdicts else None
         turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
         self._is_busy = bool(turn.leases)
+        self._without = frozenset(outlook.queue for outlook in turn.outlooks if not outlook.has_work)
         if turn.leases:
             self._database.watch.stir()
         return turn

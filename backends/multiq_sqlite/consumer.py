@@ -50,6 +50,10 @@ class SqliteConsumer(Consumer):
         self._lookout = Lookout(database, self._connection)
         self._interrupted = False
 
+    def reorder(self, queues: Sequence[str]) -> None:
+        super().reorder(queues)
+        self._asked = as_json(self.queues)
+
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._wait_for_jobs(limit, time.monotonic() + timeout)
 

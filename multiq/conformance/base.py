@@ -42,6 +42,10 @@ class Witness(Consumer):
         self.is_closed = False
         self._inner = inner
 
+    def reorder(self, queues: Sequence[str]) -> None:
+        self._inner.reorder(queues)
+        self.queues = self._inner.queues
+
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._remember(self._inner.reserve(limit, timeout))
 

@@ -21,6 +21,7 @@ from .topics.looking import JobsTests, PeekTests, QueuesTests, StatsTests
 from .topics.pause import PauseTests
 from .topics.purge import PurgeTests
 from .topics.release import ReleaseTests
+from .topics.reorder import ReorderTests
 from .topics.reschedule import RescheduleTests
 from .topics.reserve import ReserveTests
 from .topics.settle import SettleTests
@@ -37,9 +38,9 @@ if TYPE_CHECKING:
 
 #: in the order of the contract, what takes longest last
 TOPICS: tuple[type[Topic], ...] = (
-    CapabilitiesTests, EnqueueTests, ReserveTests, LeaseTests, AckTests, ReleaseTests, BuryTests, TouchTests,
-    GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests, PeekTests,
-    JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
+    CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
+    TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
+    PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
     TransactionTests, WaitingTests, ConcurrencyTests, WalkTests,
 )  # fmt: skip
 

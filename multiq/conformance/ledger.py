@@ -23,6 +23,7 @@ PARAGRAPHS: dict[str, str] = {
     "3.6": "one holder at a time",
     "3.7": "a waiting consumer wakes",
     "3.8": "interrupt ends a wait",
+    "3.9": "reorder changes the order of the queues",
     "4.1": "a lease lasts its ttr",
     "4.2": "an ended lease makes the job ready by itself",
     "4.3": "late verdicts are refused",

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiq.backend import NewJob, Verdict
     from multiq.clock import Clock
     from multiq.errors import LeaseLost
+    from multiq.memory import Store
 
 
 class PlantedBug(NamedTuple):
@@ -340,6 +341,30 @@ class _Impartial(MemoryConsumer):
 )
 class _QueuesMixed(_Planted):
     consumer_class = _Impartial
+
+
+class _Stubborn(MemoryConsumer):
+    """Made its plan when it was made."""
+
+    def __init__(self, store: Store, queues: Sequence[str]) -> None:
+        super().__init__(store, queues)
+        self._plan = self.queues
+
+    def _take(self, limit: int, now: int) -> list[Lease]:
+        told, self.queues = self.queues, self._plan
+        try:
+            return super()._take(limit, now)
+        finally:
+            self.queues = told
+
+
+@_plant(
+    "order ignored",
+    "a consumer whose queues are reordered goes on in their first order",
+    "Reorder.test_the_new_order_holds_from_the_next_reserve_on",
+)
+class _OrderIgnored(_Planted):
+    consumer_class = _Stubborn
 
 
 @_plant(
