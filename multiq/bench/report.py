@@ -87,6 +87,11 @@ class Result(msgspec.Struct, frozen=True):
     skipped: str | None = None
     """Why there are no samples: a power that this backend lacks, with its reason."""
 
+    def figures(self, metric: str) -> list[float]:
+        """What the repeats say of the metric of this name, in their order; without those that do not know it."""
+        found = (sample.metrics.get(metric) for sample in self.samples)
+        return [value for value in found if value is not None]
+
 
 class Contestant(msgspec.Struct, frozen=True):
     """A backend in a run."""
@@ -135,6 +140,8 @@ class Report(msgspec.Struct, frozen=True):
     workloads: list[Workload]
     contestants: list[Contestant]
     results: list[Result]
+    reference: float | None = None
+    """Seconds of the fixed piece of work behind ``Sample.calm`` at its fastest: how fast the machine itself was."""
 
     @property
     def violations(self) -> list[tuple[Result, Violation]]:

@@ -1,0 +1,344 @@
+"""Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
+
+Each figure is compared by the logarithms of its repeats, as a ratio is what people mean by slower, with Welch's test.
+Where there are ten repeats or more it is Yuen's, the same without the outermost fifth of them: a few repeats beside a
+noisy neighbour then prove nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
+
+from multiq.errors import MultiqError
+
+from .report import Metric  # noqa: TC001 - msgspec looks it up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .report import Contestant, Report, Result
+
+THRESHOLD = 0.10
+"""How much worse a figure may be and still be called the same."""
+
+_CONFIDENCE = 0.95  # of the intervals that are shown
+_FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls anything worse, over all its figures together
+_TRIM = 0.2  # of the repeats, at each end
+_ENOUGH_TO_TRIM = 10  # repeats; of fewer, trimming leaves too little to tell anything
+_SAME_MACHINE = ("CPU", "cores")  # what must be equal in the environments before figures mean the same
+_PASSING = ("load",)  # what the environment says of one moment
+
+Verdict = Literal["worse", "better", "no difference", "cannot tell"]
+
+
+class ReportsDiffer(MultiqError, ValueError):
+    """Two runs are of different work, or of different machines. ``obstacles`` says in what."""
+
+    def __init__(self, obstacles: Sequence[str]) -> None:
+        self.obstacles = tuple(obstacles)
+        listed = "\n".join(f"  - {obstacle}" for obstacle in self.obstacles)
+        super().__init__(
+            f"these runs cannot be compared, as their figures do not mean the same:\n{listed}\n"
+            "run both with the same options on the same machine, or compare them anyway, with that in mind"
+        )
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One figure in both runs."""
+
+    workload: str
+    variant: str
+    contestant: str
+    metric: Metric
+    old: float
+    """The median of its repeats."""
+    new: float
+    ratio: float | None
+    """New to old, of the middle repeats; None where one of them is zero."""
+    low: float | None
+    """Where the true ratio lies in 95 of 100 cases: from here..."""
+    high: float | None
+    """...to here; None with fewer than two repeats."""
+    verdict: Verdict
+    why: str = ""
+    """What keeps it from being told, in a few words."""
+
+
+class Comparison(msgspec.Struct, frozen=True):
+    """What became of all figures that two runs share."""
+
+    old: str
+    """Which run it was: multiq's version, and when."""
+    new: str
+    threshold: float
+    """What was asked for: 0.1 is ten per cent."""
+    drift: float
+    """How much slower the machine itself did a fixed piece of work in the new run (0.05: five per cent); negative for
+    faster. Its size is added to the threshold."""
+    caveats: list[str]
+    """How the runs differ beside the build."""
+    rows: list[Row]
+
+    @property
+    def regressed(self) -> bool:
+        """Whether anything is worse."""
+        return any(row.verdict == "worse" for row in self.rows)
+
+    @property
+    def allowed(self) -> float:
+        """The threshold, with the machine's drift."""
+        return self.threshold + abs(self.drift)
+
+    def count(self, verdict: Verdict) -> int:
+        return Counter(row.verdict for row in self.rows)[verdict]
+
+    def summary(self) -> str:
+        """The verdict in a sentence."""
+        figures = f"of {len(self.rows)} figures"
+        worse, better, unsure = self.count("worse"), self.count("better"), self.count("cannot tell")
+        rest = f"{better} better, {self.count('no difference')} no different, {unsure} too noisy to tell"
+        if worse:
+            return f"regression: {figures} {worse} worse by more than {self.allowed:.0%}, {rest}"
+        if unsure == len(self.rows):
+            return f"cannot tell: {figures} all are too noisy to show a change of {self.allowed:.0%}"
+        verdict = "faster" if better else "no difference"
+        return f"{verdict}: {figures} none is worse by more than {self.allowed:.0%}, {rest}"
+
+
+def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
+    """Compare the figures that count and that both runs have.
+
+    *threshold* is the share by which a figure may be worse. Raises ``ReportsDiffer`` if the runs are of different work
+    or of different machines, unless *anyway*: then the comparison says so among its caveats.
+    """
+    obstacles = list(_obstacles(old, new))
+    if obstacles and not anyway:
+        raise ReportsDiffer(obstacles)
+    pairs = list(_pairs(old, new))
+    if not pairs:
+        raise ReportsDiffer(["they have no figure in common"])
+    drift = _drift(old, new)
+    allowed = math.log1p(threshold + abs(drift))
+    return Comparison(
+        old=_name(old),
+        new=_name(new),
+        threshold=threshold,
+        drift=drift,
+        caveats=[*obstacles, *_caveats(old, new, drift)],
+        rows=_judged(pairs, allowed),
+    )
+
+
+def _name(report: Report) -> str:
+    return f"multiq {report.multiq}, {report.started_at}"
+
+
+# --- whether they can be compared at all ------------------------------------------------------------------
+
+
+def _obstacles(old: Report, new: Report) -> Iterator[str]:
+    """Why the figures of the two do not mean the same."""
+    if old.profile != new.profile:
+        yield f"profile {old.profile} against {new.profile}"
+    if old.is_quick != new.is_quick:
+        yield f"a {_length(old)} run against a {_length(new)} one"
+    for key in _SAME_MACHINE:
+        mine, theirs = old.environment.get(key), new.environment.get(key)
+        if mine != theirs:
+            yield f"{key}: {mine or 'unknown'} against {theirs or 'unknown'}"
+    before = {contestant.name: contestant for contestant in old.contestants}
+    for contestant in new.contestants:
+        other = before.get(contestant.name)
+        if other is not None and other.durability != contestant.durability:
+            yield f"{contestant.name} keeps jobs differently: {_keeps(other)} against {_keeps(contestant)}"
+    for was, now in _shared(old, new):
+        if was.parameters != now.parameters:
+            yield f"{_title(was)} was run with {_only(was, now)} against {_only(now, was)}"
+
+
+def _length(report: Report) -> str:
+    return "quick" if report.is_quick else "full"
+
+
+def _keeps(contestant: Contestant) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items())
+    return f"{contestant.durability.survives} ({settings})" if settings else contestant.durability.survives
+
+
+def _title(result: Result) -> str:
+    return " ".join(filter(None, (result.workload, result.variant, "on", result.contestant)))
+
+
+def _only(one: Result, other: Result) -> str:
+    """The parameters of *one* that *other* does not have like this."""
+    own = [f"{name} {value}" for name, value in one.parameters.items() if other.parameters.get(name) != value]
+    return ", ".join(own) or "fewer parameters"
+
+
+def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
+    """What the reader should know, though the figures mean the same."""
+    for key in {**old.environment, **new.environment}:
+        mine, theirs = old.environment.get(key), new.environment.get(key)
+        if mine != theirs and key not in _SAME_MACHINE and not key.startswith(_PASSING):
+            yield f"{key}: {mine or 'unknown'} against {theirs or 'unknown'}"
+    before = {contestant.name: contestant.server for contestant in old.contestants}
+    for contestant in new.contestants:
+        server = before.get(contestant.name, contestant.server)
+        if server != contestant.server:
+            yield f"{contestant.name} was {server}, and is {contestant.server}"
+    if drift:
+        change = "slower" if drift > 0 else "faster"
+        yield f"the machine itself was {abs(drift):.1%} {change} in the new run: as much is added to the threshold"
+    for word, report in (("old", old), ("new", new)):
+        if report.noise:
+            yield f"the {word} run was noisy: {report.noise}"
+        if report.violations:
+            yield f"the {word} run broke promises, so its figures are of work that was not all done"
+    yield from _left_out(old, new)
+
+
+def _left_out(old: Report, new: Report) -> Iterator[str]:
+    was, now = ({_key(result) for result in report.results if result.samples} for report in (old, new))
+    for word, only in (("old", was - now), ("new", now - was)):
+        if only:
+            titles = sorted({f"{workload} on {contestant}" for contestant, workload, _ in only})
+            yield f"only in the {word} run: {', '.join(titles)}"
+
+
+def _drift(old: Report, new: Report) -> float:
+    """How much longer the machine took for the same piece of work, as a share."""
+    if not old.reference or not new.reference:
+        return 0.0
+    return new.reference / old.reference - 1
+
+
+# --- the figures ------------------------------------------------------------------------------------------
+
+
+class _Pair(NamedTuple):
+    """The repeats of one figure in both runs."""
+
+    result: Result
+    metric: Metric
+    old: list[float]
+    new: list[float]
+
+
+class _Test(NamedTuple):
+    """What the repeats say of the ratio, in logarithms; ``worse`` and ``better`` are chances that it is not."""
+
+    low: float
+    high: float
+    worse: float
+    better: float
+
+
+def _key(result: Result) -> tuple[str, str, str]:
+    return result.contestant, result.workload, result.variant
+
+
+def _shared(old: Report, new: Report) -> Iterator[tuple[Result, Result]]:
+    before = {_key(result): result for result in old.results if result.samples}
+    for result in new.results:
+        if result.samples and _key(result) in before:
+            yield before[_key(result)], result
+
+
+def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
+    defined = {workload.name: workload.metrics for workload in old.workloads}
+    metrics = {
+        workload.name: [metric for metric in workload.metrics if metric.counts and metric in defined[workload.name]]
+        for workload in new.workloads
+        if workload.name in defined
+    }
+    for before, after in _shared(old, new):
+        for metric in metrics.get(after.workload, ()):
+            pair = _Pair(after, metric, before.figures(metric.name), after.figures(metric.name))
+            if pair.old and pair.new:
+                yield pair
+
+
+def _judged(pairs: Sequence[_Pair], allowed: float) -> list[Row]:
+    tests = [_test(pair, allowed) for pair in pairs]
+    worse = _holm([test.worse if test else 1.0 for test in tests])
+    better = _holm([test.better if test else 1.0 for test in tests])
+    rows = []
+    for pair, test, is_worse, is_better in zip(pairs, tests, worse, better, strict=True):
+        verdict: Verdict = "cannot tell"
+        why = _why_not(pair)
+        if is_worse:
+            verdict = "worse"
+        elif is_better:
+            verdict = "better"
+        elif set(pair.old) == set(pair.new) == {0.0} or (test and -allowed <= test.low and test.high <= allowed):
+            verdict, why = "no difference", ""
+        rows.append(_row(pair, test, verdict, why))
+    return rows
+
+
+def _row(pair: _Pair, test: _Test | None, verdict: Verdict, why: str) -> Row:
+    old, new = median(pair.old), median(pair.new)
+    return Row(
+        workload=pair.result.workload,
+        variant=pair.result.variant,
+        contestant=pair.result.contestant,
+        metric=pair.metric,
+        old=old,
+        new=new,
+        ratio=new / old if old > 0 else None,
+        low=math.exp(test.low) if test else None,
+        high=math.exp(test.high) if test else None,
+        verdict=verdict,
+        why="" if verdict != "cannot tell" else why or "its repeats spread too far",
+    )
+
+
+def _why_not(pair: _Pair) -> str:
+    if min(len(pair.old), len(pair.new)) < 2:
+        return "one repeat only"
+    if min(*pair.old, *pair.new) <= 0:
+        return "a ratio to zero means nothing"
+    return ""
+
+
+def _test(pair: _Pair, allowed: float) -> _Test | None:
+    """The ratio's interval, and how likely such repeats are if it is not beyond what is *allowed*; None: no telling."""
+    if _why_not(pair):
+        return None
+    old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
+    if max(old) == min(old) and max(new) == min(new):  # counted, not measured
+        return _exact(new[0] - old[0], pair.metric, allowed)
+    from scipy import stats
+
+    trim = _TRIM if min(len(old), len(new)) >= _ENOUGH_TO_TRIM else 0.0
+    test = partial(stats.ttest_ind, equal_var=False, trim=trim)
+    more = test([value - allowed for value in new], old, alternative="greater")
+    less = test([value + allowed for value in new], old, alternative="less")
+    interval = test(new, old).confidence_interval(_CONFIDENCE)
+    worse, better = (less, more) if pair.metric.better == "higher" else (more, less)
+    return _Test(float(interval.low), float(interval.high), float(worse.pvalue), float(better.pvalue))
+
+
+def _exact(change: float, metric: Metric, allowed: float) -> _Test:
+    harm = -change if metric.better == "higher" else change
+    return _Test(change, change, float(harm <= allowed), float(harm >= -allowed))
+
+
+def _holm(chances: Sequence[float]) -> list[bool]:
+    """Which of them hold when all are looked at together: Holm's way to keep one false alarm as rare as it is for one.
+
+    The smallest must pass a bar as high as if each of them had the whole luck to itself, the next one a little less,
+    until one fails; all after it fail too.
+    """
+    held = [False] * len(chances)
+    for rank, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):
+        if chances[index] > _FALSE_ALARM / (len(chances) - rank):
+            break
+        held[index] = True
+    return held
