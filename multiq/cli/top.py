@@ -1,11 +1,11 @@
-"""``multiq top``: the queues, live."""
+"""``multiq top``: the queues and the workers, live."""
 
 from __future__ import annotations
 
 import select
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
@@ -15,9 +15,10 @@ from multiq.text import UNKNOWN, count, duration, many, safe
 
 from .options import Duration, common_options
 from .output import Column, console, print_json, show, table
+from .workers import Workers, headline, jobs_table, workers_table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from rich.console import RenderableType
     from rich.table import Table
@@ -25,8 +26,11 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import QueueStats
 
+    from .workers import WorkerNow
+
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _FRAME = 6  # lines around the rows: title, header with its rule, total, "and N more", foot
+_WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line and a header with its rule, twice each
 _LEAST = 0.1  # seconds between looks
 
 
@@ -36,16 +40,25 @@ class Look(NamedTuple):
     at: float
     """``time.monotonic()``."""
     queues: Mapping[str, QueueStats]
+    workers: Sequence[WorkerNow] | None = None
+    """Those that have answered; None: nobody asked them."""
 
 
-@click.command(short_help="Watch the queues.")
+@click.command(short_help="Watch the queues and the workers.")
 @click.option(
     "-i", "--interval", type=Duration(), default="1", metavar="TIME", help="Between looks; 1 (second) unless given."
 )
 @click.option("--once", is_flag=True, help="Print one look and end.")
+@click.option(
+    "-w/-W",
+    "--workers/--no-workers",
+    "with_workers",
+    default=None,
+    help="Ask the workers, too; unless given, on a terminal only. It takes up to 7 s until all have answered.",
+)
 @common_options
-def top(interval: float, once: bool, as_json: bool) -> None:
-    """Watch the queues: counts, and by how much they changed since the last look.
+def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -> None:
+    """Watch the queues: counts, and by how much they changed since the last look; and the workers: what each one runs.
 
     What changed is a difference of two counts: ten jobs added and ten done in between show as no change. q or
     Ctrl-C ends. Without a terminal one look is printed; with --json, one line for each look.
@@ -55,29 +68,37 @@ def top(interval: float, once: bool, as_json: bool) -> None:
     if interval < _LEAST:
         raise click.BadParameter(f"look no more often than every {_LEAST:g} s", param_hint="--interval")
     with open_app() as app:
-        if as_json:
-            _stream(app, interval, once=once)
-        elif once or not sys.stdout.isatty():
-            show(frame(look(app), None, place=_place(app), rows=None))
-        else:
-            _watch(app, interval)
+        is_live = not (as_json or once) and sys.stdout.isatty()
+        if with_workers is None:
+            with_workers = is_live and app.backend.capabilities.shared is True
+        with Workers(app) if with_workers else nullcontext() as workers:
+            if is_live:
+                _watch(app, workers, interval)
+                return
+            if workers is not None:
+                workers.wait()
+            if as_json:
+                _stream(app, workers, interval, once=once)
+            else:
+                show(frame(look(app, workers), None, place=_place(app), rows=None))
 
 
-def look(app: App) -> Look:
-    """The counts of all queues, now."""
+def look(app: App, workers: Workers | None = None) -> Look:
+    """The counts of all queues, now, and what the workers said last."""
     from .apps import visible_queues
 
     names = visible_queues(app)
-    return Look(time.monotonic(), {name: app.backend.stats(name) for name in names})
+    stats = {name: app.backend.stats(name) for name in names}
+    return Look(time.monotonic(), stats, None if workers is None else workers.now())
 
 
 def frame(now: Look, before: Look | None, *, place: str, rows: int | None, trouble: str = "") -> RenderableType:
-    """One screen: at most *rows* queues (None: all), the busiest first, with their change since *before*."""
+    """One screen of at most *rows* rows (None: all): queues, the busiest first, with their change, then workers."""
     from rich.console import Group
     from rich.text import Text
 
     ordered = sorted(now.queues.values(), key=_busy_first)
-    shown = ordered if rows is None else ordered[: max(1, rows)]
+    shown = ordered if rows is None else ordered[: _room_for_queues(now, rows)]
     title = Text.assemble(("multiq top", "bold"), f"  {place}  {time.strftime('%H:%M:%S')}", no_wrap=True)
     title.overflow = "ellipsis"
     parts: list[RenderableType] = [title]
@@ -87,6 +108,8 @@ def frame(now: Look, before: Look | None, *, place: str, rows: int | None, troub
         parts.append(Text("no queue holds a job", style="dim"))
     if len(shown) < len(ordered):
         parts.append(Text(f"and {many(len(ordered) - len(shown), 'more queue')}", style="dim"))
+    if now.workers is not None:
+        parts += _workers_part(now.workers, None if rows is None else rows - len(shown) - _WORKERS_FRAME)
     if trouble:
         parts.append(Text(trouble, style="red"))
     return Group(*parts)
@@ -100,6 +123,27 @@ def _busy_first(stats: QueueStats) -> tuple[int, int, int, str]:
         return -sum(number or 0 for number in numbers)
 
     return busy(stats.ready, stats.reserved), busy(stats.delayed), busy(stats.buried), stats.queue
+
+
+def _room_for_queues(now: Look, rows: int) -> int:
+    """Half of the screen, and what the workers leave of the other half."""
+    if now.workers is None:
+        return max(1, rows)
+    others = _WORKERS_FRAME + len(now.workers) + sum(len(worker.jobs) for worker in now.workers) if now.workers else 2
+    return max(1, rows // 2, rows - others)
+
+
+def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
+    """The workers, the first ones if there is no room for all, and the jobs that they have run for longest."""
+    from rich.text import Text
+
+    if not workers:
+        return [Text(), Text("no worker has answered: it takes up to 7 s", style="dim")]
+    shown = workers if room is None else workers[: max(1, room // 2)]
+    parts: list[RenderableType] = [Text(), Text(headline(workers), style="bold"), workers_table(shown)]
+    if any(worker.jobs for worker in workers):
+        parts += [Text(), jobs_table(workers, None if room is None else max(1, room - len(shown)))]
+    return parts
 
 
 def _table(before: Look | None, shown: list[QueueStats]) -> Table:
@@ -142,13 +186,13 @@ def _place(app: App) -> str:
 # --- watching --------------------------------------------------------------------------------------------
 
 
-def _watch(app: App, interval: float) -> None:
+def _watch(app: App, workers: Workers | None, interval: float) -> None:
     """Draw until q or Ctrl-C. A backend that is gone for a while is said so, and asked again."""
     from rich.live import Live
 
     out = console()
     place = _place(app)
-    now, before, trouble = look(app), None, ""
+    now, before, trouble = look(app, workers), None, ""
     with _keys() as wait_for_key, Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             rows = out.height - _FRAME
@@ -156,15 +200,17 @@ def _watch(app: App, interval: float) -> None:
             if wait_for_key(interval) in {"q", "Q", "\x03", "\x1b"}:
                 return
             try:
-                now, before, trouble = look(app), now, ""
+                now, before, trouble = look(app, workers), now, ""
             except BackendUnavailable as exc:
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 
-def _stream(app: App, interval: float, *, once: bool) -> None:
+def _stream(app: App, workers: Workers | None, interval: float, *, once: bool) -> None:
     """A line of JSON for each look."""
     while True:
-        print_json({"at": time.time(), "connection": _place(app), "queues": list(look(app).queues.values())}, indent=0)
+        now = look(app, workers)
+        document = {"at": time.time(), "connection": _place(app), "queues": list(now.queues.values())}
+        print_json(document if now.workers is None else {**document, "workers": now.workers}, indent=0)
         sys.stdout.flush()
         if once:
             return

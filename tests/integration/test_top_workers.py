@@ -1,0 +1,133 @@
+"""``multiq top`` and the workers: who works on a connection and what runs there, on each backend."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import until, worker
+from shell import Shell
+from stores import NAMES, STORES
+from worker_app import app, nap, quick
+
+from multiq import roll_call
+from multiq.control import ROLL_CALLS
+from multiq.roll_call import RollCall
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from multiq.roll_call import Answer
+
+
+@pytest.fixture(params=NAMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store, and the test app's producer side on it."""
+    with STORES[request.param](tmp_path) as url:
+        app.connect(url)
+        yield url
+        app.close()
+
+
+@pytest.fixture
+def shell(tmp_path: Path, url: str) -> Shell:
+    made = Shell(tmp_path)
+    made.environment = {"MULTIQ_URL": url}
+    return made
+
+
+def look(shell: Shell) -> dict[str, Any]:
+    """What one look of ``top`` says of the workers, by their pids."""
+    workers = shell.run("top", "--once", "--json", "--workers").json["workers"]
+    return {worker["worker"].rpartition(":")[2]: worker for worker in workers}
+
+
+def heard(call: RollCall, pid: int) -> Answer | None:
+    """What the worker of this pid says."""
+    return next((answer for answer in call.hear() if answer.worker.endswith(f":{pid}")), None)
+
+
+def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, shell: Shell) -> None:
+    # Given two workers, as on two hosts, one of which runs a job
+    (tmp_path / "a").mkdir()
+    busy_arguments = "['default'], processes=2, threads=2"
+    with worker(tmp_path, url, busy_arguments) as busy, worker(tmp_path / "a", url, "['mail'], processes=1") as idle:
+        until(lambda: busy.log.count(" working ") == 2 and " working " in idle.log)
+        job_id = nap.enqueue(1, 60).id
+        until(lambda: app.queue().stats().reserved == 1)
+        # When somebody looks
+        seen = look(shell)
+        # Then both are there, and the job with its name
+        assert set(seen) == {str(busy.process.pid), str(idle.process.pid)}
+        one, other = seen[str(busy.process.pid)], seen[str(idle.process.pid)]
+        assert (one["state"], one["processes"], one["at_a_time"], one["running"]) == ("working", 2, 2, 1)
+        assert one["queues"] == ["default"]
+        ((job),) = one["jobs"]
+        assert (job["id"], job["task"], job["attempt"], job["queue"]) == (job_id, "nap", 1, "default")
+        assert 0 < job["seconds"] < one["up_for"]
+        assert (other["running"], other["jobs"], other["queues"]) == (0, [], ["mail"])
+        # And they are in the picture for people, and in no listing of queues
+        picture = shell.run("top", "--once", "-w").out
+        assert "2 workers run 1 job" in picture
+        assert [row["queue"] for row in shell.run("stats", "--json").json["queues"]] == ["default"]
+
+
+def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: Shell) -> None:
+    with worker(tmp_path, url, "processes=1") as process:
+        process.wait_until_working()
+        call = RollCall(app.backend)
+        call.begin()
+
+        def state() -> str | None:
+            answer = heard(call, process.process.pid)
+            return None if answer is None else answer.state
+
+        until(lambda: state() == "working")
+        process.send(signal.SIGUSR2)
+        until(lambda: state() == "paused")
+        process.send(signal.SIGCONT)
+        until(lambda: state() == "working")
+        shell.run("down")
+        until(lambda: state() == "down")
+        shell.run("up")
+        nap.enqueue(1, 60)
+        until(lambda: (answer := heard(call, process.process.pid)) and answer.running == 1)
+        process.send(signal.SIGTERM)
+        until(lambda: state() == "draining")
+        call.end()
+
+
+def test_several_look_at_a_time_and_each_hears_all(tmp_path: Path, url: str) -> None:
+    with worker(tmp_path, url, "processes=1") as process:
+        process.wait_until_working()
+        calls = [RollCall(app.backend) for _ in range(3)]
+        for call in calls:
+            call.begin()
+        for call in calls:
+            until(lambda call=call: heard(call, process.process.pid))  # type: ignore[misc]  # bound at once
+        for call in calls:
+            call.end()
+
+
+def test_one_who_looked_and_was_killed_leaves_nothing(
+    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with worker(tmp_path, url, "processes=1") as process:
+        process.wait_until_working()
+        # Given somebody who has heard an answer, and will not come back
+        monkeypatch.setattr(roll_call, "_LASTS", 8.0)
+        call = RollCall(app.backend)
+        call.begin()
+        until(lambda: heard(call, process.process.pid))
+        asked = set(ROLL_CALLS)
+        until(lambda: any(app.backend.stats(queue).ready for queue in asked))
+        # When its call has ended, then what was said to it is cleared, also what is said in the meantime
+        until(lambda: not asked & set(app.backend.queues()))
+        time.sleep(2.0)
+        assert not asked & set(app.backend.queues())
+        # And the worker works as before
+        quick.enqueue(1)
+        until(lambda: app.queue().stats().ready == 0)
