@@ -1,0 +1,97 @@
+"""The app that the bench works with: tasks as anybody writes them, which note in a journal when they run."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiq import App, current_job
+from multiq.errors import ArgumentsInvalid
+from multiq.events import WorkerStarted, WorkerStopped
+from multiq.settings import Settings
+
+from .journal import Journal
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from multiq.backend import Backend
+
+PLANTED = "planted://"
+"""The scheme of backends with a planted bug, ``planted://early``: what shows that the bench finds it."""
+
+
+class BenchApp(App):
+    """An app with the bench's tasks. Its workers write their journals, each of *capacity* runs, into *folder*."""
+
+    def __init__(self, url: str, folder: Path | None = None, capacity: int = 0) -> None:
+        super().__init__(url, settings=Settings(max_body=2**26))
+        self._planted = _open_planted(url) if url.startswith(PLANTED) else None
+        self._folder = folder
+        self._capacity = capacity
+        self._journal: Journal | None = None
+        self.noop = self.task(name="noop", max_attempts=20)(self._noop)
+        self.padded = self.task(name="padded")(self._padded)
+        self.nap = self.task(name="nap", max_crashes=20)(self._nap)
+        self.flaky = self.task(name="flaky", max_attempts=20, backoff=0)(self._flaky)
+        self.on(WorkerStarted)(self._open)
+        self.on(WorkerStopped)(self._close)
+
+    @property
+    def backend(self) -> Backend:
+        return super().backend if self._planted is None else self._planted
+
+    @property
+    def journal(self) -> Journal:
+        """This process's. Raises ``JournalFull`` if nobody said where."""
+        if self._journal is None:
+            if self._folder is None:
+                raise ArgumentsInvalid("this app only enqueues: it was given no folder for a journal")
+            self._journal = Journal(self._folder, self._capacity)
+        return self._journal
+
+    # --- tasks ---
+
+    def _noop(self, number: int) -> None:
+        journal = self.journal
+        journal.end(journal.begin(number, current_job().attempt))
+
+    def _padded(self, number: int, padding: str) -> None:  # noqa: ARG002 - it is there to be carried
+        self._noop(number)
+
+    def _nap(self, number: int, seconds: float) -> None:
+        offset = self.journal.begin(number, current_job().attempt)
+        time.sleep(seconds)
+        self.journal.end(offset)
+
+    def _flaky(self, number: int, failures: int) -> None:
+        attempt = current_job().attempt
+        offset = self.journal.begin(number, attempt, fails=attempt <= failures)
+        self.journal.end(offset)
+        if attempt <= failures:
+            raise PlannedFailure(number)
+
+    # --- the journal ---
+
+    def _open(self, _event: WorkerStarted) -> None:
+        self._journal = None  # a forked child's is its own
+        self.journal  # noqa: B018 - made before the first job, so that its CPU time counts from here
+
+    def _close(self, _event: WorkerStopped) -> None:
+        self.journal.close()
+
+
+class PlannedFailure(Exception):
+    """A job that was to fail has failed."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"job {number} was to fail")
+
+
+def _open_planted(url: str) -> Any:
+    from multiq.conformance import PLANTED as BUGS
+
+    name = url.removeprefix(PLANTED).replace("-", " ")
+    if name not in BUGS:
+        raise ArgumentsInvalid(f"no bug {name!r} is planted; there are: {', '.join(sorted(BUGS))}")
+    return BUGS[name].open(name="bench")

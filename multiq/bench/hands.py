@@ -1,0 +1,250 @@
+"""The hands of a run: processes that enqueue, and workers. They are forked from a server that has imported everything,
+so that starting one takes milliseconds; where a backend lives in one process, they are threads of this one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import msgspec
+
+from multiq import Worker
+from multiq.errors import MultiqError
+from multiq.job import describe
+
+from .app import BenchApp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from multiprocessing.connection import Connection
+    from pathlib import Path
+    from typing import Self
+
+R = TypeVar("R")
+
+_PATIENCE = 20.0  # seconds for a hand to get ready, and for a worker to end
+_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+_processes = multiprocessing.get_context("forkserver")
+
+
+class HandFailed(MultiqError, RuntimeError):
+    """A process or thread of the bench could not do its work; the message is its last words."""
+
+
+class Done(msgspec.Struct, Generic[R], frozen=True):
+    """What a hand brought back."""
+
+    result: R
+    cpu: float
+    """Seconds of CPU from the moment that it was let go."""
+
+
+class WorkerOptions(msgspec.Struct, frozen=True):
+    """A worker to start."""
+
+    queue: str
+    folder: Path
+    """Of its journals, and its log."""
+    capacity: int
+    """Runs that one process may write down."""
+    processes: int = 2
+
+
+def preload(modules: Sequence[str]) -> None:
+    """Have the server of all hands import these, if it does not run yet, and start it."""
+    _processes.set_forkserver_preload([__name__, *modules])
+    process = _processes.Process(target=_nothing, daemon=True)
+    process.start()
+    process.join()
+
+
+class Hand(Generic[R]):
+    """Does one function's work: gets ready, waits to be let go, brings back its result."""
+
+    def __init__(self, url: str, function: Callable[..., R], arguments: tuple[Any, ...], *, is_process: bool) -> None:
+        self._line, far_end = _processes.Pipe()
+        self._runner: Any
+        if is_process:
+            self._runner = _processes.Process(target=_serve, args=(url, far_end, function, arguments), daemon=True)
+            self._runner.start()
+            far_end.close()  # so that its death is the end of the line
+        else:
+            self._runner = threading.Thread(target=_do, args=(url, far_end, function, arguments), daemon=True)
+            self._runner.start()
+        self._receive(_PATIENCE)
+
+    def go(self) -> None:
+        """Let it begin."""
+        self._line.send(None)
+
+    def result(self, patience: float) -> Done[R]:
+        """What it brought back. Raises ``HandFailed``, also when that takes longer than *patience* seconds."""
+        done: Done[R] = self._receive(patience)
+        self._line.close()
+        self._runner.join()
+        return done
+
+    def end(self) -> None:
+        """End it, whatever it does. A thread is left to its end: it waits for nothing for long."""
+        self._line.close()
+        if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
+            self._runner.kill()
+            self._runner.join()
+
+    def _receive(self, patience: float) -> Any:
+        try:
+            if not self._line.poll(patience):
+                raise HandFailed(f"nothing came back within {patience:.0f} s")
+            answer = self._line.recv()
+        except (EOFError, OSError) as exc:
+            raise HandFailed("a process of the bench died in its work") from exc
+        if isinstance(answer, str):
+            raise HandFailed(answer)
+        return answer
+
+
+class WorkerHand:
+    """A ``multiq.Worker`` with its supervisor; without processes, as many threads of this process."""
+
+    def __init__(self, url: str, options: WorkerOptions, *, is_process: bool) -> None:
+        self._log = options.folder / "worker.log"
+        self._process: Any = None
+        self._workers: list[Worker] = []
+        self._threads: list[threading.Thread] = []
+        if is_process:
+            self._process = _processes.Process(target=_work, args=(url, options), daemon=True)
+            self._process.start()
+            return
+        for _ in range(options.processes):
+            app = BenchApp(url, options.folder, options.capacity)
+            worker = Worker(app, [options.queue], processes=0)
+            thread = threading.Thread(target=worker.run, daemon=True)
+            thread.start()
+            self._workers.append(worker)
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """As SIGTERM does, and wait for its end. Raises ``HandFailed`` if it does not end, or not well."""
+        for worker in self._workers:
+            worker.stop()
+        for thread in self._threads:
+            thread.join(_PATIENCE)
+        if self._process is not None:
+            self._process.terminate()
+            self._process.join(_PATIENCE)
+            code = self._process.exitcode
+            if code != 0:
+                self.end()
+                raise HandFailed(f"the worker ended with {code}{self._last_words()}")
+
+    def end(self) -> None:
+        """End it, whatever it does. Its own processes end with it."""
+        for worker in self._workers:
+            worker.stop()
+        if self._process is not None and self._process.is_alive():
+            self._process.kill()
+            self._process.join()
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            lines = self._log.read_text(errors="replace").strip().splitlines()
+            return f": {lines[-1]}" if lines else ""
+        return ""
+
+
+class Hands:
+    """All hands of one repeat: those that are left are ended with it."""
+
+    def __init__(self, url: str, *, are_processes: bool) -> None:
+        self._url = url
+        self.are_processes = are_processes
+        self._all: list[Hand[Any] | WorkerHand] = []
+
+    def take(self, function: Callable[..., R], *arguments: Any) -> Hand[R]:
+        """A hand for *function*, which gets an app, what it calls when it is ready, and *arguments*.
+
+        Raises ``HandFailed``.
+        """
+        hand: Hand[R] = Hand(self._url, function, arguments, is_process=self.are_processes)
+        self._all.append(hand)
+        return hand
+
+    def hire(self, options: WorkerOptions) -> WorkerHand:
+        """A worker, not yet at work when this returns."""
+        worker = WorkerHand(self._url, options, is_process=self.are_processes)
+        self._all.append(worker)
+        return worker
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for hand in self._all:
+            hand.end()
+
+
+# --- in the process of a hand ----------------------------------------------------------------------------
+
+
+def _nothing() -> None:
+    """What the first process does: the server is there, and has imported everything."""
+
+
+def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the bench ends its hands itself
+    _die_with_parent()
+    _do(url, line, function, arguments, time.process_time)
+
+
+def _do(
+    url: str,
+    line: Connection,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    clock: Callable[[], float] = time.thread_time,
+) -> None:
+    began = 0.0
+
+    def wait_for_go() -> None:
+        nonlocal began
+        line.send(None)
+        line.recv()
+        began = clock()
+
+    with contextlib.suppress(EOFError, OSError):  # nobody wants to know any more
+        try:
+            with BenchApp(url) as app:
+                result = function(app, wait_for_go, *arguments)
+                answer: Any = Done(result, clock() - began)
+        except (EOFError, OSError):
+            raise
+        except Exception as exc:  # noqa: BLE001 - told on the other side
+            answer = describe(exc)
+        line.send(answer)
+
+
+def _work(url: str, options: WorkerOptions) -> None:
+    _die_with_parent()
+    # failures are part of the work: what they would print has no place in a progress bar
+    handler = logging.FileHandler(options.folder / "worker.log")
+    logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
+    with BenchApp(url, options.folder, options.capacity) as app:
+        sys.exit(Worker(app, [options.queue], processes=options.processes).run())
+
+
+def _die_with_parent() -> None:
+    """A bench that was killed leaves nobody behind: its server ends by itself, and with it those it forked."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
+        if os.getppid() == 1:
+            sys.exit(1)

@@ -1,0 +1,291 @@
+"""The order of a run: warm up, then each workload on each contestant in turns: all share the machine's moods."""
+
+from __future__ import annotations
+
+import datetime as dt
+import time
+from contextlib import ExitStack
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+import msgspec
+
+from multiq import __version__
+from multiq.job import describe
+
+from . import hands
+from .accounting import account
+from .app import BenchApp
+from .report import VERSION, Contestant, Report, Result, Sample
+from .stage import Stage
+from .work import enqueue_in_bulk, leanest
+from .workloads import WORKLOADS, Outcome
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from .contestants import Entrant
+    from .environment import Meter
+    from .report import Accounting
+    from .workloads import Variant, Workload
+
+_WARM_UP = 200  # jobs
+_IDLE_QUICK, _IDLE = 2.0, 20.0  # seconds for which idle workers are watched
+
+
+class Options(msgspec.Struct, frozen=True):
+    """What to run."""
+
+    profile: str = "durable"
+    is_quick: bool = False
+    repeats: int = 5
+    workloads: Sequence[Workload] = WORKLOADS
+
+
+class Setting(NamedTuple):
+    """Where a run happens."""
+
+    entrants: Sequence[Entrant]
+    folder: Path
+    """For journals: on a file system in memory, if there is one."""
+    meter: Meter
+    environment: dict[str, str]
+
+
+class Step(NamedTuple):
+    """One repeat of one variant, on all contestants."""
+
+    workload: Workload
+    variant: Variant
+
+    @property
+    def title(self) -> str:
+        name = self.variant.name
+        return f"{self.workload.title} ({name})" if name else self.workload.title
+
+
+class Listener(Protocol):
+    """Hears how a run gets on: what is done on whom, and how many of all seconds, as estimated, are behind it."""
+
+    def __call__(self, what: str, contestant: str, seconds: float) -> object: ...
+
+
+def steps(options: Options) -> list[Step]:
+    """All repeats in their order: the second one of anything comes after the first one of everything."""
+    return [
+        Step(workload, variant)
+        for turn in range(options.repeats)
+        for workload in options.workloads
+        for variant in workload.variants(is_quick=options.is_quick)
+        if variant.repeats is None or turn < variant.repeats
+    ]
+
+
+def estimate(options: Options, contestants: int) -> float:
+    """About how many seconds a run takes, its servers' start aside."""
+    idle = _IDLE_QUICK if options.is_quick else _IDLE
+    return idle + contestants * (1.0 + sum(step.variant.seconds for step in steps(options)))
+
+
+def run(
+    entrants: Sequence[Entrant],
+    options: Options,
+    meter: Meter,
+    environment: dict[str, str],
+    folder: Path,
+    tell: Listener,
+) -> Report:
+    """Run it all. What one contestant cannot carry out is a violation of its own, and the others go on."""
+    began_at = dt.datetime.now(dt.UTC)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        race = _Race(setting, options, tell, stack)
+        results = race.results()
+    return Report(
+        version=VERSION,
+        multiq=__version__,
+        started_at=began_at.isoformat(timespec="seconds"),
+        seconds=time.monotonic() - began,
+        profile=options.profile if any(entrant.is_ours for entrant in setting.entrants) else "as set",
+        is_quick=options.is_quick,
+        repeats=options.repeats,
+        environment=setting.environment,
+        noise=setting.meter.verdict(),
+        workloads=[workload.definition() for workload in options.workloads],
+        contestants=race.contestants,
+        results=results,
+        reference=setting.meter.reference,
+    )
+
+
+class _Race:
+    """A run in progress."""
+
+    def __init__(self, setting: Setting, options: Options, tell: Listener, stack: ExitStack) -> None:
+        self._entrants = entrants = setting.entrants
+        self._options = options
+        self._meter = setting.meter
+        self._folder = setting.folder
+        self._tell = tell
+        self._began = time.monotonic()
+        self._seconds = 0.0
+        self._count = 0
+        self._apps = {entrant.name: stack.enter_context(BenchApp(entrant.url)) for entrant in entrants}
+        self._samples: dict[tuple[str, str, str], list[Sample]] = {}
+        self._limits: dict[tuple[str, str], list[float]] = {}
+        hands.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
+        for entrant in entrants:
+            self._say("warming up", entrant)
+            self._warm_up(entrant)
+        idle = self._watch_idle()
+        self.contestants = [self._contestant(entrant, idle.get(entrant.name)) for entrant in entrants]
+
+    def results(self) -> list[Result]:
+        """Take all repeats; the limits once before and once after them."""
+        self._take_limits()
+        for index, step in enumerate(steps(self._options)):
+            start = index % len(self._entrants)  # nobody is always the one after the idle machine
+            for entrant in [*self._entrants[start:], *self._entrants[:start]]:
+                self._take(step, entrant)
+        self._take_limits()
+        return [
+            self._result(entrant, workload, variant)
+            for workload in self._options.workloads
+            for variant in workload.variants(is_quick=self._options.is_quick)
+            for entrant in self._entrants
+        ]
+
+    # --- repeats ---
+
+    def _take(self, step: Step, entrant: Entrant) -> None:
+        workload, variant = step
+        if workload.lacks(self._apps[entrant.name].backend.capabilities, variant.parameters) is None:
+            self._say(step.title, entrant)
+            sample = self._sample(step, entrant)
+            self._samples.setdefault((entrant.name, workload.name, variant.name), []).append(sample)
+        self._seconds += variant.seconds
+
+    def _sample(self, step: Step, entrant: Entrant) -> Sample:
+        calm = self._meter.measure()
+        started = time.monotonic() - self._began
+        outcome, accounting = self._perform(step, entrant)
+        return Sample(
+            started=started,
+            seconds=time.monotonic() - self._began - started,
+            metrics={metric.name: outcome.metrics.get(metric.name) for metric in step.workload.metrics},
+            accounting=accounting,
+            histograms=outcome.histograms,
+            timeline=outcome.timeline,
+            calm=calm,
+        )
+
+    def _perform(self, step: Step, entrant: Entrant) -> tuple[Outcome, Accounting]:
+        """The work itself, with its proof, in a queue and a folder of its own."""
+        outcome = Outcome({})
+        stage = self._stage(entrant, step.workload.name)
+        try:
+            outcome = step.workload.run(stage, step.variant.parameters)
+        except Exception as exc:  # noqa: BLE001 - whatever it was: this figure cannot be had, and the report says why
+            stage.evidence.complaint = describe(exc)
+        finally:
+            evidence = stage.close()
+        return outcome, account(evidence)
+
+    def _result(self, entrant: Entrant, workload: Workload, variant: Variant) -> Result:
+        capabilities = self._apps[entrant.name].backend.capabilities
+        limits = self._limits.get((entrant.name, workload.limit)) if workload.limit is not None else None
+        return Result(
+            contestant=entrant.name,
+            workload=workload.name,
+            variant=variant.name,
+            parameters=dict(variant.parameters),
+            samples=self._samples.get((entrant.name, workload.name, variant.name), []),
+            limit=median(limits) if limits else None,
+            skipped=workload.lacks(capabilities, variant.parameters),
+        )
+
+    # --- what belongs to a contestant ---
+
+    def _warm_up(self, entrant: Entrant) -> None:
+        """Connections, scripts, tables, and the first pages of everything: nobody's first repeat pays for them."""
+        stage = self._stage(entrant, "warm-up")
+        try:
+            stage.enqueue(enqueue_in_bulk, 0, _WARM_UP)
+            with stage.working(1) as crew:
+                stage.drain(crew)
+        finally:
+            stage.close()
+
+    def _watch_idle(self) -> dict[str, float | None]:
+        """Requests a second of one idle worker each, all of them at the same time: that takes nobody's time."""
+        seconds = _IDLE_QUICK if self._options.is_quick else _IDLE
+        stages = {}
+        with ExitStack() as stack:
+            for entrant in self._entrants:
+                self._say("starting an idle worker", entrant)
+                stage = self._stage(entrant, "idle")
+                stack.callback(stage.close)
+                crew = stack.enter_context(stage.working(1))
+                crew.wait_until_ready(1)
+                stages[entrant.name] = entrant.place
+            before = {name: place.counters().commands for name, place in stages.items()}
+            self._tell("watching idle workers", "", self._seconds)
+            time.sleep(seconds)
+            after = {name: place.counters().commands for name, place in stages.items()}
+        self._seconds += seconds
+        return {name: _rate(before[name], after[name], seconds) for name in stages}
+
+    def _take_limits(self) -> None:
+        """The leanest loops on each server, where a workload of this run is set beside one."""
+        wanted = [workload.limit for workload in self._options.workloads if workload.limit is not None]
+        for entrant in self._entrants if wanted else ():
+            self._say("the limit", entrant)
+            scale = 1 if self._options.is_quick else 10
+            with hands.Hands(entrant.url, are_processes=True) as own:
+                hand = own.take(leanest, entrant.backend, 400 * scale, 4_000 * scale)
+                hand.go()
+                for name, speed in hand.result(120.0).result.items():
+                    self._limits.setdefault((entrant.name, name), []).append(speed)
+            self._seconds += 0.5
+
+    def _contestant(self, entrant: Entrant, idle: float | None) -> Contestant:
+        return Contestant(
+            name=entrant.name,
+            backend=entrant.backend,
+            server=entrant.place.version(),
+            is_ours=entrant.is_ours,
+            durability=entrant.place.durability(),
+            promises=_promises(self._apps[entrant.name]),
+            idle_commands=idle,
+        )
+
+    def _stage(self, entrant: Entrant, word: str) -> Stage:
+        self._count += 1
+        word = f"{word}-{self._count}"
+        return Stage(self._apps[entrant.name], entrant.place, entrant.queue(word), self._folder / word)
+
+    def _say(self, what: str, entrant: Entrant) -> None:
+        self._tell(what, entrant.name, self._seconds)
+
+
+def _promises(app: BenchApp) -> dict[str, str]:
+    """What stands beside the speeds, in a few words each."""
+    can = app.backend.capabilities
+
+    def either(power: str, yes: str, no: str) -> str:
+        return yes if can.claim(power) else no
+
+    return {
+        "delays": f"never early, to {can.delay_resolution:g} s",
+        "order": either("total_order", "one line by priority, then age", "in several lines beside each other"),
+        "a repeated enqueue": either("client_ids", "adds nothing", "may add a second job"),
+        "a batch": either("atomic_batches", "whole or not at all", "may be accepted in part"),
+        "jobs": either("persistent", "outlive the server, as it is set up", "end with the process or server"),
+        "attempts": either("durable_attempts", "outlive the server", "are forgotten when the server ends"),
+        "a late verdict": either("fenced_late", "is refused by the store", "is refused by the client's clock"),
+    }
+
+
+def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
+    return None if before is None or after is None else (after - before) / seconds

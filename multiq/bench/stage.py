@@ -1,0 +1,214 @@
+"""One repeat of one workload on one contestant: its queue, its hands, its clocks, and what is known of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from multiq.backend import State
+
+from .accounting import Evidence, Sent
+from .hands import Hands, WorkerOptions
+from .journal import Journals
+from .place import Counters
+from .work import sweep
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from multiq.capabilities import Capabilities
+
+    from .app import BenchApp
+    from .hands import Hand, WorkerHand
+    from .journal import Run
+    from .place import Place
+
+R = TypeVar("R")
+
+PATIENCE = 60.0
+"""Seconds without any progress after which a repeat has failed. A workload may have more where its jobs wait longer."""
+
+_QUIET = 1.5  # seconds: nothing in the store, nothing running, and jobs missing for so long: they do not come any more
+_LOOK = 0.002  # seconds between looks at the journals
+_REST = 0.01  # seconds between looks at the store
+
+_STORED = (State.READY, State.DELAYED, State.BURIED)
+
+
+class Cost(msgspec.Struct):
+    """What the measured part of a repeat has cost."""
+
+    seconds: float = 0.0
+    cpu: float | None = 0.0
+    """Seconds of CPU of the hands."""
+    before: Counters = Counters()
+    after: Counters = Counters()
+
+    def metrics(self, jobs: int) -> dict[str, float | None]:
+        """By the names of ``COSTS``; per job where they are."""
+
+        def each(before: float | None, after: float | None, scale: float = 1.0) -> float | None:
+            return None if before is None or after is None or not jobs else (after - before) * scale / jobs
+
+        received = each(self.before.received, self.after.received)
+        sent = each(self.before.sent, self.after.sent)
+        return {
+            "commands": each(self.before.commands, self.after.commands),
+            "bytes": None if received is None or sent is None else received + sent,
+            "client CPU": each(0.0, self.cpu, 1e6),
+            "server CPU": each(self.before.cpu, self.after.cpu, 1e6),
+            "server memory": None if self.after.memory is None else self.after.memory / 1e6,
+        }
+
+
+class Crew:
+    """A worker and its journals."""
+
+    def __init__(self, worker: WorkerHand, journals: Journals) -> None:
+        self.worker = worker
+        self.journals = journals
+
+    def wait_until_ready(self, processes: int) -> None:
+        """Until all of its processes have begun to reserve."""
+        give_up_at = time.monotonic() + PATIENCE
+        while len(self.journals.look()) < processes and time.monotonic() < give_up_at:
+            time.sleep(_LOOK)
+        time.sleep(0.05)  # from its journal to its first reserve
+
+
+class Stage:
+    """What a workload works with. *app* is this process's own, for looking and tidying up; *folder* is made here."""
+
+    def __init__(self, app: BenchApp, place: Place, queue: str, folder: Path) -> None:
+        self.app = app
+        self.queue = queue
+        self.evidence = Evidence(sent=[], runs=[])
+        self._place = place
+        self._folder = folder
+        folder.mkdir()
+        self._hands = Hands(app.url, are_processes=self.capabilities.shared is True)
+        self._journals: list[Journals] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.app.backend.capabilities
+
+    @property
+    def enqueued(self) -> int:
+        """Jobs whose enqueue was acknowledged."""
+        return sum(sent.jobs for sent in self.evidence.sent)
+
+    # --- doing ---
+
+    def take(self, function: Callable[..., R], *arguments: Any) -> Hand[R]:
+        """A hand, ready to do *function* on this repeat's queue."""
+        return self._hands.take(function, self.queue, *arguments)
+
+    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any) -> Cost:
+        """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
+        hand = self.take(function, *arguments)
+        cost = Cost()
+        with self.measured(cost):
+            hand.go()
+            done = hand.result(PATIENCE)
+        cost.cpu = done.cpu
+        cost.seconds = (done.result[-1].returned - done.result[0].called) / 1e9
+        self.evidence.sent += done.result
+        return cost
+
+    @contextlib.contextmanager
+    def measured(self, cost: Cost) -> Iterator[None]:
+        """Note what the server counts meanwhile, and the time."""
+        cost.before = self._place.counters()
+        began = time.monotonic()
+        yield
+        cost.seconds = time.monotonic() - began
+        cost.after = self._place.counters()
+
+    @contextlib.contextmanager
+    def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[Crew]:
+        """A worker of so many processes, stopped at the end. Its runs, and its CPU time, are noted then.
+
+        *runs* is how many to expect, if not one for each job that was enqueued already.
+        """
+        folder = self._folder / f"journals-{len(self._journals)}"
+        folder.mkdir()
+        journals = Journals(folder)
+        self._journals.append(journals)
+        capacity = 4 * (self.enqueued if runs is None else runs) + 1000
+        crew = Crew(self._hands.hire(WorkerOptions(self.queue, folder, capacity, processes)), journals)
+        yield crew
+        crew.worker.stop()
+        self.evidence.runs += journals.runs()
+        if cost is not None and cost.cpu is not None:
+            cpu = journals.cpu()
+            cost.cpu = None if cpu is None else cost.cpu + cpu
+
+    def drain(self, crew: Crew, runs: int | None = None, patience: float = PATIENCE) -> None:
+        """Wait until *runs* of them (if not one for each job) have ended and the store has nothing left."""
+        expected = self.enqueued if runs is None else runs
+        ended, changed_at = -1, time.monotonic()
+        while True:
+            now, before = time.monotonic(), ended
+            ended = crew.journals.ended()
+            if ended != before:
+                changed_at = now
+            if ended < expected and now - changed_at < _QUIET:
+                time.sleep(_LOOK)
+                continue
+            left = self.left()
+            if left == 0 and (ended >= expected or now - changed_at >= _QUIET):
+                return  # what is missing now is lost, and the accounting says so
+            if left is None and now - changed_at >= _QUIET:
+                return
+            if now - changed_at >= patience:
+                self.evidence.complaint = (
+                    f"{ended} of {expected} runs had ended, and then none for {patience:.0f} s; the store has {left}"
+                )
+                return
+            time.sleep(_REST)
+
+    def sweep(self) -> None:
+        """Take what is ready, batch by batch, in this process: the order is looked at where it is promised."""
+        self.evidence.runs += sweep(self.app, self.queue)
+        self.evidence.in_order = self.capabilities.total_order is True
+
+    # --- looking, and tidying up ---
+
+    def left(self) -> int | None:
+        """Jobs in the store, in any state; None if it cannot tell."""
+        stats = self.app.queue(self.queue).stats()
+        parts = (stats.ready, stats.delayed, stats.reserved, stats.buried)
+        return None if None in parts else sum(part for part in parts if part is not None)
+
+    def purge(self) -> None:
+        """Remove what is there, and note how much it was."""
+        self.evidence.removed += self.app.queue(self.queue).purge(list(_STORED))
+
+    def close(self) -> Evidence:
+        """End all hands, ask the store what it has left, and remove that. Returns all that is known."""
+        self._hands.__exit__()
+        for journals in self._journals:
+            journals.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.evidence.left = self.left()
+        if self.evidence.left:
+            self.app.queue(self.queue).purge(list(_STORED))
+        return self.evidence
+
+
+def timeline(runs: list[Run], began: int, parts: int = 40) -> list[tuple[float, float]]:
+    """Jobs finished per second over time, in about so many parts of at least 20 ms. *began* is in ns."""
+    ends = sorted(run.end for run in runs if run.is_finished)
+    if not ends:
+        return []
+    width = max((ends[-1] - began) / parts, 20e6)
+    counts = [0] * (int((ends[-1] - began) / width) + 1)
+    for end in ends:
+        counts[max(0, int((end - began) / width))] += 1
+    return [(index * width / 1e9, count * 1e9 / width) for index, count in enumerate(counts)]

@@ -1,0 +1,243 @@
+"""What the hands do. Each function gets an app, says when it is ready, and returns what the accounting needs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from multiq.backend import Ack
+from multiq.codec import ENVELOPE_VERSION, Envelope, decode_envelope, encode_envelope
+
+from .accounting import Sent
+from .contestants import load_bench
+from .journal import Run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Lease
+
+    from .app import BenchApp
+
+Go: TypeAlias = Callable[[], None]
+"""Returns when it may begin."""
+
+BATCH = 1000
+"""Jobs in one call of ``enqueue_many``."""
+
+_MAX_BODY = 2**27  # bytes
+
+
+def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
+    """One call, and one round trip, for each job."""
+    noop = app.noop.options(queue=queue)
+    app.queue(queue).stats()  # connected before it counts
+    sent = []
+    go()
+    clock = time.monotonic_ns
+    for number in range(first, first + count):
+        called = clock()
+        noop.enqueue(number)
+        sent.append(Sent(number, 1, called, clock()))
+    return sent
+
+
+def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
+    """A thousand jobs in each call."""
+    noop = app.noop.options(queue=queue)
+    app.queue(queue).stats()
+    sent = []
+    go()
+    for start in range(first, first + count, BATCH):
+        size = min(BATCH, first + count - start)
+        called = time.monotonic_ns()
+        noop.enqueue_many([(number,) for number in range(start, start + size)])
+        sent.append(Sent(start, size, called, time.monotonic_ns()))
+    return sent
+
+
+def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> list[Sent]:
+    """One by one, with bodies of about *size* bytes."""
+    padded = app.padded.options(queue=queue)
+    app.queue(queue).stats()
+    padding = "x" * size
+    sent = []
+    go()
+    for number in range(count):
+        called = time.monotonic_ns()
+        padded.enqueue(number, padding)
+        sent.append(Sent(number, 1, called, time.monotonic_ns()))
+    return sent
+
+
+def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: float) -> list[Sent]:
+    """One every 1/*rate* seconds, by the clock and not by the last one's end: who is late does not wait."""
+    noop = app.noop.options(queue=queue)
+    app.queue(queue).stats()
+    sent = []
+    go()
+    begin = time.monotonic_ns() + 1_000_000
+    for number in range(count):
+        intended = begin + round(number * 1e9 / rate)
+        _sleep_until(intended)
+        called = time.monotonic_ns()
+        noop.enqueue(number)
+        sent.append(Sent(number, 1, called, time.monotonic_ns(), intended=intended))
+    return sent
+
+
+def enqueue_delayed(app: BenchApp, go: Go, queue: str, delays: Sequence[float]) -> list[Sent]:
+    """One by one, each with its own delay in seconds."""
+    app.queue(queue).stats()
+    sent = []
+    go()
+    for number, delay in enumerate(delays):
+        noop = app.noop.options(queue=queue, delay=delay)
+        called = time.monotonic_ns()
+        noop.enqueue(number)
+        sent.append(Sent(number, 1, called, time.monotonic_ns(), delay=delay))
+    return sent
+
+
+def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[int], batch: int) -> list[Sent]:
+    """A call of *batch* jobs for each priority, one after the other."""
+    app.queue(queue).stats()
+    sent = []
+    go()
+    for index, priority in enumerate(priorities):
+        noop = app.noop.options(queue=queue, priority=priority)
+        first = index * batch
+        called = time.monotonic_ns()
+        noop.enqueue_many([(number,) for number in range(first, first + batch)])
+        sent.append(Sent(first, batch, called, time.monotonic_ns(), priority=priority))
+    return sent
+
+
+def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) -> list[Sent]:
+    """Jobs that fail so many times each before they succeed."""
+    flaky = app.flaky.options(queue=queue)
+    app.queue(queue).stats()
+    go()
+    called = time.monotonic_ns()
+    flaky.enqueue_many(list(enumerate(failures)))
+    return [Sent(0, len(failures), called, time.monotonic_ns())]
+
+
+def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) -> list[Sent]:
+    """Jobs that sleep for so long each."""
+    nap = app.nap.options(queue=queue)
+    app.queue(queue).stats()
+    go()
+    called = time.monotonic_ns()
+    nap.enqueue_many([(number, seconds) for number in range(count)])
+    return [Sent(0, count, called, time.monotonic_ns())]
+
+
+def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[Run, int]]:
+    """Take and ack one job after the other with ``queue.reserve()``. Each run, and the ns that both calls took."""
+    jobs = app.queue(queue)
+    jobs.stats()
+    taken = []
+    go()
+    for _ in range(count):
+        called = time.monotonic_ns()
+        job = jobs.reserve()
+        got = time.monotonic_ns()
+        job.ack()
+        done = time.monotonic_ns()
+        taken.append((_run(job.lease, got), done - called))
+    return taken
+
+
+class Settling(NamedTuple):
+    """What a raw consumer's calls took, in ns per job: the median of all calls of a kind."""
+
+    reserve: float
+    ack: float
+    ack_one: float
+    runs: list[Run]
+
+
+def settle_batches(app: BenchApp, go: Go, queue: str, count: int, batch: int) -> Settling:
+    """Reserve and ack *count* jobs in batches with a raw consumer, then one more batch job by job."""
+    runs: list[Run] = []
+    reserving, acking, acking_one = [], [], []
+    with app.backend.consumer([queue]) as consumer:
+        app.queue(queue).stats()
+        go()
+        while count > 0:
+            began = time.perf_counter_ns()
+            leases = consumer.reserve(min(batch, count), 1)
+            reserved = time.perf_counter_ns()
+            if not leases:
+                break
+            now = time.monotonic_ns()
+            verdicts = [Ack(lease) for lease in leases]
+            settling = time.perf_counter_ns()
+            _check(consumer.settle(verdicts))
+            acking.append((time.perf_counter_ns() - settling) / len(leases))
+            reserving.append((reserved - began) / len(leases))
+            runs += [_run(lease, now) for lease in leases]
+            count -= len(leases)
+        for lease in consumer.reserve(batch, 1):
+            now = time.monotonic_ns()
+            verdicts = [Ack(lease)]
+            settling = time.perf_counter_ns()
+            _check(consumer.settle(verdicts))
+            acking_one.append(time.perf_counter_ns() - settling)
+            runs.append(_run(lease, now))
+    return Settling(median(reserving or [0]), median(acking or [0]), median(acking_one or [0]), runs)
+
+
+def leanest(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
+    """What the leanest loops reach on this server, by the names of ``Limit``'s methods; nothing, if there are none.
+
+    Their jobs have the body that all others have.
+    """
+    bench = load_bench(backend)
+    go()
+    if bench is None:
+        return {}
+    with bench.at(app.url) as place:
+        limit = place.limit(encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [1_000_000]), max_body=_MAX_BODY))
+        if limit is None:
+            return {}
+        with contextlib.closing(limit):
+            return {
+                "put_one_by_one": limit.put_one_by_one(singly),
+                "put_in_batches": limit.put_in_batches(in_batches),
+                "take_in_batches": limit.take_in_batches(),
+            }
+
+
+def sweep(app: BenchApp, queue: str, limit: int = 500) -> list[Run]:
+    """Take and ack all that is due, in batches: for jobs whose enqueuing was the work."""
+    runs: list[Run] = []
+    with app.backend.consumer([queue]) as consumer:
+        leases = consumer.reserve(limit, 0)
+        while leases:
+            now = time.monotonic_ns()
+            runs += [_run(lease, now + index) for index, lease in enumerate(leases)]
+            lost, leases = consumer.exchange([Ack(lease) for lease in leases], limit, 0)
+            _check(lost)
+    return runs
+
+
+def _check(lost: Sequence[Exception | None]) -> None:
+    for error in lost:
+        if error is not None:
+            raise error
+
+
+def _run(lease: Lease, now: int) -> Run:
+    number: int = decode_envelope(lease.body, max_body=_MAX_BODY).args[0]
+    return Run(number, now, now + 1, lease.attempt, os.getpid())
+
+
+def _sleep_until(moment: int) -> None:
+    while (left := moment - time.monotonic_ns()) > 0:
+        time.sleep(left / 1e9)

@@ -1,0 +1,127 @@
+"""What a workload is, and the figures that several have in common."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, ClassVar
+
+import msgspec
+from hdrh.histogram import HdrHistogram
+
+from multiq.bench import report
+from multiq.bench.report import Metric
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from multiq.bench.accounting import Sent
+    from multiq.bench.journal import Run
+    from multiq.bench.stage import Stage
+    from multiq.capabilities import Capabilities
+
+Parameters = dict[str, int | float]
+
+COSTS = [
+    Metric("commands", "commands/job", "lower"),
+    Metric("bytes", "bytes/job", "lower"),
+    Metric("client CPU", "us/job", "lower"),
+    # read from /proc in steps of 10 ms, and shared with whatever the server does besides
+    Metric("server CPU", "us/job", "lower", counts=False),
+    Metric("server memory", "MB", "lower", counts=False),
+]
+"""What the measured part of a repeat has cost, beside its speed."""
+
+_LONGEST = 3_600_000_000  # us: an hour
+
+
+class Variant(msgspec.Struct, frozen=True):
+    """A workload with its parameters."""
+
+    parameters: Parameters
+    name: str = ""
+    seconds: float = 1.0
+    """About how long one repeat takes: for the estimate, and the bar."""
+    repeats: int | None = None
+    """No more than these; None: as many as were asked for."""
+
+
+class Outcome(msgspec.Struct):
+    """What a repeat found, its accounting aside."""
+
+    metrics: dict[str, float | None]
+    histograms: dict[str, str] = {}
+    timeline: list[tuple[float, float]] = []
+
+
+class Workload(ABC):
+    """Work to do, and what is measured meanwhile."""
+
+    name: ClassVar[str]
+    title: ClassVar[str]
+    about: ClassVar[str]
+    metrics: ClassVar[list[Metric]]
+    limit: ClassVar[str | None] = None
+    """The method of ``Limit`` that bounds the first metric."""
+
+    @classmethod
+    def definition(cls) -> report.Workload:
+        """As a report carries it."""
+        return report.Workload(cls.name, cls.title, cls.about, cls.metrics)
+
+    @abstractmethod
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        """In the order in which they are run."""
+
+    def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002 - a hook
+        """Why a backend cannot do this; None: it can."""
+        return None
+
+    @abstractmethod
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        """One repeat. Raises what keeps it from being carried out."""
+
+
+def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
+    """Of times in ns, kept in whole microseconds to three digits."""
+    recorded = HdrHistogram(1, _LONGEST, 3)
+    for value in nanoseconds:
+        recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
+    return recorded
+
+
+def percentiles(word: str, recorded: HdrHistogram, *which: float) -> dict[str, float | None]:
+    """In ms, by name: ``pickup p50``, ``pickup p99.9``."""
+    return {
+        f"{word} p{percent:g}": recorded.get_value_at_percentile(percent) / 1000 if recorded.total_count else None
+        for percent in which
+    }
+
+
+def encoded(recorded: HdrHistogram) -> str:
+    """As a report carries it."""
+    text: str = recorded.encode().decode()
+    return text
+
+
+def finished_per_second(runs: Sequence[Run]) -> float | None:
+    """From the first run's start to the last one's end."""
+    ends = [run.end for run in runs if run.is_finished]
+    if len(ends) < 2:
+        return None
+    return len(ends) * 1e9 / (max(ends) - min(run.start for run in runs))
+
+
+def first_starts(runs: Sequence[Run]) -> dict[int, int]:
+    """Job number -> when its first run began."""
+    starts: dict[int, int] = {}
+    for run in runs:
+        starts.setdefault(run.number, run.start)
+    return starts
+
+
+def waits(sent: Sequence[Sent], runs: Sequence[Run]) -> list[float]:
+    """ns from when each job was to be enqueued, and due, to its first start; jobs that never ran are left out."""
+    starts = first_starts(runs)
+    return [
+        starts[call.first] - (call.intended or call.called) - call.delay * 1e9 for call in sent if call.first in starts
+    ]

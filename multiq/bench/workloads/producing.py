@@ -1,0 +1,126 @@
+"""Workloads whose work is to enqueue: what they put is taken and accounted for afterwards, outside of the figures."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING, ClassVar
+
+from multiq.bench.report import Metric
+from multiq.bench.work import BATCH, enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
+
+from .base import COSTS, Outcome, Parameters, Variant, Workload
+
+if TYPE_CHECKING:
+    from multiq.bench.stage import Stage
+    from multiq.capabilities import Capabilities
+
+
+class EnqueueOne(Workload):
+    name = "enqueue-one"
+    title = "Enqueue one by one"
+    about = (
+        "One process calls `task.enqueue(number)` again and again: a round trip, and with a durable profile a sync, "
+        "for each job. Counted from the first call to the last return."
+    )
+    metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
+    limit = "put_one_by_one"
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        return [Variant({"jobs": 400 if is_quick else 5000}, seconds=0.5 if is_quick else 4)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs = int(parameters["jobs"])
+        cost = stage.enqueue(enqueue_singly, 0, jobs)
+        stage.sweep()
+        return Outcome({"enqueued": jobs / cost.seconds, **cost.metrics(jobs)})
+
+
+class EnqueueBulk(Workload):
+    name = "enqueue-bulk"
+    title = "Enqueue in bulk"
+    about = f"One process calls `task.enqueue_many` with {BATCH:,} jobs at a time."
+    metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
+    limit = "put_in_batches"
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        return [Variant({"jobs": 5_000 if is_quick else 50_000}, seconds=0.5 if is_quick else 4)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs = int(parameters["jobs"])
+        cost = stage.enqueue(enqueue_in_bulk, 0, jobs)
+        stage.sweep()
+        return Outcome({"enqueued": jobs / cost.seconds, **cost.metrics(jobs)})
+
+
+class Bodies(Workload):
+    name = "bodies"
+    title = "Body sizes"
+    about = "As enqueuing one by one, with an argument that makes the body about as large as the variant says."
+    metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), Metric("throughput", "MB/s", "higher"), *COSTS]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        sizes = {"1 KB": 1000, "60 KB": 60_000} if is_quick else {"1 KB": 1000, "16 KB": 16_000, "60 KB": 60_000}
+        small = [
+            Variant(
+                {"jobs": 100 if is_quick else 1000, "bytes": size}, name, 0.3 if is_quick else 1.5, is_quick or None
+            )
+            for name, size in sizes.items()
+        ]
+        return small if is_quick else [*small, Variant({"jobs": 100, "bytes": 1_000_000}, "1 MB", 2)]
+
+    def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:
+        most = capabilities.max_body
+        if most is None or parameters["bytes"] + 100 <= most:
+            return None
+        return f"its bodies have at most {most:,} bytes"
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs, size = int(parameters["jobs"]), int(parameters["bytes"])
+        cost = stage.enqueue(enqueue_padded, jobs, size)
+        stage.sweep()
+        speed = jobs / cost.seconds
+        return Outcome({"enqueued": speed, "throughput": speed * size / 1e6, **cost.metrics(jobs)})
+
+
+class Backlog(Workload):
+    name = "backlog"
+    title = "With a backlog"
+    about = (
+        "As many jobs as the variant says wait already. Then one process enqueues single jobs, and takes and acks "
+        "single jobs with `queue.reserve()`: what a call costs should not depend on how many wait. The figures are "
+        "medians of single calls."
+    )
+    metrics: ClassVar = [
+        Metric("reserve and ack", "us", "lower"),
+        Metric("enqueue", "us", "lower"),
+        Metric("server memory", "MB", "lower", counts=False),
+    ]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        if is_quick:
+            return [Variant({"jobs": 60, "waiting": n}, name, 0.5, 1) for name, n in {"none": 0, "10k": 10_000}.items()]
+        return [
+            Variant({"jobs": 500, "waiting": 0}, "none", 1),
+            Variant({"jobs": 500, "waiting": 10_000}, "10k", 1.5),
+            Variant({"jobs": 500, "waiting": 1_000_000}, "1M", 45, 1),
+        ]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs, waiting = int(parameters["jobs"]), int(parameters["waiting"])
+        if waiting:
+            stage.enqueue(enqueue_in_bulk, 0, waiting)
+        cost = stage.enqueue(enqueue_singly, waiting, jobs)
+        calls = [sent.returned - sent.called for sent in stage.evidence.sent[-jobs:]]
+        hand = stage.take(reserve_singly, jobs)
+        hand.go()
+        taken = hand.result(60.0).result
+        stage.evidence.runs += [run for run, _ in taken]
+        stage.evidence.in_order = stage.capabilities.total_order is True
+        stage.purge()
+        return Outcome(
+            {
+                "reserve and ack": median(took for _, took in taken) / 1000,
+                "enqueue": median(calls) / 1000,
+                "server memory": cost.metrics(jobs)["server memory"],
+            }
+        )

@@ -1,0 +1,91 @@
+"""Workloads whose work is to be there in time."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, ClassVar
+
+from multiq.bench.report import Metric
+from multiq.bench.stage import Cost
+from multiq.bench.work import enqueue_delayed, enqueue_on_schedule
+
+from .base import COSTS, Outcome, Parameters, Variant, Workload, encoded, histogram, percentiles, waits
+
+if TYPE_CHECKING:
+    from multiq.bench.stage import Stage
+
+_SEED = 20
+
+
+class Latency(Workload):
+    name = "latency"
+    title = "Latency"
+    about = (
+        "One process enqueues at a fixed rate, by the clock: a job that is late does not hold up the next one's "
+        "schedule. Pickup is from the moment at which a job was to be enqueued to its start in a worker, so that a "
+        "stall counts for every job that it held up. `idle` has so few that each one finds a worker that waits."
+    )
+    metrics: ClassVar = [
+        Metric("pickup p50", "ms", "lower"),
+        Metric("pickup p90", "ms", "lower"),
+        Metric("pickup p99", "ms", "lower"),
+        Metric("pickup p99.9", "ms", "lower", counts=False),
+        *COSTS,
+    ]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        if is_quick:
+            return [
+                Variant({"jobs": 20, "per second": 30, "processes": 1}, "idle", 1.0),
+                Variant({"jobs": 160, "per second": 200, "processes": 2}, "200/s", 1.2),
+            ]
+        return [
+            Variant({"jobs": 200, "per second": 30, "processes": 1}, "idle", 7.5),
+            Variant({"jobs": 2000, "per second": 200, "processes": 2}, "200/s", 11),
+            Variant({"jobs": 5000, "per second": 1000, "processes": 2}, "1,000/s", 6),
+        ]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs, rate, processes = int(parameters["jobs"]), parameters["per second"], int(parameters["processes"])
+        cost = Cost()
+        with stage.working(processes, cost, runs=jobs) as crew:
+            crew.wait_until_ready(processes)
+            enqueuing = stage.enqueue(enqueue_on_schedule, jobs, rate)
+            stage.drain(crew)
+        cost.before, cost.after = enqueuing.before, enqueuing.after
+        recorded = histogram(waits(stage.evidence.sent, stage.evidence.runs))
+        return Outcome(
+            {**percentiles("pickup", recorded, 50, 90, 99, 99.9), **cost.metrics(jobs)},
+            {"latency": encoded(recorded)},
+        )
+
+
+class Delayed(Workload):
+    name = "delayed"
+    title = "Delayed jobs"
+    about = (
+        "Jobs with delays that are no whole seconds, while a worker of one process waits. Lateness is from the moment "
+        "at which a job was due (its delay, counted from the call that enqueued it) to its start. A backend that "
+        "rounds delays up, as its capabilities say, is late by that."
+    )
+    metrics: ClassVar = [
+        Metric("late by p50", "ms", "lower"),
+        Metric("late by p90", "ms", "lower"),
+        Metric("late by p99", "ms", "lower"),
+    ]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        if is_quick:
+            return [Variant({"jobs": 60, "from": 0.2, "to": 0.9}, seconds=1.8, repeats=1)]
+        return [Variant({"jobs": 500, "from": 0.5, "to": 4.5}, seconds=6)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        chance = random.Random(_SEED)  # noqa: S311 - a mix, not a secret
+        jobs = int(parameters["jobs"])
+        delays = [round(chance.uniform(parameters["from"], parameters["to"]), 3) for _ in range(jobs)]
+        with stage.working(1, runs=jobs) as crew:
+            crew.wait_until_ready(1)
+            stage.enqueue(enqueue_delayed, delays)
+            stage.drain(crew)
+        recorded = histogram(waits(stage.evidence.sent, stage.evidence.runs))
+        return Outcome(percentiles("late by", recorded, 50, 90, 99), {"lateness": encoded(recorded)})

@@ -1,0 +1,228 @@
+"""Workloads whose work is done by workers."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+from typing import TYPE_CHECKING, ClassVar
+
+from multiq.bench.report import Metric
+from multiq.bench.stage import Cost, timeline
+from multiq.bench.work import (
+    enqueue_by_priority,
+    enqueue_flaky,
+    enqueue_in_bulk,
+    enqueue_naps,
+    enqueue_singly,
+    settle_batches,
+)
+
+from .base import COSTS, Outcome, Parameters, Variant, Workload, finished_per_second
+
+if TYPE_CHECKING:
+    from multiq.bench.journal import Run
+    from multiq.bench.stage import Crew, Stage
+    from multiq.capabilities import Capabilities
+
+_SEED = 20  # the same jobs in each repeat, and for each contestant
+
+
+class Drain(Workload):
+    name = "drain"
+    title = "Drain"
+    about = (
+        "Jobs that do nothing wait in the queue; a worker of two processes works them off. Counted from the first "
+        "job's start to the last one's end, the growing of batches at the beginning included."
+    )
+    metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
+    limit = "take_in_batches"
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        jobs = 4_000 if is_quick else 40_000
+        return [Variant({"jobs": jobs, "processes": 2}, seconds=1.0 if is_quick else 6)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs = int(parameters["jobs"])
+        stage.enqueue(enqueue_in_bulk, 0, jobs)
+        cost = Cost()
+        with stage.working(int(parameters["processes"]), cost) as crew, stage.measured(cost):
+            stage.drain(crew)
+        runs = stage.evidence.runs
+        return Outcome({"drained": finished_per_second(runs), **cost.metrics(jobs)}, timeline=_timeline(runs))
+
+
+class Contention(Workload):
+    name = "contention"
+    title = "Many at once"
+    about = (
+        "Several producers enqueue one by one while a worker of several processes takes what there is. Counted from "
+        "the first call to the last job's end."
+    )
+    metrics: ClassVar = [Metric("through", "jobs/s", "higher"), *COSTS]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        if is_quick:
+            return [Variant({"jobs": 500, "producers": 2, "processes": 3}, seconds=0.8)]
+        return [Variant({"jobs": 10_000, "producers": 4, "processes": 4}, seconds=6)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs, producers, processes = (int(parameters[name]) for name in ("jobs", "producers", "processes"))
+        share = jobs // producers
+        hands = [stage.take(enqueue_singly, index * jobs, share) for index in range(producers)]
+        cost = Cost()
+        with stage.working(processes, cost, runs=jobs) as crew:
+            crew.wait_until_ready(processes)
+            with stage.measured(cost):
+                for hand in hands:
+                    hand.go()
+                brought = [hand.result(60.0) for hand in hands]
+                stage.evidence.sent += [sent for done in brought for sent in done.result]
+                stage.drain(crew)
+            cost.cpu = sum(done.cpu for done in brought)
+        runs, sent = stage.evidence.runs, stage.evidence.sent
+        began = min(call.called for call in sent)
+        seconds = (max((run.end for run in runs), default=began) - began) / 1e9
+        speed = len(runs) / seconds if seconds else None
+        return Outcome({"through": speed, **cost.metrics(len(runs))}, timeline=timeline(runs, began))
+
+
+class Priorities(Workload):
+    name = "priorities"
+    title = "Mixed priorities"
+    about = (
+        "Jobs of eight priorities in a wild mix, worked off by one process. Where the backend promises one line by "
+        "priority, then age, each job out of its place is counted."
+    )
+    metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        calls = 40 if is_quick else 500
+        return [Variant({"calls": calls, "batch": 20}, seconds=0.5 if is_quick else 3, repeats=1 if is_quick else None)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        chance = random.Random(_SEED)  # noqa: S311 - a mix, not a secret
+        priorities = [chance.randrange(8) for _ in range(int(parameters["calls"]))]
+        stage.enqueue(enqueue_by_priority, priorities, int(parameters["batch"]))
+        cost = Cost()
+        with stage.working(1, cost) as crew, stage.measured(cost):
+            stage.drain(crew)
+        stage.evidence.in_order = stage.capabilities.total_order is True
+        return Outcome({"drained": finished_per_second(stage.evidence.runs), **cost.metrics(stage.enqueued)})
+
+
+class Failures(Workload):
+    name = "failures"
+    title = "Failures with retries"
+    about = (
+        "A third of the jobs raises in its first run, a ninth in its second, too; they are retried at once. Counted "
+        "are runs, failed ones included: each costs a release with its reason, and a line of the log."
+    )
+    metrics: ClassVar = [Metric("runs", "runs/s", "higher"), *COSTS]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        return [
+            Variant(
+                {"jobs": 300 if is_quick else 5000}, seconds=0.5 if is_quick else 4, repeats=1 if is_quick else None
+            )
+        ]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs = int(parameters["jobs"])
+        failures = [2 if number % 9 == 0 else 1 if number % 3 == 0 else 0 for number in range(jobs)]
+        stage.enqueue(enqueue_flaky, failures)
+        stage.evidence.fails = {number: count for number, count in enumerate(failures) if count}
+        expected = jobs + sum(failures)
+        cost = Cost()
+        with stage.working(2, cost, runs=expected) as crew, stage.measured(cost):
+            stage.drain(crew, expected)
+        runs = stage.evidence.runs
+        seconds = (max(run.end for run in runs) - min(run.start for run in runs)) / 1e9 if runs else 0
+        return Outcome({"runs": len(runs) / seconds if seconds else None, **cost.metrics(expected)})
+
+
+class Recovery(Workload):
+    name = "recovery"
+    title = "Recovery"
+    about = (
+        "A worker of two processes runs short jobs, and one of the two is killed in the middle of one (SIGKILL). "
+        "Measured is how long it takes until the job that it ran is run again, and until two processes work again; "
+        "jobs that the dead one had finished and not yet settled are run again, too, and count as explained."
+    )
+    metrics: ClassVar = [
+        Metric("job back after", "ms", "lower"),
+        Metric("crew back after", "ms", "lower"),
+        Metric("jobs run again", "jobs", "lower", counts=False),
+    ]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        if is_quick:
+            return [Variant({"jobs": 300, "job ms": 3}, seconds=1.5, repeats=1)]
+        return [Variant({"jobs": 1500, "job ms": 3}, seconds=4)]
+
+    def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002
+        return None if capabilities.shared else "its jobs live in one process, and die with it"
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs = int(parameters["jobs"])
+        stage.enqueue(enqueue_naps, jobs, parameters["job ms"] / 1000)
+        with stage.working(2) as crew:
+            victim, killed_at = _kill_one(crew, jobs // 3)
+            stage.evidence.killed = {victim.pid: killed_at}
+            stage.drain(crew, jobs)
+        runs = stage.evidence.runs
+        again = [run.start for run in runs if run.number == victim.number and run.start > killed_at]
+        before = {run.pid for run in runs if run.start <= killed_at}
+        others = [run.start for run in runs if run.pid not in before]
+        return Outcome(
+            {
+                "job back after": (min(again) - killed_at) / 1e6 if again else None,
+                "crew back after": (min(others) - killed_at) / 1e6 if others else None,
+                "jobs run again": float(len(runs) - len({run.number for run in runs})),
+            },
+            timeline=_timeline(runs),
+        )
+
+
+class Settle(Workload):
+    name = "settle"
+    title = "Reserve and settle"
+    about = (
+        "One process with a raw consumer, below the worker: what a job costs in calls of `reserve` and `settle` with "
+        "20 jobs each, and in a `settle` of one job. Medians of all calls: the steadiest figures of all."
+    )
+    metrics: ClassVar = [
+        Metric("ack", "us", "lower"),
+        Metric("reserve", "us", "lower"),
+        Metric("ack of one", "us", "lower"),
+    ]
+
+    def variants(self, *, is_quick: bool) -> list[Variant]:
+        return [Variant({"jobs": 1000 if is_quick else 5000, "batch": 20}, seconds=0.4 if is_quick else 2)]
+
+    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+        jobs, batch = int(parameters["jobs"]), int(parameters["batch"])
+        stage.enqueue(enqueue_in_bulk, 0, jobs + batch)
+        hand = stage.take(settle_batches, jobs, batch)
+        hand.go()
+        took = hand.result(60.0).result
+        stage.evidence.runs += took.runs
+        stage.evidence.in_order = stage.capabilities.total_order is True
+        return Outcome({"ack": took.ack / 1000, "reserve": took.reserve / 1000, "ack of one": took.ack_one / 1000})
+
+
+def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
+    """Kill a worker's process in the middle of a job, once so many runs have ended. The run that it left behind."""
+    while crew.journals.ended() < after:
+        time.sleep(0.001)
+    reader = max(crew.journals.look(), key=lambda reader: reader.ended)
+    os.kill(reader.pid, signal.SIGKILL)
+    killed_at = time.monotonic_ns()
+    time.sleep(0.02)
+    last = list(reader.runs())[-1]
+    return last, killed_at
+
+
+def _timeline(runs: list[Run]) -> list[tuple[float, float]]:
+    return timeline(runs, min((run.start for run in runs), default=0))
