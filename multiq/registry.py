@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .errors import BackendNotInstalled
 from .url import parse_url, split
@@ -27,13 +27,18 @@ def open_backend(url: str) -> Backend:
 
 def load_driver(name: str) -> type[Backend]:
     """The driver's class. Raises ``BackendNotInstalled`` with the installed names, or what could not be imported."""
+    return cast("type[Backend]", load(GROUP, name))
+
+
+def load(group: str, name: str) -> Any:
+    """What a backend of this *name* brings under an entry-point *group*. Raises as ``load_driver`` does."""
     from stevedore.driver import DriverManager
     from stevedore.exception import MultipleMatches, NoMatches
     from stevedore.extension import error_on_conflict
 
     try:
-        manager: DriverManager[type[Backend]] = DriverManager(
-            GROUP,
+        manager: DriverManager[Any] = DriverManager(
+            group,
             name,
             on_load_failure_callback=_reraise,
             on_missing_entrypoints_callback=_say_nothing,
@@ -45,14 +50,14 @@ def load_driver(name: str) -> type[Backend]:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    return cast("type[Backend]", manager.driver)
+    return manager.driver
 
 
-def installed() -> list[str]:
-    """The names of all installed drivers, sorted, without importing them."""
+def installed(group: str = GROUP) -> list[str]:
+    """The names of all installed drivers, or of what they bring under *group*, sorted, without importing them."""
     from importlib.metadata import entry_points
 
-    return sorted({point.name for point in entry_points(group=GROUP)})
+    return sorted({point.name for point in entry_points(group=group)})
 
 
 def backends_with(power: str) -> list[str]:

@@ -5,6 +5,7 @@ Asks only, with commands that any account may be refused: what was refused is un
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import statistics
 import time
@@ -20,6 +21,8 @@ from .wire import OLDEST, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+
+    from multiq.bench.place import Survives
 
     from .servers import Servers
     from .wire import Address, Wire, Word
@@ -76,14 +79,31 @@ class _Server(NamedTuple):
         return self.wire.ask(pack(words), time.monotonic() + self.timeout)
 
 
+def settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str] | None]]:
+    """``INFO`` and the settings that matter, of each server; None where asking is forbidden.
+
+    Raises ``BackendError``.
+    """
+    found = []
+    for address in servers.all_addresses(time.monotonic() + servers.timeout):
+        with _session(servers, address) as server:
+            found.append((_info(server), _config(server)))
+    return found
+
+
 def _examine(servers: Servers, address: Address) -> list[Finding]:
+    with _session(servers, address) as server:
+        return list(_findings(server))
+
+
+@contextlib.contextmanager
+def _session(servers: Servers, address: Address) -> Iterator[_Server]:
     try:
         wire = servers.open(address, time.monotonic() + servers.timeout)
         try:
             login, host = servers.login, address[0] if isinstance(address, tuple) else None
             user = login.username or "default"
-            server = _Server(wire, host, user, servers.timeout, login.tls is not None, servers.is_cluster)
-            return list(_findings(server))
+            yield _Server(wire, host, user, servers.timeout, login.tls is not None, servers.is_cluster)
         finally:
             wire.close()
     except (*FAILURES, hiredis.ReplyError) as exc:
@@ -284,7 +304,7 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
 
 def _cluster(server: _Server) -> Finding:
     try:
-        told = _pairs(_text(server.ask("CLUSTER", "INFO")))
+        told = pairs(_text(server.ask("CLUSTER", "INFO")))
     except hiredis.ReplyError:
         return Finding("unknown", "cluster_state", "this account may not ask for it", "allow it +cluster|info")
     state, covered = told.get("cluster_state"), told.get("cluster_slots_ok")
@@ -297,21 +317,30 @@ def _cluster(server: _Server) -> Finding:
 # --- what follows ----------------------------------------------------------------------------------------
 
 
+def survives(config: Mapping[str, str] | None) -> Survives:
+    """What a job outlives on a server that is set like this, once its enqueue has returned."""
+    if config is None:
+        return "unknown"
+    if config.get("appendonly") != "yes":
+        return "client crash"
+    return "power loss" if config.get("appendfsync") == "always" else "server crash"
+
+
 def _promise(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
     """The row of ``docs/durability.md`` that the server keeps as it is set."""
     if config is None:
         return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
-    is_logged, is_synced = config.get("appendonly") == "yes", config.get("appendfsync") == "always"
-    if not is_logged:
+    outlived = survives(config)
+    if outlived == "client crash":
         kept = (
             "killed workers and a clean restart, not a killed server" if config.get("save") else "killed workers only"
         )
-    elif is_synced:
+    elif outlived == "power loss":
         kept = "a killed server and a power failure"
     else:
         kept = "a killed server, and a power failure but for its last moments"
     failover = "; a failover may take some, as replication lags" if int(info.get("connected_slaves", 0)) else ""
-    level: Literal["ok", "warn"] = "ok" if is_logged and is_synced and not failover else "warn"
+    level: Literal["ok", "warn"] = "ok" if outlived == "power loss" and not failover else "warn"
     return Finding(level, "durability", f"acknowledged jobs survive {kept}{failover}")
 
 
@@ -320,7 +349,7 @@ def _promise(info: Mapping[str, str], config: Mapping[str, str] | None) -> Findi
 
 def _info(server: _Server) -> dict[str, str]:
     try:
-        return _pairs(_text(server.ask("INFO")))
+        return pairs(_text(server.ask("INFO")))
     except hiredis.ReplyError:
         return {}
 
@@ -339,7 +368,8 @@ def _config(server: _Server) -> dict[str, str] | None:
     return found
 
 
-def _pairs(text: str) -> dict[str, str]:
+def pairs(text: str) -> dict[str, str]:
+    """What ``INFO`` and its kin say, by name."""
     lines = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value.strip() for name, _, value in lines}
 

@@ -19,6 +19,8 @@ from .failures import explain
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from multiq.bench.place import Survives
+
     from .connection import Database
 
 MOUNTS = Path("/proc/self/mounts")
@@ -166,6 +168,13 @@ def _tables(version: int | None) -> Finding:
     if version < schema.VERSION:
         return Finding("ok", "tables", f"version {version}: the next call brings them up to {schema.VERSION}")
     return Finding("ok", "tables", f"version {version}, this multiq's own")
+
+
+def survives(synchronous: str, folder: Path) -> Survives:
+    """What a job outlives once its enqueue has returned. In memory that looks like a disk nothing outlives a crash."""
+    if synchronous != "full" or file_system_of(Path(os.path.realpath(folder))) in _VOLATILE:
+        return "server crash"
+    return "power loss"
 
 
 def _synchronous(setting: str) -> Finding:

@@ -7,7 +7,7 @@ driver without one can still be measured by its URL, with fewer figures.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,16 +17,24 @@ if TYPE_CHECKING:
 
 GROUP = "multiq.bench"
 
+_Number = TypeVar("_Number", int, float)
+
 Profile: TypeAlias = Literal["fast", "durable"]
-"""``fast``: a crash of the machine may take what was enqueued with it; ``durable``: what is acknowledged is on the
-disk. The bench's own servers are set to the same level, whatever their defaults."""
+"""``fast``: no call waits for the disk, and a crash of the server or the machine may take jobs with it; ``durable``:
+what is acknowledged is on the disk. The bench's own servers are set to the same level, whatever their defaults, and
+spoken to over loopback TCP, as are the limits."""
+
+Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
+"""The worst that an acknowledged job outlives; where there is no server, ``server crash`` is that all processes die."""
+
+TAKEN_AT_ONCE = 100
+"""Jobs that a limit takes in one go."""
 
 
 class Durability(msgspec.Struct, frozen=True):
     """What a server keeps, as it is set up now."""
 
-    survives: Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
-    """The worst that an acknowledged job outlives."""
+    survives: Survives
     settings: dict[str, str]
     """The settings that this follows from, as the server's manual calls them: ``{"appendfsync": "always"}``."""
 
@@ -38,7 +46,7 @@ class Counters(msgspec.Struct, frozen=True):
     """
 
     commands: int | None = None
-    """Requests as the server counts them; of a script, the call itself."""
+    """Requests of its clients, without those that only look; of a script, the call itself."""
     received: int | None = None
     """Bytes from its clients."""
     sent: int | None = None
@@ -47,6 +55,16 @@ class Counters(msgspec.Struct, frozen=True):
     """Bytes that it uses now."""
     cpu: float | None = None
     """Seconds of the server's processes, user and system."""
+
+    def since(self, before: Counters) -> Counters:
+        """What was counted since then; of the memory, what is used now."""
+        return Counters(
+            commands=_difference(self.commands, before.commands),
+            received=_difference(self.received, before.received),
+            sent=_difference(self.sent, before.sent),
+            memory=self.memory,
+            cpu=_difference(self.cpu, before.cpu),
+        )
 
 
 class Limit(ABC):
@@ -66,7 +84,7 @@ class Limit(ABC):
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Jobs per second: forget the last 100 and take the next 100, until there are none of those that were put."""
+        """Jobs per second: forget the last ``TAKEN_AT_ONCE`` and take as many, until none that was put is left."""
 
     @abstractmethod
     def close(self) -> None:
@@ -95,6 +113,9 @@ class Place(ABC):
         """The limit on this server for jobs of this *body*, or None where there is none."""
         return None
 
+    def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
+        """Remove what an empty *queue* leaves in the store, where that does not go by itself."""
+
 
 class Bench(ABC):
     """What a driver brings for its backend. Importing its module may import the client library."""
@@ -111,3 +132,7 @@ class Bench(ABC):
     @abstractmethod
     def at(cls, url: str) -> AbstractContextManager[Place]:
         """Somebody's server. Changes no setting of it."""
+
+
+def _difference(now: _Number | None, before: _Number | None) -> _Number | None:
+    return None if now is None or before is None else now - before

@@ -1,0 +1,171 @@
+"""Redis as a place for ``multiq bench``: a server of our own, how a server is set, and what it counts."""
+
+from __future__ import annotations
+
+import time
+from contextlib import closing, contextmanager, suppress
+from typing import TYPE_CHECKING, Any
+
+import hiredis
+
+from multiq.bench.place import Bench, Counters, Durability, Place
+from multiq.bench.servers import HOST, Server, free_port
+from multiq.ids import new_id
+from multiq.url import parse_url
+
+from . import keys
+from .addresses import servers_of
+from .backend import RedisBackend
+from .doctor import pairs, settings, survives
+from .failures import FAILURES, explain
+from .login import Login
+from .servers import shown
+from .wire import open_wire, pack
+from .yardstick import RedisLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    from multiq.bench.place import Limit, Profile, Survives
+
+    from .wire import Address, Wire, Word
+
+_PROFILES = {
+    "fast": {"appendonly": "no"},
+    "durable": {"appendonly": "yes", "appendfsync": "always"},
+}
+_TOLD = ("appendonly", "appendfsync", "save")  # of the settings, those that durability follows from
+_WEAKEST_FIRST: Sequence[Survives] = ("unknown", "client crash", "server crash", "power loss")
+
+#: what multiq sends to a server; INFO counts the commands inside of scripts, too
+_SENT = frozenset({"evalsha", "eval", "bzpopmin", "client|unblock", "hello", "select", "auth", "scan", "lpush"})
+_CPU = frozenset({"used_cpu_user", "used_cpu_sys", "used_cpu_user_children", "used_cpu_sys_children"})
+_SECTIONS = ("commandstats", "stats", "memory", "cpu")
+
+
+class RedisServer(Server):
+    """``redis-server`` on a port of loopback, durable as *profile* says."""
+
+    program = package = "redis-server"
+
+    def __init__(self, folder: Path, profile: Profile) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self._settings = {"bind": HOST, "port": str(self.port), "dir": str(folder), "save": "", **_PROFILES[profile]}
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}"
+
+    def arguments(self) -> Sequence[str]:
+        return [word for name, value in self._settings.items() for word in (f"--{name}", value)]
+
+    def answers(self) -> bool:
+        with suppress(*FAILURES, hiredis.ReplyError):
+            deadline = time.monotonic() + 1
+            wire = open_wire((HOST, self.port), Login(), deadline)
+            try:
+                return bool(wire.ask(pack(("PING",)), deadline))
+            finally:
+                wire.close()
+        return False
+
+
+class RedisPlace(Place):
+    """All servers of a URL; what they count is added up."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parsed = parse_url(url, RedisBackend.options)
+        self._servers = servers_of(parsed)
+        self._prefix, self._lines = parsed.options["prefix"], parsed.options["partitions"]
+        self._wires: dict[Address, Wire] = {}
+
+    def version(self) -> str:
+        info, _ = settings(self._servers)[0]
+        return f"{info.get('server_name', 'redis')} {info.get('redis_version', '')}".strip()
+
+    def durability(self) -> Durability:
+        configs = [config for _, config in settings(self._servers)]
+        weakest = min(configs, key=lambda config: _WEAKEST_FIRST.index(survives(config)))
+        told = {name: value for name, value in (weakest or {}).items() if name in _TOLD and value}
+        if told.get("appendonly") == "no":
+            told.pop("appendfsync", None)  # set, and without effect
+        return Durability(survives(weakest), told)
+
+    def counters(self) -> Counters:
+        told = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
+        return Counters(
+            commands=sum(map(_commands, told)),
+            received=sum(int(info["total_net_input_bytes"]) for info in told),
+            sent=sum(int(info["total_net_output_bytes"]) for info in told),
+            memory=sum(int(info["used_memory"]) for info in told),
+            cpu=sum(float(value) for info in told for name, value in info.items() if name in _CPU),
+        )
+
+    def limit(self, body: bytes) -> Limit:
+        """On one of several nodes."""
+        line = f"multiq.bench.{new_id()}"
+        address = self._servers.address(line, self._deadline())
+        return RedisLimit(self._open(address), keys.base(self._prefix, line), body)
+
+    def sweep(self, queue: str) -> None:
+        """Counters and bells outlive a queue's jobs; they are small, and do not expire."""
+        for number in range(self._lines):
+            line = keys.line(queue, number)
+            base = keys.base(self._prefix, line)
+            names = (keys.sequence(base), keys.hint(base), keys.partitions(base))
+            self._ask(self._servers.address(line, self._deadline()), "DEL", *names)
+
+    def close(self) -> None:
+        """Hang up."""
+        while self._wires:
+            self._wires.popitem()[1].close()
+
+    def _info(self, address: Address) -> dict[str, str]:
+        told = [self._ask(address, "INFO", section) for section in _SECTIONS]  # several at once only newer servers know
+        return pairs(b"".join(told).decode(errors="replace"))
+
+    def _ask(self, address: Address, *words: Word) -> Any:
+        wire = self._wires.get(address)
+        if wire is None or wire.is_closed:
+            wire = self._wires[address] = self._open(address)
+        try:
+            return wire.ask(pack(words), self._deadline())
+        except (*FAILURES, hiredis.ReplyError) as exc:
+            raise explain(exc, shown(address), self._servers.timeout) from exc
+
+    def _open(self, address: Address) -> Wire:
+        try:
+            return self._servers.open(address, self._deadline())
+        except (*FAILURES, hiredis.ReplyError) as exc:
+            raise explain(exc, shown(address), self._servers.timeout) from exc
+
+    def _deadline(self) -> float:
+        return time.monotonic() + self._servers.timeout
+
+
+class RedisBench(Bench):
+    """``redis-server``, or any Redis that multiq takes a URL of."""
+
+    @classmethod
+    @contextmanager
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+        with RedisServer(folder, profile) as server, cls.at(server.url) as place:
+            yield place
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[Place]:
+        with closing(RedisPlace(url)) as place:
+            yield place
+
+
+def _commands(info: Mapping[str, str]) -> int:
+    """Calls of what clients send, ``cmdstat_evalsha:calls=3,usec=94,...`` each."""
+    return sum(
+        int(told.partition("calls=")[2].partition(",")[0])
+        for name, told in info.items()
+        if name.startswith("cmdstat_") and name.removeprefix("cmdstat_") in _SENT
+    )

@@ -1,0 +1,57 @@
+"""SQLite as a place for ``multiq bench``: a file, and how durably it is written."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiq.bench.place import Bench, Durability, Place
+from multiq.url import parse_url
+
+from .backend import SqliteBackend
+from .doctor import survives
+from .yardstick import SqliteLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from multiq.bench.place import Limit, Profile
+
+_SYNCHRONOUS = {"fast": "normal", "durable": "full"}
+
+
+class SqlitePlace(Place):
+    """A file. There is no server that counts: what it costs, its clients spend."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        parsed = parse_url(url, SqliteBackend.options)
+        self._path = Path(SqliteBackend.from_url(parsed).path)
+        self._synchronous = str(parsed.options["synchronous"])
+
+    def version(self) -> str:
+        return f"SQLite {sqlite3.sqlite_version}"
+
+    def durability(self) -> Durability:
+        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver opens no file without it
+        return Durability(survives(self._synchronous, self._path.parent), settings)
+
+    def limit(self, body: bytes) -> Limit:
+        """In a file of its own beside the other, and so on the same disk."""
+        return SqliteLimit(self._path.parent, self._synchronous, body)
+
+
+class SqliteBench(Bench):
+    """``sqlite:///``."""
+
+    @classmethod
+    @contextmanager
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+        yield SqlitePlace(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[Place]:
+        yield SqlitePlace(url)

@@ -1,0 +1,44 @@
+"""The memory backend as a place: what multiq itself costs where the store costs next to nothing."""
+
+from __future__ import annotations
+
+import platform
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from multiq.ids import new_id
+
+from .place import Bench, Durability, Place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from .place import Profile
+
+
+class MemoryPlace(Place):
+    """This process's memory. No other process sees its jobs."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def version(self) -> str:
+        return f"Python {platform.python_version()}"
+
+    def durability(self) -> Durability:
+        return Durability("nothing", {})
+
+
+class MemoryBench(Bench):
+    """``memory://``; there is nothing to start, and no profile that would keep anything."""
+
+    @classmethod
+    @contextmanager
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:  # noqa: ARG003
+        yield MemoryPlace(f"memory://{new_id()}")
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[Place]:
+        yield MemoryPlace(url)
