@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 
@@ -24,3 +25,23 @@ def stamp(sent_at: int) -> None:
         os.write(handle, f"{late}\n".encode())
     finally:
         os.close(handle)
+
+
+@app.task
+def nap(seconds: float) -> None:
+    """Sleeps, as a job that waits for somebody else does."""
+    time.sleep(seconds)
+
+
+@app.task(name="anap")
+async def anap(seconds: float) -> None:
+    """The same as a coroutine."""
+    await asyncio.sleep(seconds)
+
+
+@app.task
+def compute(seconds: float) -> None:
+    """Keeps a core busy for a tenth of *seconds*, by its own clock: what another process takes away does not count."""
+    end = time.thread_time() + seconds / 10
+    while time.thread_time() < end:
+        pass

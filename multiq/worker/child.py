@@ -27,6 +27,7 @@ from .executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecut
 from .heartbeat import TICK, Heartbeat
 from .lifetime import Lifetime
 from .limits import Limits
+from .policies import sharing
 from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
@@ -59,6 +60,7 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one process works; ``Worker`` says what each of these means."""
 
     queues: tuple[str, ...]
+    shares: dict[str, int] | None = None
     threads: int = 1
     concurrency: int = 0
     prefetch: int = 100
@@ -79,7 +81,7 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def most_held(self) -> int:
         """Jobs that are held at a time, those that wait included."""
-        return max(self.prefetch, self.at_a_time)
+        return self.at_a_time + self.prefetch
 
     @property
     def is_inline(self) -> bool:
@@ -123,7 +125,8 @@ class Child:
         self._taken = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
-        self._pump = Pump(app.backend.consumer(settings.queues), app.events, self.name, ledger)
+        consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
+        self._pump = Pump(consumer, app.events, self.name, ledger)
         self._limits = Limits(settings.kill_after, untouchable=("multiq", _package_of(app.backend)))
         if ledger is not None:
             self._limits.on_begin = ledger.limit

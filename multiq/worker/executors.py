@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, GiveBack
 
+from .loop import new_event_loop
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -144,11 +146,7 @@ class InlineExecutor(Executor):
             ledger.end(verdict.lease, acked=True)  # the beginning of the next one told the end of all others
 
     def _take_waiting(self) -> list[Lease]:
-        taken: list[Lease] = []
-        with contextlib.suppress(IndexError):
-            while True:
-                taken.append(self._waiting.pop())
-        return taken[::-1]
+        return _drained(self._waiting)
 
     @property
     def waiting(self) -> int:
@@ -221,25 +219,27 @@ class CoroutineExecutor(Executor):
         ledger: Ledger | None = None,
     ) -> None:
         super().__init__(runner, prefetch, on_done, ledger)
-        self._loop = asyncio.new_event_loop()
+        self._concurrency = concurrency
+        self._waiting: deque[Lease] = deque()
+        self._loop = new_event_loop()
         self._pool = ThreadPoolExecutor(min(concurrency, self._POOL_AT_MOST), "multiq-job")
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
     def _start(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            self._begin(lease)
-        self._loop.call_soon_threadsafe(self._spawn, leases)
+        self._waiting.extend(leases)
+        self._loop.call_soon_threadsafe(self._fill)
 
     def _take_waiting(self) -> list[Lease]:
-        return []  # every job handed over begins at once
+        return _drained(self._waiting)
 
     @property
     def waiting(self) -> int:
-        return 0
+        return len(self._waiting)
 
     def close(self) -> None:
+        self._concurrency = 0
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._thread.join(self._PATIENCE)
@@ -253,11 +253,21 @@ class CoroutineExecutor(Executor):
         self._loop.run_until_complete(self._loop.shutdown_asyncgens())
         self._loop.close()
 
-    def _spawn(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
+    def _fill(self) -> None:
+        """Begin as many jobs as there is room for. In the loop's thread."""
+        while len(self._tasks) < self._concurrency:
+            try:
+                lease = self._waiting.popleft()
+            except IndexError:  # all have begun, or were taken back
+                return
+            self._begin(lease)
             task = self._loop.create_task(self._run_one(lease))
             self._tasks.add(task)  # the loop itself keeps only weak references
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._make_room)
+
+    def _make_room(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        self._fill()
 
     async def _run_one(self, lease: Lease) -> None:
         verdict: Verdict = GiveBack(lease)
@@ -269,3 +279,12 @@ class CoroutineExecutor(Executor):
         finally:
             self._end(lease, verdict)
             self._on_done()
+
+
+def _drained(waiting: deque[Lease]) -> list[Lease]:
+    """What has waited, in its order, from the end: another thread takes from the beginning meanwhile."""
+    taken: list[Lease] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(waiting.pop())
+    return taken[::-1]

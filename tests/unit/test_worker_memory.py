@@ -431,7 +431,7 @@ class TestPrefetch:
         for _ in range(20):
             prefetch.saw_job(0.00001)
             prefetch.saw_batch(prefetch.size, prefetch.size)
-        assert prefetch.size == 100
+        assert prefetch.size == 101  # one that runs, and those beyond it
 
     def test_one_long_job_ends_it(self) -> None:
         prefetch = Prefetch(1, 100)
@@ -449,8 +449,46 @@ class TestPrefetch:
             prefetch.saw_batch(prefetch.size, prefetch.size)
         assert prefetch.size <= BUDGET / 0.002
 
+    def test_many_slots_share_what_waits(self) -> None:
+        # of 50 slots one is free every 0.4 ms: 24 more may wait without one of them waiting for longer than the budget
+        prefetch = Prefetch(50, 100)
+        for _ in range(100):
+            prefetch.saw_job(2 * BUDGET)
+            prefetch.saw_batch(prefetch.size, prefetch.size)
+        assert prefetch.size == 50 - 1 + 25
+        assert (prefetch.size - 50 + 1) / 50 * 2 * BUDGET <= BUDGET
+
     def test_every_slot_has_a_job_at_least(self) -> None:
         assert Prefetch(8, 1).size == 8
+
+
+@pytest.mark.parametrize("mode", [{"threads": 3}, {"concurrency": 3}])
+def test_no_more_jobs_run_at_a_time_than_was_said(app: multiq.App, mode: dict[str, Any]) -> None:
+    # Given jobs so short that more of them are held than run
+    at_work, most = 0, 0
+    counting = threading.Lock()
+
+    def count(change: int) -> None:
+        nonlocal at_work, most
+        with counting:
+            at_work += change
+            most = max(most, at_work)
+
+    async def acount_in_and_out(number: int) -> None:
+        count(1)
+        await asyncio.sleep(0)
+        count(-1)
+
+    def count_in_and_out(number: int) -> None:
+        count(1)
+        time.sleep(0)
+        count(-1)
+
+    task = app.task(acount_in_and_out if "concurrency" in mode else count_in_and_out)
+    task.enqueue_many([(number,) for number in range(3000)])
+    drain(app, **mode)
+    assert app.queue().stats().ready == 0
+    assert most <= 3
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -1,0 +1,94 @@
+"""Whether a worker makes use of what it is given: ``python benchmarks/worker_scaling.py --help``.
+
+Processes: how much faster two of them drain jobs that compute for a millisecond than one does (two cores: 2 at most).
+Threads and coroutines: what share of the arithmetic limit jobs reach that only sleep for 10 ms: 50 threads can end 5,000 of
+them a second, 200 coroutines 20,000. The rate is that between the first and the last tenth of the jobs, so that the
+worker's start does not count.
+"""
+
+from __future__ import annotations
+
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench_app import anap, app, compute, nap
+from beside import HERE, arguments, environment, expect, report
+
+sys.path.append(str(HERE.parent / "tests" / "integration"))
+from stores import STORES
+
+if TYPE_CHECKING:
+    from beside import Figures
+
+    from multiq.task import Task
+
+QUEUE = app.queue()
+NAP = 0.010  # seconds
+_LOOK = 0.01
+_SHARE = 0.1  # of the jobs, at the beginning and at the end, that are not counted
+
+
+def main() -> None:
+    options = arguments(__doc__)
+    with tempfile.TemporaryDirectory() as folder, STORES["redis"](Path(folder)) as url:
+        app.connect(url)
+        measurements = {
+            "two processes beside one, 1 ms of work": lambda: processes(url, options.repeats, options.jobs // 4),
+            "50 threads, 10 ms of sleep": lambda: share(url, options.repeats, nap, "threads=50", 50, options.jobs),
+            "200 coroutines, 10 ms of sleep": lambda: share(
+                url, options.repeats, anap, "concurrency=200", 200, 4 * options.jobs
+            ),
+        }
+        report("What a worker makes of its slots, on Redis", measurements, as_json=options.json)
+        app.close()
+
+
+def processes(url: str, repeats: int, jobs: int) -> Figures:
+    """Rates of one and of two processes, in turns."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    for _ in range(repeats):
+        for number, found in rates.items():
+            found.append(drained(url, compute, f"processes={number}", jobs))
+    one, two = statistics.median(rates[1]), statistics.median(rates[2])
+    return {"one /s": one, "two /s": two, "ratio": two / one}
+
+
+def share(url: str, repeats: int, task: Task[[float], object], mode: str, slots: int, jobs: int) -> Figures:
+    """The rate of one process, beside what its slots can do at most."""
+    rate = statistics.median(drained(url, task, f"processes=1, {mode}", jobs) for _ in range(repeats))
+    return {"jobs /s": rate, "arithmetic limit /s": slots / NAP, "share": rate / (slots / NAP)}
+
+
+def drained(url: str, task: Task[[float], object], mode: str, jobs: int) -> float:
+    """Jobs per second of a worker in this *mode*."""
+    task.enqueue_many([(NAP,)] * jobs)
+    code = f"import multiq, bench_app; multiq.Worker(bench_app.app, {mode}).run()"
+    process = subprocess.Popen([sys.executable, "-c", code], env=environment(url))  # noqa: S603 - our own interpreter
+    try:
+        begun = _when(jobs * (1 - _SHARE))
+        ended = _when(jobs * _SHARE)
+        _when(0)
+    finally:
+        process.terminate()
+        process.wait()
+    expect(QUEUE.stats().reserved, 0)
+    return (begun[1] - ended[1]) / (ended[0] - begun[0])
+
+
+def _when(left: float) -> tuple[float, int]:
+    """The moment when no more than so many are left, and how many those are."""
+    while True:
+        stats = QUEUE.stats()
+        count = (stats.ready or 0) + (stats.reserved or 0)
+        if count <= left:
+            return time.perf_counter(), count
+        time.sleep(_LOOK)
+
+
+if __name__ == "__main__":
+    main()
