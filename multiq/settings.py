@@ -33,6 +33,10 @@ def _text(value: Any) -> str:
     return value
 
 
+def _text_or_none(value: Any) -> str | None:
+    return None if value is None else _text(value)
+
+
 def _whole(least: int, most: int) -> Callable[[Any], int]:
     def check(value: Any) -> int:
         if type(value) is not int or not least <= value <= most:
@@ -98,6 +102,7 @@ KEYS: dict[str, Key] = {
     "worker.kill_after": Key(_seconds, _number),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
+    "worker.health_file": Key(_text_or_none, str),
 }
 
 
@@ -147,6 +152,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
         _check_fields(self, "worker.")
 
 
+    health_file: str | None = None
+    """Where a worker says every few seconds how it is; it needs a supervisor."""
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the command line logs."""
 

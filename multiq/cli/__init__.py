@@ -12,7 +12,7 @@ from .options import connection_option, traceback_option
 #: what ``multiq --help`` lists, in its order: section -> command -> module of this package
 SECTIONS = {
     "Run and feed": {"worker": "work", "enqueue": "produce"},
-    "Look": {"stats": "look", "jobs": "look", "peek": "look", "top": "top"},
+    "Look": {"stats": "look", "jobs": "look", "peek": "look", "top": "top", "health": "health"},
     "Change": {
         "kick": "manage",
         "delete": "manage",

@@ -40,6 +40,7 @@ _log = logging.getLogger("multiq.cli")
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     metavar="LEVEL",
+@click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
     help="debug, info, warning or error.",
 )
 @click.option(
@@ -71,6 +72,7 @@ def worker(
 ) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app).
 
+    health_file: str | None,
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
@@ -115,6 +117,7 @@ def worker(
     _announce(app, app_path)
     with app:
         return runner.run()
+        health_file=health_file,
 
 
 def _processes(app: App, given: int | None) -> int:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from multiq.backend import Consumer, Verdict
 
     from .board import WorkerRow
+    from .health import HealthFile
     from .ledger import Entry
     from .vitals import Vitals
 
@@ -68,6 +69,7 @@ class Keeper:
         force: bool,
         row: WorkerRow,
         vitals: Vitals,
+        health_file: HealthFile | None,
     ) -> None:
         self._folder = folder
         self._bell = bell
@@ -90,6 +92,7 @@ class Keeper:
         self._vitals = vitals
         self._answering = Answering(app.backend)
         self._answer_at = 0.0
+        self._health_file = health_file
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
@@ -111,8 +114,9 @@ class Keeper:
 
     def _listen(self, now: float) -> None:
         """Heed what is said to all workers, and tell those who look at them of this one."""
+        is_time = now >= self._ask_at
         with contextlib.suppress(MultiqError):  # the children tell of it
-            if now >= self._ask_at:
+            if is_time:
                 self._ask_at = now + _ASK_EVERY
                 said, is_down = self._control.hear(), self._listens_to_down and self._control.is_down()
                 self._row.contact = time.monotonic()
@@ -122,6 +126,8 @@ class Keeper:
             if now >= self._answer_at and not self._answering.is_over:
                 self._answer_at = now + _ANSWER_EVERY
                 self._answering.answer(self._vitals.answer())
+        if is_time and self._health_file is not None:
+            self._health_file.write(self._vitals.report())
 
     def _pass_on(self, last_restart: str | None, *, is_down: bool) -> None:
         """Tell the supervisor, by signals, what the workers of this connection are told."""

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.roll_call import Answer, Process, Run
-from multiq.text import many
 
 from .ledger import LedgerReader
 
@@ -22,8 +21,8 @@ if TYPE_CHECKING:
     from .child import ChildSettings
     from .ledger import Entry
 
-BACKEND_LIMIT = 60.0
-"""Seconds without an answer of the backend after which a worker is not well: a server may be restarted in less."""
+_BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server needs to be restarted
+_BACKEND_PATIENCE = 15.0  # seconds: it is asked every five
 _CHILD_LIMIT = 30.0  # seconds: a child goes round every five when it is idle
 _SUPERVISOR_LIMIT = 10.0  # seconds: it goes round twice in one
 _LISTED = 100  # jobs of one worker: an answer must fit into what the smallest backend takes for a job
@@ -38,10 +37,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """``host:pid``."""
     state: str
     """``working``, ``paused``, ``down`` or ``draining``."""
-    is_alive: bool
-    """Its own processes do what they should: if not, it helps to start it anew."""
+    is_well: bool
+    """Its processes do what they should, and the backend is not silent for long: if not, start it anew."""
     is_ready: bool
-    """And it takes jobs, from a backend that answers."""
+    """And it takes jobs."""
     waits_for: list[str]
     """What keeps it from being ready."""
     up_for: float
@@ -99,13 +98,13 @@ class Vitals:
         now, worker = time.monotonic(), self._board.worker
         rows = [row for row in self._board.children if row.pid]
         entries = [self.entries(row) for row in rows]
-        at_fault = self._faults(now, rows, entries)
-        waits_for = [*at_fault, *self._reasons(now)]
+        faults = self._faults(now, rows, entries)
+        waits_for = [*faults, *self._reasons(now)]
         return Report(
             pid=self._pid,
             worker=self._name,
             state=self._state,
-            is_alive=not at_fault,
+            is_well=not faults,
             is_ready=not waits_for,
             waits_for=waits_for,
             up_for=now - worker.started_at,
@@ -144,22 +143,22 @@ class Vitals:
             # one that runs a job may be deaf as long as that job may run, and its time limit sees to that
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
                 faults.append(f"process {int(row.pid)} has not gone round for {now - row.beat:.0f} s")
+        silence = now - (worker.contact or worker.started_at)
+        if silence > _BACKEND_LIMIT:
+            faults.append(f"the backend has not answered for {silence:.0f} s")
         return faults
 
     def _reasons(self, now: float) -> list[str]:
         """What keeps a worker in good health from taking jobs."""
         reasons = []
-        if self._silence(now) > BACKEND_LIMIT:
-            reasons.append(f"the backend has not answered for {many(int(self._silence(now)), 'second')}")
-        elif not self._board.worker.contact:
+        contact = self._board.worker.contact
+        if not contact:
             reasons.append("the backend has not answered yet")
+        elif _BACKEND_PATIENCE < now - contact <= _BACKEND_LIMIT:
+            reasons.append(f"the backend has not answered for {now - contact:.0f} s")
         if self._state != "working":
             reasons.append(f"it is {self._state}")
         return reasons
-
-    def _silence(self, now: float) -> float:
-        worker = self._board.worker
-        return now - (worker.contact or worker.started_at)
 
 
 def _count_held(entries: list[Entry]) -> int:

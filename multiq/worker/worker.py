@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -20,6 +21,7 @@ from multiq.options import check_count, check_timeout
 
 from .board import Board
 from .child import Child, ChildSettings
+from .health import HealthFile, check_place
 from .keeper import Keeper
 from .ledger import Ledger
 from .signals import SignalInbox
@@ -28,8 +30,7 @@ from .vitals import Vitals
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Mapping, Sequence
 
     from multiq.app import App
 
@@ -49,7 +50,8 @@ class Worker:
     *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
-    connection is down (``multiq down``). What is not given comes from the settings.
+    connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
+    worker is, for ``multiq health``. What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend that is not shared.
     """
@@ -75,6 +77,7 @@ class Worker:
     ) -> None:
         default = app.settings.worker
         names = default.queues if queues is None else ([queues] if isinstance(queues, str) else queues)
+        health_file: str | Path | None = None,
         self._app = app
         if processes is None:
             processes = default.processes or 0
@@ -107,6 +110,10 @@ class Worker:
         self._running: Child | Supervisor | None = None
         self._stop_early = False
 
+        health_file = default.health_file if health_file is None else health_file
+        self._health_file = None if health_file is None else check_place(Path(health_file))
+        if not self._processes and health_file is not None:
+            raise OptionInvalid("health_file needs somebody beside the jobs who writes it: processes=1 or more")
     def run(self) -> int:
         """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 when jobs were cut short.
 
@@ -131,7 +138,10 @@ class Worker:
         self._running = supervisor
         if self._stop_early:
             return 0
-        return supervisor.run()
+        code = supervisor.run()
+        if self._health_file is not None:
+            self._health_file.unlink(missing_ok=True)
+        return code
 
     def stop(self) -> None:
         """From any thread: as the first SIGTERM does; called again, as the second."""
@@ -187,6 +197,7 @@ class Worker:
 
 def _is_down(app: App) -> bool:
     try:
+            health_file=None if self._health_file is None else HealthFile(self._health_file),
         return Control(app.backend).is_down()
     except MultiqError:  # the worker will say so, and wait for it
         return False

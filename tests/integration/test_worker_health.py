@@ -1,0 +1,172 @@
+"""The health file, and the probe that reads it: with real processes and a real server that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import until, worker
+from servers.redis import RedisServer
+from shell import Shell
+from worker_app import app, nap, quick
+
+import multiq
+from multiq.backend import Lease
+from multiq.worker.board import Board
+from multiq.worker.child import ChildSettings
+from multiq.worker.health import HealthFile
+from multiq.worker.ledger import Ledger
+from multiq.worker.vitals import Report, Vitals
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        app.connect(server.url)
+        yield server
+        app.close()
+
+
+def read(path: Path) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads(path.read_bytes()) if path.exists() else {}
+    return document
+
+
+def test_a_worker_says_how_it_is_until_it_ends(tmp_path: Path, server: RedisServer) -> None:
+    file = tmp_path / "health"
+    shell = Shell(tmp_path)
+    with worker(tmp_path, server.url, f"processes=2, health_file={str(file)!r}") as process:
+        # Given a worker that has run a job, and runs another one
+        process.wait_until_working()
+        quick.enqueue(1)
+        nap.enqueue(2, 60)
+        until(lambda: (read(file).get("jobs"), read(file).get("running")) == (1, 1))
+        # Then it says so, and the probe agrees
+        document = read(file)
+        assert (document["state"], document["is_well"], document["is_ready"]) == ("working", True, True)
+        assert document["pid"] == process.process.pid
+        assert len(document["children"]) == 2
+        assert document["waits_for"] == []
+        assert file.stat().st_mode & 0o777 == 0o600
+        done = shell.run("health", str(file))
+        assert (done.code, done.out) == (0, f"{document['worker']} is working\n")
+        # When it is paused, it is still well, and says what it waits for
+        process.send(signal.SIGUSR2)
+        until(lambda: read(file)["waits_for"] == ["it is paused"])
+        assert "it waits: it is paused" in shell.run("health", str(file)).out
+        # When a child dies, it is counted
+        os.kill(read(file)["children"][0], signal.SIGKILL)
+        until(lambda: read(file)["crashed"] == 1)
+        # When it ends, then the file is gone
+        process.send(signal.SIGTERM)
+        process.send(signal.SIGTERM)
+        process.wait()
+        assert not file.exists()
+        done = shell.run("health", str(file), "--json")
+        assert (done.code, done.json) == (1, {"well": False, "age": None, "report": None})
+
+
+def test_a_worker_that_was_killed_is_not_well_for_long(tmp_path: Path, server: RedisServer) -> None:
+    file = tmp_path / "health"
+    with worker(tmp_path, server.url, f"processes=1, health_file={str(file)!r}") as process:
+        process.wait_until_working()
+        until(file.exists)
+        process.kill()
+    shell = Shell(tmp_path)
+    until(lambda: shell("health", str(file), "--max-age", "1s").code == 1)
+    assert "was last well" in shell("health", str(file), "--max-age", "1s").out
+
+
+def test_a_roll_keeps_the_file(tmp_path: Path, server: RedisServer) -> None:
+    file = tmp_path / "health"
+    with worker(tmp_path, server.url, f"processes=1, health_file={str(file)!r}") as process:
+        process.wait_until_working()
+        until(lambda: read(file).get("children"))
+        before = read(file)
+        process.send(signal.SIGHUP)
+        until(lambda: read(file)["children"] not in ([], before["children"]))
+        assert read(file)["pid"] == before["pid"] == process.process.pid
+
+
+def report(tmp_path: Path, board: Board) -> Report:
+    return Vitals(board, tmp_path, ChildSettings(queues=("q",))).report()
+
+
+@pytest.fixture
+def board() -> Board:
+    """Of a worker in good health, begun ten minutes ago."""
+    board = Board(2)
+    board.worker.started_at -= 600
+    board.worker.contact = board.worker.supervisor_beat
+    for number, row in enumerate(board.children):
+        row.pid, row.beat = 10**7 + number, board.worker.supervisor_beat
+    return board
+
+
+def test_what_is_wrong_with_a_worker(tmp_path: Path, board: Board) -> None:
+    def wrong() -> tuple[list[str], bool, bool]:
+        now = report(tmp_path, board)
+        return now.waits_for, now.is_well, now.is_ready
+
+    start = board.worker.contact
+    assert wrong() == ([], True, True)
+    board.worker.contact = start - 20
+    assert wrong() == (["the backend has not answered for 20 s"], True, False)
+    board.worker.contact = start - 61
+    assert wrong() == (["the backend has not answered for 61 s"], False, False)
+    board.worker.contact = start
+    board.children[1].beat -= 31
+    assert wrong() == (["process 10000001 has not gone round for 31 s"], False, False)
+    board.children[1].beat = start
+    board.worker.supervisor_beat -= 11
+    assert wrong() == (["the supervisor has not gone round for 11 s"], False, False)
+    board.worker.supervisor_beat = start
+    board.children[0].pid = board.children[1].pid = 0
+    assert wrong() == (["no process works: each died young and waits to be replaced"], False, False)
+    board.worker.stops = 1
+    assert wrong() == (["it is draining"], True, False)
+
+
+def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, board: Board) -> None:
+    row = board.children[0]
+    ledger = Ledger(tmp_path / f"{int(row.pid)}.held", 4, in_turn=False)
+    lease = Lease("q", "1", "token", b"", 1024, 60.0, 1, 0, 0, 0.0)
+    ledger.hold([lease])
+    ledger.begin(lease, 1.0)
+    row.beat -= 300
+    assert report(tmp_path, board).is_well
+    ledger.end(lease, acked=True)
+    assert not report(tmp_path, board).is_well
+
+
+def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, board: Board) -> None:
+    file = HealthFile(tmp_path / "health")
+    board.worker.supervisor_beat -= 60
+    file.write(report(tmp_path, board))
+    assert (tmp_path / "health").stat().st_mtime == 0
+    shell = Shell(tmp_path)
+    assert "has not been well yet: the supervisor" in shell("health", str(tmp_path / "health")).out
+    board.worker.supervisor_beat += 60
+    file.write(report(tmp_path, board))
+    well_at = (tmp_path / "health").stat().st_mtime
+    assert well_at > 0
+    board.worker.supervisor_beat -= 60
+    file.write(report(tmp_path, board))
+    assert (tmp_path / "health").stat().st_mtime == well_at
+    assert read(tmp_path / "health")["is_well"] is False
+
+
+def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
+    with pytest.raises(multiq.OptionInvalid, match="needs somebody beside the jobs"):
+        multiq.Worker(app, processes=0, health_file=tmp_path / "health")
+    with pytest.raises(multiq.OptionInvalid, match="its folder is not there"):
+        multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")
+    with pytest.raises(multiq.OptionInvalid, match="is a folder"):
+        multiq.Worker(app, processes=1, health_file=tmp_path)
