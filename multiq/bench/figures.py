@@ -1,0 +1,119 @@
+"""How the repeats of a workload are summed up and written down: the same in the table and on the page."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .report import Metric, Report, Result, Violation, Workload
+
+UNKNOWN = "-"
+"""For what a server does not tell, or no repeat has."""
+
+
+class Summary(NamedTuple):
+    """One figure over all repeats."""
+
+    median: float
+    lowest: float
+    highest: float
+
+    @property
+    def spread(self) -> float:
+        """How far the repeat farthest from the median is from it, as a share of it; 0 for a median of 0."""
+        if not self.median:
+            return 0.0
+        return max(self.highest - self.median, self.median - self.lowest) / abs(self.median)
+
+    def __str__(self) -> str:
+        spread = round(self.spread * 100)
+        return f"{number(self.median)} ±{spread}%" if spread else number(self.median)
+
+
+class Proof(NamedTuple):
+    """What became of all jobs of a run."""
+
+    enqueued: int
+    explained: int
+    """Runs beyond the first that a crash, a failure or a lease's end explains."""
+    checked: list[str]
+    """What was looked for, somewhere in the run."""
+
+
+def summary(result: Result, metric: Metric) -> Summary | None:
+    """The figure's median and range, or None if nobody knows it."""
+    values = result.figures(metric.name)
+    return Summary(median(values), min(values), max(values)) if values else None
+
+
+def number(value: float) -> str:
+    """``41,003``, ``31.5``, ``0.93``, ``0.0041``: about three digits that count."""
+    size = abs(value)
+    if size >= 100 or size == 0:
+        return f"{value:,.0f}"
+    return f"{value:,.{2 - math.floor(math.log10(size))}f}"
+
+
+def label(metric: Metric) -> str:
+    """``pickup p50, ms``; ``commands/job`` where the unit says it all."""
+    return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
+
+
+def share_of_limit(result: Result, headline: Metric) -> float | None:
+    """How much of what the leanest loop reaches: 0.48 is 48 %. None where there is no limit."""
+    found = summary(result, headline)
+    if found is None or not result.limit or not found.median:
+        return None
+    return found.median / result.limit if headline.better == "higher" else result.limit / found.median
+
+
+def is_cost(metric: Metric) -> bool:
+    """Whether it says what a job costs, and not how fast it went."""
+    return metric.unit.endswith("/job") or metric.unit == "MB"
+
+
+def speeds(workload: Workload) -> list[Metric]:
+    """The metrics that say how fast it went, the headline first, which may itself be a time per job."""
+    headline, *others = workload.metrics
+    return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
+
+
+def costs(workload: Workload) -> list[Metric]:
+    """The other metrics."""
+    return [metric for metric in workload.metrics if metric not in speeds(workload)]
+
+
+def best(results: Sequence[Result], metric: Metric) -> str | None:
+    """The contestant with the best median, or None if fewer than two have one."""
+    medians = {result.contestant: found.median for result in results if (found := summary(result, metric))}
+    if len(medians) < 2:
+        return None
+    choose = max if metric.better == "higher" else min
+    return choose(medians, key=medians.__getitem__)
+
+
+def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
+    """The workload's results by variant, contestants in the run's order."""
+    order = {contestant.name: place for place, contestant in enumerate(report.contestants)}
+    found: dict[str, list[Result]] = {}
+    for result in report.results:
+        if result.workload == workload.name:
+            found.setdefault(result.variant, []).append(result)
+    return {variant: sorted(results, key=lambda one: order[one.contestant]) for variant, results in found.items()}
+
+
+def proof(report: Report) -> Proof:
+    """All repeats' accounts in one."""
+    accounts = [sample.accounting for result in report.results for sample in result.samples]
+    checked = dict.fromkeys(word for account in accounts for word in account.checked)
+    return Proof(sum(one.enqueued for one in accounts), sum(one.explained for one in accounts), list(checked))
+
+
+def sentence(result: Result, violation: Violation) -> str:
+    """A broken promise, with where it was broken and an example."""
+    place = " ".join(filter(None, (result.workload, result.variant)))
+    return f"{violation.kind}: {violation.count:,} on {result.contestant} in {place}: {violation.example}"

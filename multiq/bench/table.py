@@ -1,0 +1,232 @@
+"""A run, or two compared, as text on a terminal: as wide as that is, however narrow."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from multiq.text import duration, many, safe
+
+from .figures import (
+    UNKNOWN,
+    best,
+    costs,
+    label,
+    number,
+    proof,
+    sentence,
+    share_of_limit,
+    speeds,
+    summary,
+    variants,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+
+    from .compare import Comparison, Row
+    from .report import Contestant, Metric, Report, Result, Workload
+
+_GAP = 2  # columns between columns
+_VERDICT_STYLES = {"worse": "bold red", "better": "green", "no difference": "", "cannot tell": "dim"}
+
+
+def render(report: Report) -> RenderableType:
+    """The whole run: who took part, a table for each workload, and last what it proves."""
+    return _Run(report)
+
+
+def render_comparison(comparison: Comparison) -> RenderableType:
+    """The verdict of a comparison, after the figures that are worse or better, the worst first."""
+    return _Compared(comparison)
+
+
+class _Run:
+    """Knows its width only when it is printed."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        report = self._report
+        yield from _head(report)
+        for workload in report.workloads:
+            by_variant = variants(report, workload)
+            if by_variant:
+                yield Text()
+                yield Text(safe(workload.title), style="bold")
+                yield from _figures(workload, by_variant, options.max_width)
+        yield Text()
+        yield Text("±: how far the repeat farthest from the median is from it", style="dim")
+        yield from _verdict(report)
+
+
+def _head(report: Report) -> Iterator[RenderableType]:
+    length = "quick run" if report.is_quick else "full run"
+    yield Text(
+        f"multiq {safe(report.multiq)}, {length} of {duration(report.seconds)}, profile {safe(report.profile)}, "
+        f"{many(report.repeats, 'repeat')}"
+    )
+    yield Text(safe(", ".join(f"{name} {value}" for name, value in report.environment.items())), style="dim")
+    yield Text()
+    grid = _grid("", "SERVER", "WHAT IT HAS ACKNOWLEDGED SURVIVES")
+    for contestant in report.contestants:
+        grid.add_row(Text(safe(contestant.name), style="bold"), safe(_server(contestant)), _durability(contestant))
+    yield grid
+
+
+def _server(contestant: Contestant) -> str:
+    return contestant.server if contestant.is_ours else f"{contestant.server}, yours"
+
+
+def _durability(contestant: Contestant) -> Text:
+    settings = ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items())
+    text = Text(safe(contestant.durability.survives))
+    return text.append(f" ({safe(settings)})", style="dim") if settings else text
+
+
+# --- figures ---------------------------------------------------------------------------------------------
+
+
+def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int) -> Iterator[RenderableType]:
+    """The workload's table, as several below each other if the contestants do not fit beside each other."""
+    rows = _rows(workload, by_variant)
+    first = max(row[0].cell_len for row in rows)
+    names = list(dict.fromkeys(result.contestant for results in by_variant.values() for result in results))
+    cells = [max(len(name), *(row[1][name].cell_len for row in rows if name in row[1])) for name in map(safe, names)]
+    for start, end in _chunks(first, cells, width):
+        grid = _grid("", *map(safe, names[start:end]), right=True)
+        for title, by_name in rows:
+            grid.add_row(title, *(by_name.get(safe(name), Text()) for name in names[start:end]))
+        yield grid
+    yield from _skipped(by_variant)
+
+
+def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
+    """Which columns stand beside each other: as many as fit, and one at least."""
+    start, used = 0, first
+    for index, cell in enumerate(cells):
+        if index > start and used + _GAP + cell > width:
+            yield start, index
+            start, used = index, first
+        used += _GAP + cell
+    yield start, len(cells)
+
+
+def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
+    """Title and cells by contestant. Costs stand at the first variant only: elsewhere they would say it again."""
+    rows: list[tuple[Text, dict[str, Text]]] = []
+    for index, (variant, results) in enumerate(by_variant.items()):
+        if variant:
+            rows.append((Text(safe(variant), style="italic"), {}))
+        for metric in speeds(workload):
+            rows.append((Text(safe(label(metric))), _cells(results, metric)))
+            if metric is workload.metrics[0] and any(result.limit for result in results):
+                rows.append((Text("of the limit"), _shares(results, metric)))
+        if index == 0:
+            rows += [
+                (Text(safe(label(metric)), style="dim"), _cells(results, metric, style="dim"))
+                for metric in costs(workload)
+            ]
+    return rows
+
+
+def _cells(results: Sequence[Result], metric: Metric, style: str = "") -> dict[str, Text]:
+    winner = None if style else best(results, metric)
+    cells = {}
+    for result in results:
+        found = summary(result, metric)
+        text = UNKNOWN if found is None else (number(found.median) if style else str(found))
+        cells[safe(result.contestant)] = Text(text, style="bold green" if result.contestant == winner else style)
+    return cells
+
+
+def _shares(results: Sequence[Result], headline: Metric) -> dict[str, Text]:
+    shares = {safe(result.contestant): share_of_limit(result, headline) for result in results}
+    return {name: Text(UNKNOWN if share is None else f"{share:.0%}") for name, share in shares.items()}
+
+
+def _skipped(by_variant: dict[str, list[Result]]) -> Iterator[Text]:
+    for variant, results in by_variant.items():
+        for result in results:
+            if result.skipped:
+                place = f"{result.contestant}, {variant}" if variant else result.contestant
+                yield Text(safe(f"not on {place}: {result.skipped}"), style="yellow")
+
+
+# --- what it proves --------------------------------------------------------------------------------------
+
+
+def _verdict(report: Report) -> Iterator[Text]:
+    if report.noise:
+        yield Text(safe(f"take the figures with care: {report.noise}"), style="yellow")
+    broken = report.violations
+    for result, violation in broken:
+        yield Text(safe(sentence(result, violation)), style="bold red")
+    found = proof(report)
+    if broken:
+        yield Text(f"{many(len(broken), 'broken promise')} among {found.enqueued:,} jobs", style="bold red")
+        return
+    again = f"; {many(found.explained, 'run')} beyond a job's first, each explained" if found.explained else ""
+    looked_for = safe(", ".join(found.checked))
+    yield Text(f"{many(found.enqueued, 'job')}, each accounted for; none {looked_for}{again}", style="bold green")
+
+
+# --- two runs --------------------------------------------------------------------------------------------
+
+
+class _Compared:
+    def __init__(self, comparison: Comparison) -> None:
+        self._comparison = comparison
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        found = self._comparison
+        yield Text(safe(f"{found.new}, compared with {found.old}"))
+        for caveat in found.caveats:
+            yield Text(safe(caveat), style="yellow")
+        told = [row for row in found.rows if row.verdict in {"worse", "better"}]
+        if told:
+            yield Text()
+            yield from _changes(sorted(told, key=_harm, reverse=True), options.max_width)
+        yield Text()
+        yield Text(found.summary(), style="bold red" if found.regressed else "bold")
+
+
+def _harm(row: Row) -> float:
+    ratio = row.ratio or 1.0
+    return 1 / ratio if row.metric.better == "higher" else ratio
+
+
+def _changes(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
+    """A line for each, or two where the terminal is narrow."""
+    is_narrow = width < 90
+    grid = _grid("FIGURE", *(() if is_narrow else ("OLD", "NEW")), "RATIO", "95 % INTERVAL", "VERDICT", right=True)
+    for row in rows:
+        verdict = Text(row.verdict, style=_VERDICT_STYLES[row.verdict])
+        medians = () if is_narrow else (number(row.old), number(row.new))
+        grid.add_row(
+            safe(_figure(row)), *medians, _ratio(row.ratio), f"{_ratio(row.low)} to {_ratio(row.high)}", verdict
+        )
+    yield grid
+
+
+def _figure(row: Row) -> str:
+    place = " ".join(filter(None, (row.workload, row.variant)))
+    return f"{row.contestant} {place}: {label(row.metric)}"
+
+
+def _ratio(value: float | None) -> str:
+    return UNKNOWN if value is None else f"{value:.2f}"
+
+
+def _grid(first: str, *others: str, right: bool = False) -> Table:
+    """A table without lines: the first column and the last may fold, others stay as they are if they can."""
+    grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
+    grid.add_column(first, overflow="fold")
+    for title in others:
+        grid.add_column(title, justify="right" if right else "left", overflow="fold")
+    return grid
