@@ -7,14 +7,21 @@ import time
 
 _PER_MILLISECOND = 4096  # what the counter can tell apart
 _WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits that every such UUID has there
+_VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, of the digit that holds them
+
+_head = 0, ""  # milliseconds since 1970, and how ids of then begin: those in a hurry need many in one millisecond
 
 
 def new_id() -> str:
     """One fresh id."""
+    global _head  # noqa: PLW0603 - one assignment, which threads may make over one another
     stamp = time.time_ns() // 1_000_000
-    noise = os.urandom(8)
-    digits = noise.hex()
-    return f"{stamp >> 16:08x}-{stamp & 0xFFFF:04x}-7000-{'89ab'[noise[0] & 3]}{digits[1:4]}-{digits[4:]}"
+    made_at, head = _head
+    if stamp != made_at:
+        head = f"{stamp >> 16:08x}-{stamp & 0xFFFF:04x}-7000-"
+        _head = stamp, head
+    digits = os.urandom(8).hex()
+    return f"{head}{_VARIANT[digits[0]]}{digits[1:4]}-{digits[4:]}"
 
 
 def new_ids(count: int) -> list[str]:

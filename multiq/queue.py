@@ -6,13 +6,13 @@ import os
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from . import notices
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, NewJob, State
 from .codec import encode_json
 from .errors import ArgumentsInvalid, BackendTimeout, BackendUnavailable, QueueEmpty
-from .ids import new_ids
+from .ids import new_id, new_ids
 from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name
 from .options import (
@@ -30,13 +30,11 @@ from .options import (
 
 if TYPE_CHECKING:
     import datetime as dt
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
 
     from .app import App
     from .backend import Backend, Consumer, Lease, QueueStats, Verdict
     from .errors import LeaseLost
-
-T = TypeVar("T")
 
 #: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
 PATIENCE = 1.0
@@ -75,7 +73,15 @@ class Queue:
 
         Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``BackendError``.
         """
-        return self.enqueue_many([body], delay=delay, at=at, priority=priority, ttr=ttr, connection=connection)[0]
+        return put_one(
+            self._app.backend,
+            self.name,
+            body if isinstance(body, bytes) else encode_json(body, max_body=self._app.settings.max_body),
+            priority=check_priority(priority),
+            delay=check_delay(delay, at),
+            ttr=check_ttr(ttr),
+            connection=connection,
+        )
 
     def enqueue_many(
         self,
@@ -248,17 +254,26 @@ def put(
     ]
     if not jobs:
         return []
-    if connection is not None:
-        ids = backend.enqueue(queue, jobs, connection=connection)
-    else:
-        ids = _persist(backend, lambda: backend.enqueue(queue, jobs))
+    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection)]
+
+
+def put_one(
+    backend: Backend, queue: str, body: bytes, *, priority: int, delay: float, ttr: float, connection: Any
+) -> JobHandle:
+    """``put`` without the work for many."""
+    (job_id,) = _add(backend, queue, [NewJob(body, new_id(), priority, delay, ttr)], connection)
+    return JobHandle(backend, queue, job_id)
+
+
+def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any) -> list[str]:
+    ids = _persist(backend, queue, jobs) if connection is None else backend.enqueue(queue, jobs, connection=connection)
     if notices.waiting:
         notices.heed()
-    return [JobHandle(backend, queue, job_id) for job_id in ids]
+    return ids
 
 
-def _persist(backend: Backend, call: Callable[[], T]) -> T:
-    """Repeat a call that a dropped connection broke: the jobs' ids make sure that nothing is added twice.
+def _persist(backend: Backend, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+    """Repeat an enqueue that a dropped connection broke: the jobs' ids make sure that nothing is added twice.
 
     What ran into its deadline is not repeated, and neither is anything on a backend that chooses ids itself.
     """
@@ -266,7 +281,7 @@ def _persist(backend: Backend, call: Callable[[], T]) -> T:
     pause = _FIRST_PAUSE
     while True:
         try:
-            return call()
+            return backend.enqueue(queue, jobs)
         except BackendTimeout:
             raise
         except BackendUnavailable:

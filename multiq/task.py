@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
-from .codec import ENVELOPE_VERSION, Envelope, check_json, encode_envelope
+from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .errors import ArgumentsInvalid
 from .names import check_name
 from .options import check_count, check_delay, check_priority, check_timeout, check_ttr, shown
-from .queue import put
+from .queue import put, put_one
 from .retry import RetryPolicy
 
 if TYPE_CHECKING:
@@ -83,7 +83,7 @@ class Task(Generic[P, R]):
         Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
         JSON, ``PayloadTooLarge``, ``BackendError``.
         """
-        return self._send([(args, kwargs)], self.default)[0]
+        return self._send_one(args, kwargs, self.default)
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
         """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones."""
@@ -178,10 +178,23 @@ class Task(Generic[P, R]):
             connection=options.connection,
         )
 
+    def _send_one(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> JobHandle:
+        app = self.app
+        return put_one(
+            app.backend,
+            options.queue,
+            self._encode(args, kwargs, options, app.settings.max_body),
+            priority=options.priority,
+            delay=options.delay,
+            ttr=options.ttr,
+            connection=options.connection,
+        )
+
     def _encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, max_body: int) -> bytes:
         self.check_arguments(args, kwargs)
-        for index, value in enumerate(args):
-            check_json(value, f"args[{index}]")
+        if not are_plain(args):
+            for index, value in enumerate(args):
+                check_json(value, f"args[{index}]")
         for name, value in kwargs.items():
             check_json(value, name)
         envelope = Envelope(
@@ -209,7 +222,7 @@ class TaskCall(Generic[P]):
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """As ``Task.enqueue``."""
-        return self._task._send([(args, kwargs)], self._options)[0]  # noqa: SLF001 - two halves of one thing
+        return self._task._send_one(args, kwargs, self._options)  # noqa: SLF001 - two halves of one thing
 
     def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
         """As ``Task.enqueue_many``."""
