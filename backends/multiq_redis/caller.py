@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .wire import Address, Wire, Word
 
 _SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for the number make a token
+_FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
 _MAX_IDLE = 8  # callers kept for the next thread
 _MOST_HEADS = 1000  # prepared beginnings of commands; somebody may have a queue per customer
 
@@ -85,7 +86,7 @@ class Caller:
         """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
-        self._number = 0
+        self._number = _FIRST_NUMBER
         self._generation = forks.generation
         self._wires: dict[Address, Wire] = {}
 

@@ -4,10 +4,10 @@
 -- ARGV  1 number   2 id   3 priority   4 its record from the priority on
 -- =>    ok
 local call, keys, arguments, pack = redis.call, KEYS, ARGV, struct.pack -- a global is looked up each time
-local number = arguments[1]
-local seen = call('SET', keys[1], number .. ':ok', 'EX', 300, 'GET') -- see include/once.lua
-if seen and tonumber(string.match(seen, '^%d+')) >= tonumber(number) then
-    call('SET', keys[1], seen, 'EX', 300)
+local mine = arguments[1] .. ':ok' -- see include/once.lua; all numbers have as many digits, so they compare as text
+local seen = call('SET', keys[1], mine, 'EX', '300', 'GET') -- '300': of a number Redis would have to make the text
+if seen and seen >= mine then
+    call('SET', keys[1], seen, 'EX', '300')
     return 'ok'
 end
 local clock = call('TIME')
@@ -15,6 +15,6 @@ local head = pack('>I8', call('INCR', keys[3]))
 local id, rest = arguments[2], arguments[4]
 if call('HSETNX', keys[2], id, head .. pack('>I8', clock[1] * 1000000 + clock[2]) .. rest) == 1 then
     call('ZADD', keys[4], arguments[3], head .. string.sub(rest, 1, 4) .. id)
-    call('ZADD', keys[5], 0, '1')
+    call('ZADD', keys[5], '0', '1')
 end
 return 'ok'

@@ -14,6 +14,7 @@ from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.errors import BackendFull
 from multiq.ids import new_id
 from multiq.registry import open_backend
+from multiq_redis.jobs import new_job
 from multiq_redis.scripts import STATES_SET, script
 from multiq_redis.wire import Wire
 
@@ -120,4 +121,30 @@ def test_a_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServ
         assert caller.call("kick", QUEUE, (1,), number=second) == b"1"
         caller.call("kick", QUEUE, (1,), number=first)
         assert backend.stats(QUEUE).buried == 1
+        caller.close()
+
+
+def test_an_enqueue_of_one_that_arrives_again_or_late_has_no_effect_even_when_its_job_is_done(
+    redis_server: RedisServer,
+) -> None:
+    # Given two enqueues of one caller, whose jobs are worked off already
+    redis_server.ask("FLUSHALL")
+    with open_backend(redis_server.url) as backend:
+        caller = backend._callers.own()  # type: ignore[attr-defined]
+        numbers = [caller.next_number() for _ in range(20)]
+        jobs = [new_job(NewJob(b"", new_id())) for _ in numbers]
+
+        def arrives(at: int) -> None:
+            job = jobs[at]
+            assert job is not None
+            assert caller.call("enqueue_one", QUEUE, job, number=numbers[at]) == b"ok"
+
+        for at in range(len(numbers)):
+            arrives(at)
+        with backend.consumer([QUEUE]) as consumer:
+            consumer.settle([Ack(lease) for lease in consumer.reserve(len(numbers), 0)])
+        # When the last one arrives again, and then those before it, too, they say so and add nothing
+        for at in reversed(range(len(numbers))):
+            arrives(at)
+        assert backend.stats(QUEUE).ready == 0
         caller.close()

@@ -2,7 +2,7 @@
 -- Sleepers look for themselves every few seconds; what changes within the horizon has to be told to one of them.
 local HORIZON = 6000000 -- us, more than multiq_redis.consumer sleeps in one go
 
-local function ring(hint) redis.call('ZADD', hint, 0, '1') end
+local function ring(hint) redis.call('ZADD', hint, '0', '1') end
 
 -- When a set's first place has its time, or nil if it is empty.
 local function first_at(set)
