@@ -3,3 +3,20 @@
 ``place`` is what a driver brings, ``workloads`` the work, ``accounting`` the proof, ``runner`` the order of it all,
 ``report`` what comes out; ``table``, ``html`` and ``compare`` show it. Needs the extra ``bench``.
 """
+
+from __future__ import annotations
+
+from multiq.errors import MultiqError
+
+
+class BenchNotInstalled(MultiqError, ImportError):
+    """The bench needs packages that multiq itself does not."""
+
+
+def need_extra() -> None:
+    """Raise ``BenchNotInstalled`` if the packages of the extra ``bench`` are missing."""
+    from importlib.util import find_spec
+
+    for package in ("hdrh", "jinja2", "psutil", "scipy", "vl_convert"):
+        if find_spec(package) is None:
+            raise BenchNotInstalled(f"the bench needs {package}, which is not installed: pip install 'multiq[bench]'")

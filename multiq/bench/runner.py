@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
+import logging
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
@@ -22,7 +23,7 @@ from .work import enqueue_in_bulk, leanest
 from .workloads import WORKLOADS, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .contestants import Entrant
@@ -88,18 +89,12 @@ def estimate(options: Options, contestants: int) -> float:
     return idle + contestants * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
-def run(
-    entrants: Sequence[Entrant],
-    options: Options,
-    meter: Meter,
-    environment: dict[str, str],
-    folder: Path,
-    tell: Listener,
-) -> Report:
+def run(setting: Setting, options: Options, tell: Listener) -> Report:
     """Run it all. What one contestant cannot carry out is a violation of its own, and the others go on."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
     with ExitStack() as stack:
+        stack.enter_context(_without_warnings())
         race = _Race(setting, options, tell, stack)
         results = race.results()
     return Report(
@@ -167,17 +162,18 @@ class _Race:
         self._seconds += variant.seconds
 
     def _sample(self, step: Step, entrant: Entrant) -> Sample:
-        calm = self._meter.measure()
+        before = self._meter.read()
         started = time.monotonic() - self._began
         outcome, accounting = self._perform(step, entrant)
+        seconds = time.monotonic() - self._began - started
         return Sample(
             started=started,
-            seconds=time.monotonic() - self._began - started,
+            seconds=seconds,
             metrics={metric.name: outcome.metrics.get(metric.name) for metric in step.workload.metrics},
             accounting=accounting,
             histograms=outcome.histograms,
             timeline=outcome.timeline,
-            calm=calm,
+            calm=self._meter.calm([before, self._meter.read()]),
         )
 
     def _perform(self, step: Step, entrant: Entrant) -> tuple[Outcome, Accounting]:
@@ -285,6 +281,18 @@ def _promises(app: BenchApp) -> dict[str, str]:
         "attempts": either("durable_attempts", "outlive the server", "are forgotten when the server ends"),
         "a late verdict": either("fenced_late", "is refused by the store", "is refused by the client's clock"),
     }
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Workers that are threads of this process fail as often as they are told to: nobody wants to read of that."""
+    log = logging.getLogger("multiq")
+    level = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(level)
 
 
 def _rate(before: int | None, after: int | None, seconds: float) -> float | None:

@@ -24,7 +24,14 @@ SECTIONS = {
         "up": "tell",
         "restart": "tell",
     },
-    "Prove": {"doctor": "doctor", "schema": "schema", "backends": "prove", "conformance": "conform", "demo": "demo"},
+    "Prove": {
+        "doctor": "doctor",
+        "schema": "schema",
+        "backends": "prove",
+        "conformance": "conform",
+        "bench": "bench",
+        "demo": "demo",
+    },
 }
 
 

@@ -117,7 +117,7 @@ class Failures(Workload):
     title = "Failures with retries"
     about = (
         "A third of the jobs raises in its first run, a ninth in its second, too; they are retried at once. Counted "
-        "are runs, failed ones included: each costs a release with its reason, and a line of the log."
+        "are runs, failed ones included: each costs a release with its reason. Their lines in the log are left out."
     )
     metrics: ClassVar = [Metric("runs", "runs/s", "higher"), *COSTS]
 

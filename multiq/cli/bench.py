@@ -1,0 +1,197 @@
+"""``multiq bench``: the same work on several backends, side by side."""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from .exits import BROKEN, FAILED, OK
+from .options import traceback_option
+from .output import Column, note, print_json, show, table
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.bench.compare import Comparison
+    from multiq.bench.report import Report
+    from multiq.bench.runner import Listener, Options
+    from multiq.bench.workloads import Workload
+
+_REPEATS_QUICK, _REPEATS = 3, 5
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no journal is ever written to a disk
+
+
+@click.command(short_help="Set backends side by side: speed, with proof.")
+@click.argument("given", nargs=-1, metavar="NAME|URL...")
+@click.option(
+    "--profile",
+    type=click.Choice(["durable", "fast"]),
+    default="durable",
+    show_default=True,
+    help="What servers of our own keep: all that is acknowledged, or what a crash leaves.",
+)
+@click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
+@click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 3).")
+@click.option("-w", "--workload", "names", multiple=True, metavar="NAME", help="Only these; again, or with commas.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON; - is standard output.")
+@click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")
+@click.option(
+    "--compare",
+    "old_file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="OLD.json",
+    help="Set it beside an earlier report; exits with 1 if something is slower.",
+)
+@click.option(
+    "--threshold", type=click.FloatRange(0, 10), help="How much slower is still the same (0.1: ten per cent)."
+)
+@click.option("--anyway", is_flag=True, help="Compare what was run in different ways, too.")
+@click.option("--list", "only_list", is_flag=True, help="Show the workloads, and end.")
+@traceback_option
+def bench(  # noqa: PLR0917 - click passes them all by name
+    given: tuple[str, ...],
+    profile: str,
+    is_quick: bool,
+    repeats: int | None,
+    names: tuple[str, ...],
+    json_file: str | None,
+    html_file: Path | None,
+    old_file: Path | None,
+    threshold: float | None,
+    anyway: bool,
+    only_list: bool,
+) -> int:
+    """Run the same work on several backends in turns, account for every job, and print what came of it.
+
+    \b
+      multiq bench redis beanstalk mysql sqlite --quick
+      multiq bench redis://localhost sqlite:///jobs.db --html report.html
+
+    A name starts a server of its own from the installed program, and ends it again; a URL uses yours, in queues of its
+    own that it removes. Exits with 6 if a job was lost, doubled, early or out of order. It needs an extra: pip install
+    'multiq[bench]'.
+    """
+    from multiq.bench import need_extra
+
+    need_extra()
+    from multiq.bench import compare, report, runner
+
+    options = runner.Options(
+        profile=profile,
+        is_quick=is_quick,
+        repeats=repeats or (_REPEATS_QUICK if is_quick else _REPEATS),
+        workloads=_chosen(names),
+    )
+    if only_list:
+        _list(options)
+        return OK
+    if not given:
+        raise click.UsageError("name what to run: multiq bench redis sqlite, or a URL")
+    old = None if old_file is None else report.read(old_file)
+    done = _run(given, options)
+    comparison = None
+    if old is not None:
+        margin = compare.THRESHOLD if threshold is None else threshold
+        comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
+    _write(done, comparison, json_file, html_file)
+    if done.violations:
+        return BROKEN
+    return FAILED if comparison is not None and comparison.regressed else OK
+
+
+def _chosen(names: tuple[str, ...]) -> Sequence[Workload]:
+    """The workloads of these names, in their own order; all, if there are none."""
+    from multiq.bench.workloads import WORKLOADS
+
+    words = [word.strip() for text in names for word in text.split(",") if word.strip()]
+    known = [workload.name for workload in WORKLOADS]
+    for word in words:
+        if word not in known:
+            raise click.UsageError(f"there is no workload {word!r}; there are: {', '.join(known)}")
+    return [workload for workload in WORKLOADS if not words or workload.name in words]
+
+
+def _list(options: Options) -> None:
+    columns = (Column("workload"), Column("variants", folds=True), Column("", folds=True))
+    rows = [
+        (
+            workload.name,
+            ", ".join(v.name for v in workload.variants(is_quick=options.is_quick) if v.name),
+            workload.about,
+        )
+        for workload in options.workloads
+    ]
+    show(table(columns, rows))
+
+
+# --- while it runs ---------------------------------------------------------------------------------------
+
+
+def _run(given: Sequence[str], options: Options) -> Report:
+    """Servers, folders and all; nothing of it is left, however this ends."""
+    from multiq.bench import contestants, environment, runner
+
+    seconds = runner.estimate(options, len(given))
+    note(f"{len(given)} contestants, {options.repeats} repeats: this takes about {_minutes(seconds)}")
+    with ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiq-")))
+        journals = stack.enter_context(
+            tempfile.TemporaryDirectory(prefix="multiq-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None)
+        )
+        tell = stack.enter_context(_progress(seconds))
+        tell("starting servers", "", 0)
+        entrants = stack.enter_context(contestants.enter(given, options.profile, folder))
+        setting = runner.Setting(entrants, Path(journals), environment.Meter(), environment.describe(folder))
+        return runner.run(setting, options, tell)
+
+
+@contextmanager
+def _progress(seconds: float) -> Iterator[Listener]:
+    """A bar on standard error while that is a terminal, gone when it is over."""
+    if not sys.stderr.isatty():
+        yield lambda *_: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    out = Console(stderr=True, markup=False, highlight=False, emoji=False)
+    columns = (BarColumn(20), TimeRemainingColumn(), TextColumn("{task.description}", markup=False))
+    # a few times a second: drawing takes time from the very processes that are measured
+    with Progress(*columns, console=out, transient=True, refresh_per_second=4) as bar:
+        task = bar.add_task("", total=seconds)
+
+        def tell(what: str, contestant: str, done: float) -> None:
+            bar.update(task, completed=done, description=f"{what}: {contestant}" if contestant else what)
+
+        yield tell
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
+
+# --- afterwards ------------------------------------------------------------------------------------------
+
+
+def _write(done: Report, comparison: Comparison | None, json_file: str | None, html_file: Path | None) -> None:
+    """The report in all forms that were asked for; as tables, unless standard output has the JSON."""
+    from multiq.bench import report
+    from multiq.bench import table as tables
+
+    if html_file is not None:
+        from multiq.bench import html
+
+        html_file.write_text(html.page(done, comparison), encoding="utf-8")
+    if json_file is not None and json_file != "-":
+        report.write(done, Path(json_file))
+    if json_file == "-":
+        print_json(done)
+        return
+    show(tables.render(done))
+    if comparison is not None:
+        show(tables.render_comparison(comparison))

@@ -1,0 +1,181 @@
+"""The bench's proof: every kind of violation, from a journal written by hand, and what is none."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.bench.accounting import Evidence, Sent, account
+from multiq.bench.journal import Journal, JournalFull, Journals, Run
+from multiq.bench.stage import timeline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from multiq.bench.report import Violation
+
+MS = 1_000_000
+SECOND = 1000 * MS
+ME, OTHER = 100, 200  # processes
+
+
+def run(number: int, at: int = SECOND, *, took: int = MS, pid: int = ME, failed: bool = False) -> Run:
+    return Run(number, at, at + took if took else 0, 1, pid, failed)
+
+
+def found(evidence: Evidence) -> dict[str, Violation]:
+    return {violation.kind: violation for violation in account(evidence).violations}
+
+
+def test_jobs_that_ran_once_are_in_order() -> None:
+    runs = [run(n, SECOND + n * MS) for n in range(10)]
+    result = account(Evidence(sent=[Sent(0, 10, 0, 1)], runs=runs, in_order=True))
+    assert (result.enqueued, result.finished, result.runs, result.explained) == (10, 10, 10, 0)
+    assert result.violations == []
+    assert result.checked == ["lost", "doubled", "early", "out of order", "overlap", "invented"]
+
+
+def test_a_job_that_never_ran_and_is_nowhere_is_lost() -> None:
+    lost = found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0), run(2)]))["lost"]
+    assert lost.count == 1
+    assert lost.example == "job 1 was enqueued, was never begun, and the store does not have it"
+
+
+def test_a_job_that_never_came_to_its_end_is_lost() -> None:
+    lost = found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, took=0)]))["lost"]
+    assert "was begun and never ended" in lost.example
+
+
+def test_a_job_that_only_failed_is_lost() -> None:
+    assert "lost" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, failed=True)], fails={0: 1}))
+
+
+@pytest.mark.parametrize("kept", [{"left": 2}, {"removed": 2}, {"left": 1, "removed": 1}])
+def test_what_the_store_has_or_was_purged_is_not_lost(kept: dict[str, int]) -> None:
+    assert (
+        found(
+            Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=kept.get("left", 0), removed=kept.get("removed", 0))
+        )
+        == {}
+    )
+
+
+def test_where_the_store_cannot_tell_nothing_is_called_lost() -> None:
+    assert found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=None)) == {}
+
+
+def test_a_second_run_that_nothing_explains_is_doubled() -> None:
+    doubled = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(0), run(1), run(1, 2 * SECOND, pid=OTHER)]))["doubled"]
+    assert doubled.count == 1
+    assert doubled.example == (
+        "job 1 was run 2 times, nothing explains more than one: process 100 at +0.0 ms, process 200 at +1000.0 ms"
+    )
+
+
+def test_a_run_that_was_to_fail_explains_the_next_one() -> None:
+    runs = [run(0, failed=True), run(0, 2 * SECOND)]
+    result = account(Evidence(sent=[Sent(0, 1, 0, 1)], runs=runs, fails={0: 1}))
+    assert result.violations == []
+    assert result.explained == 1
+    assert "doubled" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[*runs, run(0, 3 * SECOND)], fails={0: 1}))
+
+
+def test_a_killed_process_explains_a_second_run_of_what_it_had() -> None:
+    runs = [run(0), run(1, took=0), run(0, 3 * SECOND, pid=OTHER), run(1, 3 * SECOND, pid=OTHER)]
+    sent = [Sent(0, 2, 0, 1)]
+    result = account(Evidence(sent=sent, runs=runs, killed={ME: 2 * SECOND}))
+    assert result.violations == []
+    assert result.explained == 2
+    assert "doubled" in found(Evidence(sent=sent, runs=runs))
+
+
+def test_a_start_before_its_due_time_is_early() -> None:
+    sent = [Sent(0, 1, SECOND, SECOND + MS, delay=1.0), Sent(1, 1, SECOND, SECOND + MS, delay=1.0)]
+    early = found(Evidence(sent=sent, runs=[run(0, 2 * SECOND), run(1, 2 * SECOND - 5 * MS)]))["early"]
+    assert early.count == 1
+    assert early.example == "job 1, delayed by 1.000 s, was begun 5.0 ms before it was due"
+
+
+def test_a_start_before_the_enqueue_is_early_too() -> None:
+    assert "early" in found(Evidence(sent=[Sent(0, 1, SECOND, SECOND + MS)], runs=[run(0, SECOND - 5 * MS)]))
+
+
+def test_a_lower_priority_number_and_the_older_job_go_first() -> None:
+    sent = [Sent(0, 2, 0, 1, priority=5), Sent(2, 1, 0, 1, priority=1)]
+    right = [run(2, SECOND), run(0, 2 * SECOND), run(1, 3 * SECOND)]
+    assert found(Evidence(sent=sent, runs=right, in_order=True)) == {}
+    wrong = [run(0, SECOND), run(2, 2 * SECOND), run(1, 3 * SECOND)]
+    order = found(Evidence(sent=sent, runs=wrong, in_order=True))["out of order"]
+    assert order.count == 1
+    assert order.example == "job 0 of priority 5 was begun before job 2 of priority 1"
+    younger_first = [run(2, SECOND), run(1, 2 * SECOND), run(0, 3 * SECOND)]
+    assert "out of order" in found(Evidence(sent=sent, runs=younger_first, in_order=True))
+
+
+def test_an_order_that_nobody_promised_is_not_looked_at() -> None:
+    result = account(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(1), run(0, 2 * SECOND)]))
+    assert result.violations == []
+    assert "out of order" not in result.checked
+
+
+def test_two_runs_at_one_time_overlap() -> None:
+    runs = [run(0, SECOND, took=10 * MS), run(0, SECOND + 5 * MS, pid=OTHER)]
+    overlap = found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=runs))["overlap"]
+    assert overlap.example == "job 0 was begun by process 200 while process 100 ran it"
+
+
+def test_a_run_that_was_cut_short_ended_with_its_process() -> None:
+    runs = [run(0, SECOND, took=0), run(0, 2 * SECOND, pid=OTHER)]
+    sent = [Sent(0, 1, 0, 1)]
+    assert found(Evidence(sent=sent, runs=runs, killed={ME: 2 * SECOND - 1})) == {}
+    assert "overlap" in found(Evidence(sent=sent, runs=runs, killed={ME: 3 * SECOND}))
+
+
+def test_a_job_that_nobody_enqueued_is_invented() -> None:
+    invented = found(Evidence(sent=[Sent(5, 2, 0, 1)], runs=[run(5), run(6), run(7), run(4)]))["invented"]
+    assert invented.count == 2
+    assert invented.example == "job 4 was run, and nobody enqueued it"
+
+
+def test_work_that_could_not_be_done_has_failed() -> None:
+    assert found(Evidence(sent=[], runs=[], complaint="the server is gone"))["failed"].example == "the server is gone"
+
+
+# --- the journal -----------------------------------------------------------------------------------------
+
+
+def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
+    journals = Journals(tmp_path)
+    assert journals.look() == []
+    journal = Journal(tmp_path, capacity=10)
+    first = journal.begin(7, 1)
+    journal.begin(8, 2, fails=True)
+    (reader,) = journals.look()
+    assert reader.ended == 0
+    assert [(r.number, r.end, r.attempt, r.failed) for r in reader.runs()] == [(7, 0, 1, False), (8, 0, 2, True)]
+    journal.end(first)
+    assert journals.ended() == 1
+    assert [r.is_finished for r in journals.runs()] == [True, False]
+    assert journals.cpu() is None
+    journal.close()
+    cpu = journals.cpu()
+    assert cpu is not None
+    assert cpu >= 0
+    journals.close()
+
+
+def test_a_journal_that_is_full_says_so(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, capacity=1)
+    journal.begin(1, 1)
+    with pytest.raises(JournalFull, match="1 runs were expected at most, and this is one more: of job 2"):
+        journal.begin(2, 1)
+
+
+def test_a_timeline_counts_what_ended_in_each_part() -> None:
+    runs = [run(n, SECOND + n * 10 * MS, took=MS) for n in range(100)]
+    points = timeline(runs, SECOND, parts=10)
+    assert [round(speed) for _, speed in points[:3]] == [101, 101, 101]
+    width = points[1][0] - points[0][0]
+    assert round(sum(speed * width for _, speed in points)) == 100
+    assert timeline([], 0) == []
