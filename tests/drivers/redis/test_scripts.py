@@ -142,7 +142,9 @@ def test_an_enqueue_of_one_that_arrives_again_or_late_has_no_effect_even_when_it
         for at in range(len(numbers)):
             arrives(at)
         with backend.consumer([QUEUE]) as consumer:
-            consumer.settle([Ack(lease) for lease in consumer.reserve(len(numbers), 0)])
+            leases = consumer.reserve(len(numbers), 0)
+            assert len(leases) == len(numbers)
+            consumer.settle([Ack(lease) for lease in leases])
         # When the last one arrives again, and then those before it, too, they say so and add nothing
         for at in reversed(range(len(numbers))):
             arrives(at)
