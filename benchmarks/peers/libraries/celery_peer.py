@@ -1,0 +1,42 @@
+"""Celery on Redis, or on a database through SQLAlchemy.
+
+Two ``solo`` workers drain about twice as many no-op jobs as one ``prefork`` worker with two processes, the default.
+"""
+
+from __future__ import annotations
+
+import os
+from urllib.parse import urlsplit
+
+from celery import Celery, group
+from peers.marks import mark
+from peers.protocol import BROKER, Peer
+
+_URL = os.environ[BROKER]
+_SQL = urlsplit(_URL).scheme == "mysql"
+
+app = Celery("peers", broker=_URL.replace("mysql://", "sqla+mysql+pymysql://"))
+app.conf.update(task_ignore_result=True, broker_connection_retry_on_startup=True)
+
+job = app.task(name="job")(mark)
+
+_QUIET = ["--without-gossip", "--without-mingle", "--without-heartbeat", "--loglevel", "WARNING"]
+
+PEER = Peer(
+    packages=("celery", "kombu", "SQLAlchemy" if _SQL else "redis"),
+    workers=[
+        ["celery", "-A", "peers.libraries.celery_peer", "worker", "--pool", "solo", "-n", name, *_QUIET]
+        for name in ("one@localhost", "two@localhost")
+    ],
+    one=job.delay,
+    many=lambda numbers: group(job.s(number) for number in numbers).apply_async(),
+    later=lambda number, delay: job.apply_async((number,), countdown=delay),
+    settings="2 workers of pool solo (default: one of prefork), no gossip, mingle or heartbeat, results ignored",
+    killed="the running one is lost (acks early, the default), prefetched ones "
+    + ("too" if _SQL else "come back after an hour"),
+    caveats=[
+        "bulk: a group, sent one by one over one connection",
+        "delayed jobs wait in a worker's memory",
+        *(["polls once a second", "rows are never removed"] if _SQL else []),
+    ],
+)
