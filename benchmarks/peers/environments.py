@@ -1,0 +1,42 @@
+"""An environment of its own for each library, with pinned versions, made once and kept in ``.envs``."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+_KEPT = HERE / ".envs"
+_SHOWN = 600  # characters of what pip says
+
+
+class NotInstalledError(Exception):
+    """A library's environment could not be made; the text says what pip said."""
+
+
+def interpreter(library: str) -> Path:
+    """The interpreter of a library's environment, which is made if need be. Raises ``NotInstalledError``.
+
+    multiq runs in the environment of whoever runs this.
+    """
+    if library == "multiq":
+        return Path(sys.executable)
+    pins = HERE / "requirements" / f"{library}.txt"
+    folder = _KEPT / library
+    stamp = folder / "installed.txt"
+    if not (stamp.exists() and stamp.read_text() == pins.read_text()):
+        shutil.rmtree(folder, ignore_errors=True)
+        python = str(folder / "bin" / "python")
+        _run([sys.executable, "-m", "venv", str(folder)], library)
+        pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+        _run([*pip, "--requirement", str(pins)], library)
+        stamp.write_text(pins.read_text())
+    return folder / "bin" / "python"
+
+
+def _run(command: list[str], library: str) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)  # noqa: S603 - pip
+    if done.returncode:
+        raise NotInstalledError(f"{library} could not be installed: ...{done.stdout.strip()[-_SHOWN:]}")

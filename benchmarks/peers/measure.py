@@ -1,0 +1,204 @@
+"""One library's turn: the same steps for all, and an account of every job."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+from peers import marks
+from peers.client import Client
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from peers.catalogue import Entry
+    from peers.marks import Mark
+    from peers.stores import Store
+
+_WARM = 50  # jobs that are not measured, and accounted for
+_STANDSTILL = 15.0  # seconds without a job after which those that have not run are taken for lost
+_LATE_TWINS = 0.3  # seconds for jobs to be run once more
+_TOLERANCE = 1.0  # milliseconds that a job may begin early: times are kept in whole ones
+_PATIENCE = 120.0  # seconds for an answer
+_DELAYS = (1.0, 3.0)
+_DELAYED = 40
+
+
+class Size(msgspec.Struct, frozen=True):
+    """How much is done in one turn."""
+
+    share: float = 1.0
+    """Of the numbers of jobs in the catalogue."""
+    pickup_seconds: float = 2.5
+    idle_seconds: float = 4.0
+
+
+class Account(msgspec.Struct, frozen=True):
+    """What became of the jobs of a turn."""
+
+    jobs: int
+    lost: int
+    doubled: int
+    """Runs beyond the first."""
+    early: int
+    """Delayed jobs that began before they were due."""
+
+    @property
+    def is_clean(self) -> bool:
+        return self.lost == self.doubled == self.early == 0
+
+
+class Description(msgspec.Struct, frozen=True):
+    """What a library's program says of itself."""
+
+    versions: dict[str, str]
+    bulk: int | None
+    """Jobs in one call; None: it has no bulk enqueue."""
+    later: bool
+    settings: str
+    killed: str
+    caveats: list[str]
+
+
+class Turn(msgspec.Struct, frozen=True):
+    """The figures of one turn. None: the library or the store has no such thing."""
+
+    description: Description
+    account: Account
+    enqueue: float
+    """Jobs a second, one by one."""
+    bulk: float | None
+    drain: float
+    """Jobs a second, from the first to begin to the last."""
+    cpu: float
+    """Seconds of the workers' processor time per 10,000 drained jobs."""
+    pickup: list[float]
+    """Milliseconds from just before enqueue to the job's beginning."""
+    late: list[float]
+    """Milliseconds from when a delayed job was due to its beginning."""
+    idle: float | None
+    """Commands a second that idle workers send."""
+
+
+def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
+    """Run one library through all steps on an empty store. Raises ``ProgramError`` when its program fails."""
+    shm = Path("/dev/shm")  # noqa: S108 - in memory, so that no disk is measured
+    with (
+        tempfile.TemporaryDirectory(prefix="multiq-peers-", dir=shm if shm.is_dir() else None) as folder,
+        store.fresh() as url,
+        Client(python, f"peers.libraries.{entry.module}", url, Path(folder), patience=_PATIENCE) as client,
+    ):
+        return _Turn(entry, client, store, size).take()
+
+
+def account(seen: Sequence[Mark], numbers: Collection[int], early: int) -> Account:
+    """Compare what ran with the *numbers* that were enqueued."""
+    runs = Counter(mark.number for mark in seen)
+    lost = sum(runs[number] == 0 for number in numbers)
+    return Account(len(numbers), lost, runs.total() - len(runs), early)
+
+
+class _Turn:
+    def __init__(self, entry: Entry, client: Client, store: Store, size: Size) -> None:
+        self._entry = entry
+        self._client = client
+        self._store = store
+        self._size = size
+        self._next = 0
+
+    def take(self) -> Turn:
+        description = msgspec.convert(self._client.ask("describe"), Description)
+        self._client.ask("prepare")
+        enqueue = self._enqueue("enqueue", self._entry.one)
+        bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", self._entry.many)
+        drain, cpu = self._drain()
+        pickup = self._pickup()
+        late = self._delayed() if description.later else []
+        idle = self._store.commands(self._size.idle_seconds)
+        time.sleep(_LATE_TWINS)
+        self._client.ask("stop")
+        early = sum(one < -_TOLERANCE for one in late)
+        done = account(marks.read(self._client.marks), range(self._next), early)
+        per_second = None if idle is None else idle / self._size.idle_seconds
+        return Turn(description, done, enqueue, bulk, drain, cpu, pickup, late, per_second)
+
+    def _enqueue(self, do: str, count: int) -> float:
+        """Jobs a second, after a few that connect and warm up."""
+        self._client.ask(do, first=self._take(_WARM), count=_WARM)
+        count = max(_WARM, int(count * self._size.share))
+        seconds: float = self._client.ask(do, first=self._take(count), count=count)["seconds"]
+        return count / seconds
+
+    def _drain(self) -> tuple[float, float]:
+        """Jobs a second, and processor seconds per 10,000."""
+        workers = [psutil.Process(pid) for pid in self._client.ask("start")["pids"]]
+        self._wait_for(1)
+        begun, before = marks.count(self._client.marks), _processor_seconds(workers)
+        self._wait_for(self._next)
+        used = _processor_seconds(workers) - before
+        ran = [mark.at for mark in marks.read(self._client.marks)]
+        return (len(ran) - 1) / (ran[-1] - ran[0]) * 1e9, used / max(1, len(ran) - begun) * 10_000
+
+    def _pickup(self) -> list[float]:
+        most = int(self._size.pickup_seconds * 1000)
+        first = self._next
+        sent = self._client.ask("pickup", first=first, count=most, seconds=self._size.pickup_seconds)["sent"]
+        self._take(len(sent))
+        return self._since(first, sent)
+
+    def _delayed(self) -> list[float]:
+        rng = random.Random(7)  # noqa: S311 - the same delays for all
+        delays = [rng.uniform(*_DELAYS) for _ in range(_DELAYED)]
+        first = self._take(len(delays))
+        due = self._client.ask("delayed", first=first, delays=delays)["due"]
+        time.sleep(_DELAYS[1])
+        self._wait_for(self._next)
+        return self._since(first, due)
+
+    def _since(self, first: int, times: Sequence[int]) -> list[float]:
+        """Milliseconds from each of the *times* to the first run of its job; those of lost jobs are missing."""
+        began: dict[int, int] = {}
+        for mark in marks.read(self._client.marks):
+            began.setdefault(mark.number, mark.at)
+        return [(began[number] - at) / 1e6 for number, at in enumerate(times, first) if number in began]
+
+    def _wait_for(self, count: int) -> None:
+        """Until so many have run, or nothing has happened for a long time: the account then tells which are lost."""
+        seen, give_up_at = 0, time.monotonic() + _STANDSTILL
+        while (now := marks.count(self._client.marks)) < count:
+            if now > seen:
+                seen, give_up_at = now, time.monotonic() + _STANDSTILL
+            elif time.monotonic() > give_up_at:
+                break
+            time.sleep(0.005)
+        if now == 0:
+            raise NothingRanError(f"no job began within {_STANDSTILL:g} s. {self._client.log_end()}")
+
+    def _take(self, count: int) -> int:
+        """The first of *count* numbers that no job has had."""
+        first = self._next
+        self._next += count
+        return first
+
+
+class NothingRanError(Exception):
+    """The workers did not begin a single job."""
+
+
+def _processor_seconds(workers: Sequence[psutil.Process]) -> float:
+    """Of these processes and their children that are alive."""
+    total = 0.0
+    for worker in workers:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in [worker, *worker.children(recursive=True)]:
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    times = process.cpu_times()
+                    total += times.user + times.system
+    return total
