@@ -5,6 +5,7 @@
 #   make lint     ruff (rules and format) and the import contracts
 #   make types    mypy --strict
 #   make bench    multiq on SQLite beside a plain loop over sqlite3
+#   make bench-peers   the same work on Celery, RQ, Huey and others; a first look: make bench-peers ARGS=--quick
 #   make clean    remove the environment and all caches
 
 ARGS ?=
@@ -20,7 +21,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; d
 # the demo needs little; where all of it is there already, nothing is installed again
 DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
 
-.PHONY: demo test lint types bench clean
+.PHONY: demo test lint types bench bench-peers clean
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
@@ -39,6 +40,10 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/sqlite_beside_limit.py $(ARGS)
+
+bench-peers: $(VENV)/.dev
+	@.ci/install-servers
+	PYTHONPATH=benchmarks:tests $(BIN)/python -m peers $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
