@@ -91,7 +91,7 @@ class BeanstalkBackend(Backend):
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> BeanstalkBackend:
-        return cls(_address(url), timeout=url.options["timeout"])
+        return cls(address_of(url), timeout=url.options["timeout"])
 
     @property
     def capabilities(self) -> Capabilities:
@@ -181,7 +181,8 @@ class BeanstalkBackend(Backend):
         raise refused(line, self._wires.address)
 
 
-def _address(url: BackendUrl) -> Address:
+def address_of(url: BackendUrl) -> Address:
+    """Where the server of a URL is. Raises ``UrlInvalid``."""
     if url.username is not None or url.password is not None:
         raise _invalid(url, "beanstalkd knows no users and passwords: leave them out")
     if url.scheme == "beanstalk+unix":

@@ -19,6 +19,8 @@ from .machine import is_loopback, listening_on, options_of_process
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from multiq.bench.place import Survives
+
 Ask: TypeAlias = Callable[[bytes], bytes | None]
 """Sends a command; the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
 
@@ -33,7 +35,7 @@ _LARGE_LOG = 100  # files
 _ASK_WHO_RUNS_IT = "ask who runs the server"
 
 
-class _Server(NamedTuple):
+class Server(NamedTuple):
     """One server, as it answers, and as it was started where that can be seen."""
 
     stats: Mapping[str, str]
@@ -50,16 +52,21 @@ class _Server(NamedTuple):
 
 def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
     """What there is to say of the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
-    stats = _pairs(ask(b"stats"))
+    stats = pairs(ask(b"stats"))
     latency = _latency(ask)
-    options = None
-    if isinstance(address, str) or is_loopback(address[0]):
-        options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
-    server = _Server(stats, _pairs(ask(b"stats")), options, address)
+    server = look(ask, address, stats)
     return [latency, *_findings(server), *_tubes(ask, stats), _promise(server)]
 
 
-def _findings(server: _Server) -> Iterator[Finding]:
+def look(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
+    """The server at *address* as it is now; *stats* are from before. Raises ``BackendError``."""
+    options = None
+    if isinstance(address, str) or is_loopback(address[0]):
+        options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
+    return Server(stats, pairs(ask(b"stats")), options, address)
+
+
+def _findings(server: Server) -> Iterator[Finding]:
     yield _version(server.stats)
     yield _draining(server.stats)
     if server.has_log:
@@ -116,7 +123,7 @@ def _draining(stats: Mapping[str, str]) -> Finding:
     return Finding("ok", "draining", "no: it takes new jobs")
 
 
-def _largest_body(server: _Server) -> Finding:
+def _largest_body(server: Server) -> Finding:
     limit = _number(server.stats, "max-job-size")
     if server.has_log:
         found = f"{limit:,} bytes, of which multiq uses all but two, that the server would not read from its log again"
@@ -128,7 +135,7 @@ def _largest_body(server: _Server) -> Finding:
 # --- its log ---------------------------------------------------------------------------------------------
 
 
-def _sync(server: _Server) -> Finding:
+def _sync(server: Server) -> Finding:
     """``-f``, which no answer tells."""
     if server.options is None:
         return Finding(
@@ -149,7 +156,7 @@ def _sync(server: _Server) -> Finding:
     )
 
 
-def _sync_ms(server: _Server) -> int | None:
+def _sync_ms(server: Server) -> int | None:
     """Milliseconds between two syncs of the log; None: it never syncs. The last of its options counts."""
     options = server.options or {}
     last = next((name for name in reversed(list(options)) if name in "fF"), None)
@@ -160,7 +167,7 @@ def _sync_ms(server: _Server) -> int | None:
     return 50
 
 
-def _log(server: _Server) -> Finding:
+def _log(server: Server) -> Finding:
     """Whether the log is still written: after one write that failed it is off, for good, and without a word.
 
     The server counts records, and each job put and each job deleted is one. So there are never fewer than that, unless
@@ -218,7 +225,7 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
 # --- who can get at it -----------------------------------------------------------------------------------
 
 
-def _access(server: _Server) -> Finding:
+def _access(server: Server) -> Finding:
     """There are no passwords and no encryption: whoever reaches the address reads, changes and deletes all jobs."""
     open_to_all = "whoever reaches it reads, changes and deletes all jobs, as beanstalkd knows no passwords"
     if isinstance(server.address, str):
@@ -270,7 +277,7 @@ def _tubes(ask: Ask, stats: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
-    tube = _pairs(ask(b"stats-tube " + name))  # one that is gone by now has no figures
+    tube = pairs(ask(b"stats-tube " + name))  # one that is gone by now has no figures
     if not _number(tube, "current-jobs-ready"):
         return False
     if name == b"default":  # which every connection watches until it says otherwise, producers and this one too
@@ -281,20 +288,30 @@ def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
 # --- what follows ----------------------------------------------------------------------------------------
 
 
-def _promise(server: _Server) -> Finding:
+def survives(server: Server) -> Survives:
+    """What a job outlives once its enqueue has returned."""
+    if not server.has_log or _log(server).level != "ok":
+        return "client crash"
+    if server.options is None:
+        return "unknown"
+    return "power loss" if _sync_ms(server) == 0 else "server crash"
+
+
+def _promise(server: Server) -> Finding:
     """The column of ``docs/durability.md`` that the server keeps as it was started."""
     if not server.has_log:
         return Finding("warn", "durability", "acknowledged jobs survive killed workers only")
-    if _log(server).level != "ok":
+    outlived = survives(server)
+    if outlived == "client crash":
         return Finding("bad", "durability", "acknowledged jobs survive killed workers only, as the log is off")
-    if server.options is None:
+    if outlived == "unknown":
         return Finding(
             "unknown",
             "durability",
             "acknowledged jobs survive a killed server; whether a power failure, nobody here can tell",
             _ASK_WHO_RUNS_IT,
         )
-    if _sync_ms(server) == 0:
+    if outlived == "power loss":
         return Finding("ok", "durability", "acknowledged jobs survive a killed server and a power failure")
     return Finding(
         "warn",
@@ -306,7 +323,8 @@ def _promise(server: _Server) -> Finding:
 # --- reading ---------------------------------------------------------------------------------------------
 
 
-def _pairs(body: bytes | None) -> dict[str, str]:
+def pairs(body: bytes | None) -> dict[str, str]:
+    """What ``stats`` and its kin say, by name."""
     lines = (line.partition(": ") for line in (body or b"").decode(errors="replace").splitlines() if ": " in line)
     return {name: value.strip().strip('"') for name, _, value in lines}
 

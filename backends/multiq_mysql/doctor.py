@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
     from pymysql.connections import Connection
 
+    from multiq.bench.place import Survives
+
     from .login import Login
 
 _PINGS = 20
@@ -129,12 +131,17 @@ def _clock(server: _Server) -> Finding:
     return Finding("ok", "clock", f"within {_SKEW:g} s of this machine's")
 
 
-def _version(settings: Mapping[str, str]) -> Finding:
+def name_and_version(settings: Mapping[str, str]) -> str:
+    """``MariaDB 10.11.6-MariaDB-0``, as the server says it."""
     text = settings.get("version", "")
+    return f"{'MariaDB' if 'mariadb' in text.lower() else 'MySQL'} {text}"
+
+
+def _version(settings: Mapping[str, str]) -> Finding:
+    text, shown = settings.get("version", ""), name_and_version(settings)
     numbers = tuple(map(int, re.findall(r"\d+", text.removeprefix("5.5.5-"))[:3]))
-    is_mariadb = "mariadb" in text.lower()
-    name, oldest = ("MariaDB", _OLDEST_MARIADB) if is_mariadb else ("MySQL", _OLDEST_MYSQL)
-    shown = f"{name} {text}"
+    name = shown.partition(" ")[0]
+    oldest = _OLDEST_MARIADB if name == "MariaDB" else _OLDEST_MYSQL
     if not numbers:
         return Finding("unknown", "version", "the server does not tell its version", "MySQL 8.0.1 or MariaDB 10.6")
     if numbers < oldest:
@@ -377,15 +384,25 @@ def _is_loopback(host: str) -> bool:
 # --- what follows ----------------------------------------------------------------------------------------
 
 
-def _promise(settings: Mapping[str, str]) -> Finding:
-    """The column of ``docs/durability.md`` that the server keeps as it is set."""
+def survives(settings: Mapping[str, str]) -> Survives:
+    """What a job outlives on a server that is set like this, once its enqueue has returned."""
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
+        return "unknown"
+    if flush in {"1", "3"}:
+        return "power loss"
+    return "server crash" if flush == "2" else "client crash"
+
+
+def _promise(settings: Mapping[str, str]) -> Finding:
+    """The column of ``docs/durability.md`` that the server keeps as it is set."""
+    if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
     level: Literal["ok", "warn"] = "ok"
-    if flush in {"1", "3"}:
+    outlived = survives(settings)
+    if outlived == "power loss":
         kept = "a killed server and a power failure"
-    elif flush == "2":
+    elif outlived == "server crash":
         level, kept = "warn", "a killed server, and a power failure but for its last second"
     else:
         level, kept = "warn", "a killed server or a power failure but for the last second before it"

@@ -18,6 +18,8 @@ import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
 
+import psutil
+
 from multiq.errors import MultiqError
 
 if TYPE_CHECKING:
@@ -71,6 +73,21 @@ def free_port() -> int:
             one.bind((HOST, port))
             other.bind((HOST, port + 10000))
             return port
+
+
+def cpu_seconds(pid: int) -> float | None:
+    """What a process of this machine has used so far, user and system; None where it is out of sight."""
+    with contextlib.suppress(psutil.Error):
+        times = psutil.Process(pid).cpu_times()
+        return float(times.user + times.system)
+    return None
+
+
+def resident_bytes(pid: int) -> int | None:
+    """The memory of a process of this machine; None where it is out of sight."""
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).memory_info().rss)
+    return None
 
 
 class Server(ABC):

@@ -6,14 +6,10 @@ with MysqlServer(sql_mode="ANSI") as server, server.database() as place:
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import functools
 import os
 import shutil
 import socket
-import subprocess
-import tempfile
 import uuid
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,6 +17,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import pymysql
 
+from multiq_mysql.bench import empty_data
 from servers.process import HOST, PATIENCE, Server, free_port, require, until
 
 if TYPE_CHECKING:
@@ -169,7 +166,8 @@ class MysqlServer(MysqlDatabases, Server):
         }
         if os.geteuid() == 0:
             self._settings["user"] = "root"  # it refuses to unless told
-        shutil.copytree(_template(), self.data)
+        require("mariadb-install-db", self.package)
+        shutil.copytree(empty_data(), self.data)
 
     def command(self) -> Sequence[str]:
         return ["env", f"TZ={self._system_zone}", *super().command()]
@@ -220,33 +218,3 @@ def running() -> MysqlDatabases | None:
 
 def _tls(certificate: Certificate) -> dict[str, object]:
     return {"ssl_cert": certificate.pair, "ssl_key": certificate.pair, "ssl_ca": certificate.authority}
-
-
-@functools.cache
-def _template() -> Path:
-    """An empty data folder: made once in a process, in half a second, and copied for each server."""
-    install = require("mariadb-install-db", "mariadb-server")
-    folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
-    atexit.register(folder.cleanup)
-    data = Path(folder.name) / "data"
-    done = subprocess.run(
-        [
-            install,
-            "--no-defaults",
-            f"--datadir={data}",
-            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another that just starts
-            "--auth-root-authentication-method=normal",
-            "--skip-test-db",
-            "--skip-name-resolve",
-            "--innodb-log-file-size=8M",
-            "--innodb-buffer-pool-size=16M",
-            *(["--user=root"] if os.geteuid() == 0 else []),
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        check=False,
-    )
-    if done.returncode:
-        raise AssertionError(f"mariadb-install-db failed:\n{done.stdout[-3000:]}")
-    return data

@@ -1,0 +1,205 @@
+"""MySQL as a place for ``multiq bench``: a MariaDB of our own, how a server is set, and what it counts."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+import os
+import shutil
+import socket
+import subprocess
+import tempfile
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+from pymysql.constants import ER
+
+from multiq.bench import servers
+from multiq.bench.place import Bench, Counters, Durability, Place
+from multiq.bench.servers import HOST, ServerFailed, cpu_seconds, free_port, resident_bytes
+from multiq.url import parse_url
+
+from .backend import MysqlBackend
+from .doctor import name_and_version, survives
+from .failures import explain
+from .login import Login
+from .yardstick import MysqlLimit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from pymysql.connections import Connection
+
+    from multiq.bench.place import Limit, Profile
+
+_PACKAGE = "mariadb-server"
+_DATABASE = "multiq_bench"
+_TOLD = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
+
+_MAY_NOT = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
+
+#: at each commit: left in the server's memory, or synced to the disk
+_PROFILES = {"fast": "0", "durable": "1"}
+
+#: room enough that neither cache nor log is what is measured
+_SETTINGS = {
+    "innodb_buffer_pool_size": "256M",
+    "innodb_log_file_size": "96M",
+    "max_connections": "300",
+    "skip_name_resolve": "1",
+    "skip_log_bin": "1",
+}
+
+
+class MysqlServer(servers.Server):
+    """``mariadbd`` on a port of loopback and a socket, with data of its own. User root needs no password."""
+
+    program, package = "mariadbd", _PACKAGE
+
+    def __init__(self, folder: Path, profile: Profile) -> None:
+        super().__init__(folder)
+        self.port = free_port()
+        self._socket = folder / "m.sock"
+        self._settings = {
+            **_SETTINGS,
+            "innodb_flush_log_at_trx_commit": _PROFILES[profile],
+            "datadir": folder / "data",
+            "socket": self._socket,
+            "port": self.port,
+            "bind_address": HOST,
+            "pid_file": folder / "pid",
+            "tmpdir": folder,
+            **({"user": "root"} if os.geteuid() == 0 else {}),  # it refuses to unless told
+        }
+        shutil.copytree(empty_data(), folder / "data")
+
+    @property
+    def url(self) -> str:
+        return f"mysql://root@{HOST}:{self.port}/{_DATABASE}"
+
+    def arguments(self) -> Sequence[str]:
+        return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
+
+    def answers(self) -> bool:
+        """Once it does, there is a database, too."""
+        with suppress(pymysql.MySQLError, OSError):
+            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves one open that cannot connect
+                probe.connect(str(self._socket))
+            with closing(pymysql.connect(unix_socket=str(self._socket), user="root", ssl_disabled=True)) as connection:
+                connection.query(f"CREATE DATABASE IF NOT EXISTS {_DATABASE}")
+            return True
+        return False
+
+
+class MysqlPlace(Place):
+    """A database. The server's memory and CPU show only where the process is known, as of a server of our own."""
+
+    def __init__(self, url: str, pid: int | None = None) -> None:
+        self.url = url
+        parsed = parse_url(url, MysqlBackend.options)
+        self._login = Login.from_url(parsed)
+        self._timeout = parsed.options["timeout"]
+        self._pid = pid
+        self._connection: Connection[Any] | None = None
+        self._asked = 0
+
+    def version(self) -> str:
+        return name_and_version(self._pairs("SHOW GLOBAL VARIABLES LIKE 'version'"))
+
+    def durability(self) -> Durability:
+        settings = self._pairs("SHOW GLOBAL VARIABLES")
+        told = {name: settings[name] for name in _TOLD if name in settings}
+        if told.get("log_bin", "OFF") in {"OFF", "0"}:
+            told.pop("sync_binlog", None)  # set, and without effect
+        return Durability(survives(settings), told)
+
+    def counters(self) -> Counters:
+        status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
+        return Counters(
+            commands=int(status["questions"]) - self._asked,
+            received=int(status["bytes_received"]),
+            sent=int(status["bytes_sent"]),
+            memory=None if self._pid is None else resident_bytes(self._pid),
+            cpu=None if self._pid is None else cpu_seconds(self._pid),
+        )
+
+    def limit(self, body: bytes) -> Limit | None:
+        """In a table of its own; None where this user may make none."""
+        try:
+            return MysqlLimit(self._login.connect(60.0, autocommit=True, client_flag=MysqlLimit.FLAG), body)
+        except pymysql.err.OperationalError as exc:
+            if exc.args[0] in _MAY_NOT:
+                return None
+            raise self._explained(exc) from exc
+
+    def close(self) -> None:
+        """Hang up."""
+        if self._connection is not None:
+            self._connection.close()
+
+    def _pairs(self, question: str) -> dict[str, str]:
+        """What ``SHOW`` shows, names in small letters."""
+        try:
+            if self._connection is None or not self._connection.open:
+                self._connection = self._login.connect(self._timeout, autocommit=True)
+                self._asked += 1  # what opens a session is a question, too
+            with self._connection.cursor() as cursor:
+                cursor.execute(question)
+                self._asked += 1
+                return {str(name).lower(): str(value) for name, value in cursor.fetchall()}
+        except (pymysql.MySQLError, OSError) as exc:
+            raise self._explained(exc) from exc
+
+    def _explained(self, exc: Exception) -> Exception:
+        return explain(exc, self._login.place, self._timeout)
+
+
+class MysqlBench(Bench):
+    """``mariadbd``, or any MySQL that multiq takes a URL of."""
+
+    @classmethod
+    @contextmanager
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+        with MysqlServer(folder, profile) as server, closing(MysqlPlace(server.url, server.pid)) as place:
+            yield place
+
+    @classmethod
+    @contextmanager
+    def at(cls, url: str) -> Iterator[Place]:
+        with closing(MysqlPlace(url)) as place:
+            yield place
+
+
+@functools.cache
+def empty_data() -> Path:
+    """An empty data folder: made once in a process, in half a second, and copied for each server.
+
+    Raises ``ServerMissing``, ``ServerFailed``.
+    """
+    install = servers.find("mariadb-install-db", _PACKAGE)
+    folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
+    atexit.register(folder.cleanup)
+    data = Path(folder.name) / "data"
+    done = subprocess.run(  # noqa: S603 - found on the PATH, with arguments of our own
+        [
+            install,
+            "--no-defaults",
+            f"--datadir={data}",
+            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another that just starts
+            "--auth-root-authentication-method=normal",
+            "--skip-test-db",
+            "--skip-name-resolve",
+            "--innodb-log-file-size=8M",
+            "--innodb-buffer-pool-size=16M",
+            *(["--user=root"] if os.geteuid() == 0 else []),
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise ServerFailed(f"mariadb-install-db failed:\n{done.stdout[-3000:]}")
+    return data
