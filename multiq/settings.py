@@ -8,8 +8,8 @@ import msgspec
 
 from .codec import MAX_BODY_DEFAULT
 from .errors import MultiqError, SettingsInvalid
-from .names import check_name
 from .url import redact
+from .weights import POLICIES, read_queues
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -66,13 +66,14 @@ def _word(*words: str) -> Callable[[Any], str]:
     return check
 
 
-def _names(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple) or not value:
-        raise ValueError("must be a list of queue names, the most urgent first")
+def _queues(value: Any) -> tuple[str, ...] | dict[str, int]:
+    if not isinstance(value, list | tuple | dict) or not value:
+        raise ValueError("must be a list of queue names, the most urgent first, or a table of names and weights")
     try:
-        return tuple(check_name(name) for name in value)
+        weights = read_queues(value)
     except MultiqError as exc:
         raise ValueError(str(exc)) from exc
+    return tuple(weights) if all(weight == 1 for weight in weights.values()) else weights
 
 
 def _number(text: str) -> Any:
@@ -93,16 +94,17 @@ def _list(text: str) -> list[str]:
 KEYS: dict[str, Key] = {
     "url": Key(_text, str),
     "max_body": Key(_whole(1, 2**31), _number),
-    "worker.queues": Key(_names, _list),
+    "worker.queues": Key(_queues, _list),
+    "worker.policy": Key(_word(*POLICIES), str),
     "worker.processes": Key(_whole_or_none(0, 1024), _number),
     "worker.threads": Key(_whole(1, 1024), _number),
     "worker.concurrency": Key(_whole(0, 100_000), _number),
     "worker.prefetch": Key(_whole(1, 10_000), _number),
     "worker.grace": Key(_seconds, _number),
     "worker.kill_after": Key(_seconds, _number),
+    "worker.health_file": Key(_text_or_none, str),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
-    "worker.health_file": Key(_text_or_none, str),
 }
 
 
@@ -135,7 +137,10 @@ def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker runs, unless its command line or constructor says otherwise."""
 
-    queues: tuple[str, ...] = ("default",)
+    queues: tuple[str, ...] | dict[str, int] = ("default",)
+    """Names in their order, or each with its weight."""
+    policy: str = "strict"
+    """``strict``: in their order; ``weighted``: in proportion to their weights; ``round-robin``: all alike."""
     processes: int | None = None
     """Under a supervisor; 0: none, and no supervisor. None: 1 on the command line, 0 in a program of one's own."""
     threads: int = 1
@@ -147,13 +152,13 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that running jobs get to finish after SIGTERM. Kubernetes kills after 30."""
     kill_after: float = 2.0
     """Seconds that a job gets to end after its ``timeout`` before its process is ended."""
+    health_file: str | None = None
+    """Where a worker says every few seconds how it is; it needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
 
 
-    health_file: str | None = None
-    """Where a worker says every few seconds how it is; it needs a supervisor."""
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How the command line logs."""
 

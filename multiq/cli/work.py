@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from multiq.weights import POLICIES
+
 from .options import connection_option, traceback_option
 
 if TYPE_CHECKING:
@@ -20,7 +22,10 @@ _log = logging.getLogger("multiq.cli")
 
 @click.command(short_help="Run an app's jobs.")
 @click.argument("app_path", metavar="APP")
-@click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order, strictly.")
+@click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order; or high=3,low=1.")
+@click.option(
+    "--policy", type=click.Choice(POLICIES), metavar="POLICY", help="strict (the default), weighted or round-robin."
+)
 @click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
 @click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
 @click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each.")
@@ -35,12 +40,12 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
+@click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
 @click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
     metavar="LEVEL",
-@click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
     help="debug, info, warning or error.",
 )
 @click.option(
@@ -52,6 +57,7 @@ def worker(
     *,
     app_path: str,
     queues: tuple[str, ...],
+    policy: str | None,
     processes: int | None,
     threads: int | None,
     concurrency: int | None,
@@ -66,13 +72,13 @@ def worker(
     once: bool,
     stop_when_empty: bool,
     force: bool,
+    health_file: str | None,
     check: bool,
     log_level: str | None,
     log_format: str | None,
 ) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app).
 
-    health_file: str | None,
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
@@ -97,6 +103,7 @@ def worker(
     runner = Worker(
         app,
         queues=_names(queues),
+        policy=policy,
         processes=_processes(app, processes),
         threads=threads,
         concurrency=concurrency,
@@ -110,6 +117,7 @@ def worker(
         recycle_time=recycle_time,
         memory=memory,
         force=force,
+        health_file=health_file,
     )
     if check:
         return 0
@@ -117,7 +125,6 @@ def worker(
     _announce(app, app_path)
     with app:
         return runner.run()
-        health_file=health_file,
 
 
 def _processes(app: App, given: int | None) -> int:

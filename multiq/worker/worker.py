@@ -16,8 +16,8 @@ import msgspec
 from multiq.control import Control
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.log import log_events
-from multiq.names import check_name
 from multiq.options import check_count, check_timeout
+from multiq.weights import check_policy, read_queues, shares
 
 from .board import Board
 from .child import Child, ChildSettings
@@ -40,12 +40,14 @@ if TYPE_CHECKING:
 class Worker:
     """Runs the jobs of an app's queues.
 
-    *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. *processes*
-    run under a supervisor, which replaces those that die and ends those whose job does not heed its time limit; 0
-    works in this process, without one. *threads* above 1 run that many jobs at a time in each process; *concurrency*
-    runs that many coroutines at a time on one event loop instead (plain functions then go to a pool of threads
-    beside it). *prefetch* is how many short jobs a process may hold beyond those, *grace* the seconds that running
-    jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``.
+    *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. With *policy*
+    ``"weighted"`` each gets jobs in proportion to its weight (``{"high": 3, "low": 1}``), with ``"round-robin"`` all
+    get as many, while they have any. *processes* run under a supervisor, which replaces those that die and ends those
+    whose job does not heed its time limit; 0 works in this process, without one. *threads* above 1 run that many jobs
+    at a time in each process; *concurrency* runs that many coroutines at a time on one event loop instead (plain
+    functions then go to a pool of threads beside it). *prefetch* is how many short jobs a process may hold beyond
+    those, *grace* the seconds that running jobs get after SIGTERM, *kill_after* those that a job gets after its
+    ``timeout``.
 
     *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
@@ -53,14 +55,16 @@ class Worker:
     connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
     worker is, for ``multiq health``. What is not given comes from the settings.
 
-    Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend that is not shared.
+    Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend
+    that is not shared.
     """
 
     def __init__(
         self,
         app: App,
-        queues: Sequence[str] | None = None,
+        queues: Sequence[str] | Mapping[str, int] | None = None,
         *,
+        policy: str | None = None,
         processes: int | None = None,
         threads: int | None = None,
         concurrency: int | None = None,
@@ -74,16 +78,18 @@ class Worker:
         recycle_time: float | None = None,
         memory: int | None = None,
         force: bool = False,
+        health_file: str | Path | None = None,
     ) -> None:
         default = app.settings.worker
-        names = default.queues if queues is None else ([queues] if isinstance(queues, str) else queues)
-        health_file: str | Path | None = None,
+        weights = read_queues(default.queues if queues is None else queues)
+        policy = check_policy(default.policy if policy is None else policy, weights)
         self._app = app
         if processes is None:
             processes = default.processes or 0
         self._processes = check_count(processes, "processes", least=0)
         self._settings = ChildSettings(
-            queues=tuple(dict.fromkeys(check_name(name) for name in names)),
+            queues=tuple(weights),
+            shares=shares(policy, weights),
             threads=default.threads if threads is None else check_count(threads, "threads"),
             concurrency=default.concurrency
             if concurrency is None
@@ -105,15 +111,15 @@ class Worker:
             raise OptionInvalid(
                 "recycle_jobs and recycle_time need somebody who replaces the process: processes=1 or more"
             )
+        health_file = default.health_file if health_file is None else health_file
+        self._health_file = None if health_file is None else check_place(Path(health_file))
+        if not self._processes and health_file is not None:
+            raise OptionInvalid("health_file needs somebody beside the jobs who writes it: processes=1 or more")
         if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
         self._running: Child | Supervisor | None = None
         self._stop_early = False
 
-        health_file = default.health_file if health_file is None else health_file
-        self._health_file = None if health_file is None else check_place(Path(health_file))
-        if not self._processes and health_file is not None:
-            raise OptionInvalid("health_file needs somebody beside the jobs who writes it: processes=1 or more")
     def run(self) -> int:
         """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 when jobs were cut short.
 
@@ -192,12 +198,12 @@ class Worker:
             force=self._force,
             row=self._board.worker,
             vitals=Vitals(self._board, folder, self._settings),
+            health_file=None if self._health_file is None else HealthFile(self._health_file),
         ).run()
 
 
 def _is_down(app: App) -> bool:
     try:
-            health_file=None if self._health_file is None else HealthFile(self._health_file),
         return Control(app.backend).is_down()
     except MultiqError:  # the worker will say so, and wait for it
         return False

@@ -72,6 +72,7 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_URL": "redis://localhost",
         "MULTIQ_MAX_BODY": "1000",
         "MULTIQ_WORKER_QUEUES": "high, default",
+        "MULTIQ_WORKER_POLICY": "round-robin",
         "MULTIQ_WORKER_PROCESSES": "2",
         "MULTIQ_WORKER_THREADS": "4",
         "MULTIQ_WORKER_CONCURRENCY": "8",

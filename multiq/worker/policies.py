@@ -1,0 +1,88 @@
+"""Which queue a worker asks first, where their order is not to be strict: each gets its share of the jobs."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from multiq.backend import Consumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from multiq.backend import Lease, Verdict
+    from multiq.errors import LeaseLost
+
+
+def sharing(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
+    """A consumer that hands out its queues' jobs by *shares*; without any, strictly, which is what it does anyway."""
+    return consumer if shares is None else SharingConsumer(consumer, Shares(shares))
+
+
+class Shares:
+    """The order in which to ask queues, so that each gives jobs in proportion to its weight while it has any.
+
+    A job that a queue gave is charged to it as 1 / weight, and who was charged least is asked first. So the shares
+    are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its share to
+    the others, and is owed nothing for it later. Where all begin alike the order is drawn by weight (*draw* is
+    ``random.expovariate``): else, of many workers that take one job each, none would ever take one of the last queue.
+    """
+
+    def __init__(self, weights: Mapping[str, int], draw: Callable[[float], float] = random.expovariate) -> None:
+        self._weights = dict(weights)
+        self._draw = draw
+        self._charged: dict[str, float] = {}
+        self._begin()
+
+    def order(self) -> tuple[str, ...]:
+        """The queues, the one whose turn it is first."""
+        return tuple(sorted(self._charged, key=self._charged.__getitem__))
+
+    def took(self, leases: Sequence[Lease], limit: int) -> None:
+        """These came when up to *limit* jobs were asked for in the order of now."""
+        if len(leases) < limit:  # all queues were emptied: nobody is owed anything
+            self._begin()
+            return
+        order = self.order()
+        given = Counter(lease.queue for lease in leases)
+        for queue, count in given.items():
+            self._charged[queue] += count / self._weights[queue]
+        last = max(order.index(queue) for queue in given)
+        least = min(self._charged[queue] for queue in order[last:])
+        for queue in order[:last]:  # those had no more jobs
+            self._charged[queue] = max(self._charged[queue], least)
+
+    def _begin(self) -> None:
+        # the smallest of exponential times falls to each queue as often as its weight says
+        self._charged = {queue: self._draw(weight) for queue, weight in self._weights.items()}
+
+
+class SharingConsumer(Consumer):
+    """A driver's consumer whose queues take turns by their shares."""
+
+    def __init__(self, inner: Consumer, shares: Shares) -> None:
+        self.queues = inner.queues
+        self._inner = inner
+        self._shares = shares
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self.exchange((), limit, timeout)[1]
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        return self._inner.settle(verdicts)
+
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        self._inner.reorder(self._shares.order())
+        lost, leases = self._inner.exchange(verdicts, limit, timeout)
+        if leases:
+            self._shares.took(leases, limit)
+        return lost, leases
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self._inner.close()

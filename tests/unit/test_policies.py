@@ -1,0 +1,159 @@
+"""The order in which a worker goes through its queues: shares of jobs, and what may be said of them."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import multiq
+from multiq.backend import Ack, NewJob
+from multiq.errors import NameInvalid, OptionInvalid
+from multiq.ids import new_id
+from multiq.memory import MemoryBackend
+from multiq.weights import read_queues
+from multiq.worker.policies import Shares, SharingConsumer, sharing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+JOBS = 10_000
+
+
+def seeded(weights: dict[str, int], seed: int = 7) -> Shares:
+    return Shares(weights, random.Random(seed).expovariate)
+
+
+def fill(backend: MemoryBackend, counts: dict[str, int]) -> None:
+    for queue, count in counts.items():
+        backend.enqueue(queue, [NewJob(b"x", new_id()) for _ in range(count)])
+
+
+def taken(consumer: SharingConsumer, limits: Iterable[int]) -> Counter[str]:
+    """How many jobs came from each queue, in reserves of these sizes."""
+    counts: Counter[str] = Counter()
+    verdicts: list[Ack] = []
+    for limit in limits:
+        _, leases = consumer.exchange(verdicts, limit, 0)
+        counts.update(lease.queue for lease in leases)
+        verdicts = [Ack(lease) for lease in leases]
+    return counts
+
+
+@pytest.mark.parametrize("limit", [1, 7, 100])
+@pytest.mark.parametrize("weights", [{"high": 3, "low": 1}, {"a": 1, "b": 1}, {"a": 5, "b": 2, "c": 1}])
+def test_each_queue_gives_its_share_of_the_jobs_whatever_the_size_of_batches(
+    weights: dict[str, int], limit: int
+) -> None:
+    # Given queues that have jobs all the time
+    backend = MemoryBackend()
+    fill(backend, dict.fromkeys(weights, JOBS))
+    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    # When many jobs are taken
+    counts = taken(consumer, [limit] * (JOBS // limit))
+    # Then each gave what its weight says, to within two batches
+    for queue, weight in weights.items():
+        assert abs(counts[queue] - counts.total() * weight / sum(weights.values())) <= 2 * limit
+
+
+def test_shares_hold_when_batches_are_of_all_sizes() -> None:
+    weights = {"high": 3, "low": 1}
+    backend = MemoryBackend()
+    fill(backend, dict.fromkeys(weights, JOBS))
+    dice = random.Random(3)
+    counts = taken(
+        SharingConsumer(backend.consumer(list(weights)), seeded(weights)),
+        [dice.randint(1, 100) for _ in range(JOBS // 50)],
+    )
+    assert 0.72 < counts["high"] / counts.total() < 0.78
+
+
+def test_an_empty_queue_leaves_its_share_to_the_others() -> None:
+    # Given a queue of great weight that has nothing
+    weights = {"empty": 100, "high": 3, "low": 1}
+    backend = MemoryBackend()
+    fill(backend, {"high": JOBS, "low": JOBS})
+    # Then the others share all there is, as if it were not there
+    counts = taken(SharingConsumer(backend.consumer(list(weights)), seeded(weights)), [1] * 4000)
+    assert counts.total() == 4000
+    assert abs(counts["high"] - 3000) <= 2
+
+
+def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
+    # Given a queue that was empty while another one gave a thousand jobs
+    weights = {"late": 1, "always": 1}
+    backend = MemoryBackend()
+    fill(backend, {"always": JOBS})
+    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    taken(consumer, [10] * 100)
+    # When it has jobs, too
+    fill(backend, {"late": JOBS})
+    # Then from now on each gives as many
+    assert abs(taken(consumer, [10] * 20)["late"] - 100) <= 20
+
+
+def test_the_first_job_of_many_short_lived_workers_is_drawn_by_weight() -> None:
+    weights = {"high": 3, "low": 1}
+    draw = random.Random(5).expovariate
+    first = Counter(Shares(weights, draw).order()[0] for _ in range(4000))
+    assert 0.70 < first["high"] / 4000 < 0.80
+
+
+def test_queues_that_are_emptied_each_time_are_all_served() -> None:
+    # Given few jobs at a time in each queue
+    weights = {"high": 3, "low": 1}
+    backend = MemoryBackend()
+    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    for _ in range(50):
+        fill(backend, {"high": 2, "low": 2})
+        # When more is asked for than there is, then all comes
+        assert taken(consumer, [10]) == {"high": 2, "low": 2}
+
+
+def test_strict_order_has_no_part_in_it() -> None:
+    consumer = MemoryBackend().consumer(["a", "b"])
+    assert sharing(consumer, None) is consumer
+
+
+@pytest.mark.parametrize(
+    ("said", "meant"),
+    [
+        ("a", {"a": 1}),
+        (["b", "a"], {"b": 1, "a": 1}),
+        (["a", "a"], {"a": 1}),
+        (["high=3", "low"], {"high": 3, "low": 1}),
+        ({"high": 3, "low": 1}, {"high": 3, "low": 1}),
+    ],
+)
+def test_queues_are_named_alone_or_with_a_weight(said: Any, meant: dict[str, int]) -> None:
+    assert list(read_queues(said).items()) == list(meant.items())
+
+
+@pytest.mark.parametrize(
+    ("queues", "policy", "error", "says"),
+    [
+        (
+            {"a": 0},
+            "weighted",
+            OptionInvalid,
+            "queue 'a' is 0: a weight is a whole number from 1 to 1000",
+        ),
+        ({"a": 1.5}, "weighted", OptionInvalid, "is 1.5"),
+        ({"a": True}, "weighted", OptionInvalid, "is True"),
+        (["a=1001"], "weighted", OptionInvalid, "is 1001"),
+        (["a=many"], "weighted", OptionInvalid, "is 'many'"),
+        (["a="], "weighted", OptionInvalid, "is ''"),
+        (["a=1", "a=2"], "weighted", OptionInvalid, "named twice, with different weights"),
+        ([], "weighted", OptionInvalid, "no queue is named"),
+        (["a b=2"], "weighted", NameInvalid, "no queue name"),
+        ({1: 2}, "weighted", NameInvalid, "1 is no queue name"),
+        (["a=2", "b"], None, OptionInvalid, "queue 'a' has a weight, which policy='strict' does not heed"),
+        (["a=2", "b"], "round-robin", OptionInvalid, "choose policy='weighted'"),
+        (["a"], "fair", OptionInvalid, "policy='fair' is none: there are strict, weighted, round-robin"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(queues: Any, policy: Any, error: type[Exception], says: str) -> None:
+    with pytest.raises(error, match=says):
+        multiq.Worker(multiq.App("memory://"), queues=queues, policy=policy)
