@@ -143,6 +143,10 @@ class BackendNotInstalled(MultiqError, LookupError):
     """No driver of this name is installed, or its client library is missing."""
 
 
+class ExtraNotInstalled(MultiqError, ImportError):
+    """A library is missing that comes with one of multiq's extras."""
+
+
 class EnqueuePartial(BackendError):
     """Some jobs of a batch were accepted, the rest was refused. Only where a store has no transactions.
 

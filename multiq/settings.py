@@ -103,6 +103,7 @@ KEYS: dict[str, Key] = {
     "worker.grace": Key(_seconds, _number),
     "worker.kill_after": Key(_seconds, _number),
     "worker.health_file": Key(_text_or_none, str),
+    "worker.http": Key(_text_or_none, str),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
 }
@@ -154,6 +155,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds that a job gets to end after its ``timeout`` before its process is ended."""
     health_file: str | None = None
     """Where a worker says every few seconds how it is; it needs a supervisor."""
+    http: str | None = None
+    """Where it answers for probes and Prometheus, as ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")

@@ -41,6 +41,7 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
 @click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
+@click.option("--http", metavar="[HOST]:PORT", help="Answer probes and Prometheus there.")
 @click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
 @click.option(
     "--log-level",
@@ -73,6 +74,7 @@ def worker(
     stop_when_empty: bool,
     force: bool,
     health_file: str | None,
+    http: str | None,
     check: bool,
     log_level: str | None,
     log_format: str | None,
@@ -118,6 +120,7 @@ def worker(
         memory=memory,
         force=force,
         health_file=health_file,
+        http=http,
     )
     if check:
         return 0

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .board import WorkerRow
     from .health import HealthFile
     from .ledger import Entry
+    from .serving import Server
     from .vitals import Vitals
 
 _log = logging.getLogger("multiq.keeper")
@@ -70,6 +71,7 @@ class Keeper:
         row: WorkerRow,
         vitals: Vitals,
         health_file: HealthFile | None,
+        server: Server | None,
     ) -> None:
         self._folder = folder
         self._bell = bell
@@ -93,6 +95,7 @@ class Keeper:
         self._answering = Answering(app.backend)
         self._answer_at = 0.0
         self._health_file = health_file
+        self._server = server
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
@@ -100,6 +103,8 @@ class Keeper:
         while True:
             if kill_at == float("inf") and not self._supervisor_lives():
                 kill_at = time.monotonic() + self._patience
+                if self._server is not None:
+                    self._server.close()  # after a roll, its address is for the next one
             self._hand_on()
             if self._can_settle:
                 self._touch_for_the_stuck()

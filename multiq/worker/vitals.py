@@ -53,6 +53,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     running: int
     crashed: int
     """Children that died, so far."""
+    replaced: int
+    """Children that ended because they were to be replaced, so far."""
 
 
 class Vitals:
@@ -113,6 +115,7 @@ class Vitals:
             jobs=max(0, int(sum(row.taken for row in self._board.children)) - sum(map(_count_held, entries))),
             running=sum(entry.is_running for each in entries for entry in each),
             crashed=int(worker.crashed),
+            replaced=int(worker.replaced),
         )
 
     def entries(self, row: ChildRow) -> list[Entry]:

@@ -24,6 +24,8 @@ from .child import Child, ChildSettings
 from .health import HealthFile, check_place
 from .keeper import Keeper
 from .ledger import Ledger
+from .meters import Meters
+from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
 from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
 from .vitals import Vitals
@@ -53,9 +55,10 @@ class Worker:
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
     connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
-    worker is, for ``multiq health``. What is not given comes from the settings.
+    worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
+    What is not given comes from the settings.
 
-    Raises ``OptionInvalid``, ``NameInvalid``; ``Unsupported`` for other processes on a backend
+    Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
     that is not shared.
     """
 
@@ -79,6 +82,7 @@ class Worker:
         memory: int | None = None,
         force: bool = False,
         health_file: str | Path | None = None,
+        http: str | None = None,
     ) -> None:
         default = app.settings.worker
         weights = read_queues(default.queues if queues is None else queues)
@@ -113,8 +117,12 @@ class Worker:
             )
         health_file = default.health_file if health_file is None else health_file
         self._health_file = None if health_file is None else check_place(Path(health_file))
-        if not self._processes and health_file is not None:
-            raise OptionInvalid("health_file needs somebody beside the jobs who writes it: processes=1 or more")
+        http = default.http if http is None else http
+        self._http = None if http is None else parse_address(http)
+        if not self._processes and (health_file is not None or http is not None):
+            raise OptionInvalid("health_file and http need somebody beside the jobs who answers: processes=1 or more")
+        if http is not None:
+            check_libraries()
         if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
         self._running: Child | Supervisor | None = None
@@ -133,6 +141,9 @@ class Worker:
             return self._run_child(None)
         settings = self._settings
         self._board = Board(self._processes)
+        if self._http is not None:
+            self._listener = listen(self._http)
+            self._meters = Meters(self._app.tasks, self._processes + 1)
         supervisor = Supervisor(
             self._run_child,
             self._run_keeper,
@@ -145,6 +156,8 @@ class Worker:
         if self._stop_early:
             return 0
         code = supervisor.run()
+        if self._http is not None:
+            self._listener.close()
         if self._health_file is not None:
             self._health_file.unlink(missing_ok=True)
         return code
@@ -166,6 +179,9 @@ class Worker:
             inbox, ledger, row = SignalInbox([*taken, signal.SIGINT]), None, None
         else:
             row = self._board.children[post.place]
+            if self._http is not None:
+                self._listener.close()
+                self._meters.count(self._app.events, post.place)
             inbox = SignalInbox([*taken, NOW], post.lifeline)
             ledger = Ledger(post.ledger, settings.most_held, in_turn=settings.is_inline)
         child = Child(self._app, settings, ledger=ledger, row=row, leave=_leave if inbox.installed else None)
@@ -190,6 +206,7 @@ class Worker:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
         for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
+        vitals = Vitals(self._board, folder, self._settings)
         return Keeper(
             self._app,
             folder,
@@ -197,9 +214,18 @@ class Worker:
             self._settings.grace + OVERTIME,
             force=self._force,
             row=self._board.worker,
-            vitals=Vitals(self._board, folder, self._settings),
+            vitals=vitals,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
+            server=None if self._http is None else self._serve(vitals),
         ).run()
+
+    def _serve(self, vitals: Vitals) -> Server:
+        """Answer for probes and Prometheus, from the keeper's process."""
+        from .exposition import Exposition  # needs an extra
+
+        self._meters.count(self._app.events, self._processes)
+        exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
+        return Server(self._listener, Pages(vitals, exposition.text))
 
 
 def _is_down(app: App) -> bool:

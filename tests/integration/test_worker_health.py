@@ -164,7 +164,7 @@ def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, board:
 
 
 def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
-    with pytest.raises(multiq.OptionInvalid, match="needs somebody beside the jobs"):
+    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
     with pytest.raises(multiq.OptionInvalid, match="its folder is not there"):
         multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")

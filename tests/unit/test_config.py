@@ -80,6 +80,7 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_GRACE": "1.5",
         "MULTIQ_WORKER_KILL_AFTER": "0.5",
         "MULTIQ_WORKER_HEALTH_FILE": "/run/shop/health",
+        "MULTIQ_WORKER_HTTP": "localhost:9000",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
     }

@@ -1,0 +1,181 @@
+"""Health and metrics over HTTP: asked of real workers, whatever their jobs do meanwhile."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from prometheus_client.parser import text_string_to_metric_families
+from servers.redis import RedisServer
+from worker_app import app, clutch, endless, fail, nap, quick, suicide
+
+import multiq
+from multiq.errors import ExtraNotInstalled
+from multiq.worker import serving
+from multiq.worker.serving import listen, parse_address
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from processes import WorkerProcess
+
+
+@pytest.fixture
+def server() -> Iterator[RedisServer]:
+    with RedisServer() as server:
+        app.connect(server.url)
+        yield server
+        app.close()
+
+
+def port_of(process: WorkerProcess) -> int:
+    """Where a worker that was told port 0 listens."""
+    until(lambda: "health and metrics are on" in process.log)
+    found = re.search(r"on http://127\.0\.0\.1:(\d+)", process.log)
+    assert found is not None
+    return int(found[1])
+
+
+def ask(port: int, path: str, method: str = "GET") -> tuple[int, bytes, http.client.HTTPMessage]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(method, path)
+    reply = connection.getresponse()
+    body = reply.read()
+    connection.close()
+    return reply.status, body, reply.headers
+
+
+def figures(port: int) -> dict[tuple[str, ...], float]:
+    """Every sample: its name and its labels' values -> its number."""
+    status, page, _ = ask(port, "/metrics")
+    assert status == 200
+    return {
+        (sample.name, *(sample.labels[label] for label in sorted(sample.labels))): sample.value
+        for family in text_string_to_metric_families(page.decode())
+        for sample in family.samples
+    }
+
+
+def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=2, http=':0', kill_after=0.3") as process:
+        port = port_of(process)
+        jobs = "multiq_jobs_total"
+        # When jobs of every fate have come to their ends
+        quick.options(queue="elsewhere").enqueue(1)
+        quick.enqueue_many([(number,) for number in range(50)])
+        until(lambda: figures(port)[jobs, "done", "quick"] == 50)
+        fail.enqueue(1)
+        until(lambda: figures(port)[jobs, "buried", "fail"] == 1)
+        suicide.enqueue(1)
+        until(lambda: figures(port)[jobs, "buried", "suicide"] == 1)
+        endless.enqueue(1, "stuck")
+        until(lambda: figures(port)[jobs, "buried", "endless"] == 1)
+        quick.enqueue(50)
+        until(lambda: figures(port)[jobs, "done", "quick"] == 51)
+        # Then it was counted, although the processes that ran it are no more
+        now = figures(port)
+        assert (now[jobs, "retried", "fail"], now[jobs, "retried", "endless"]) == (2, 1)
+        assert now["multiq_jobs_timed_out_total", "endless"] == 2
+        assert now["multiq_jobs_crashed_total",] == now["multiq_processes_crashed_total",] == 3
+        assert now["multiq_processes_replaced_total",] == 2
+        assert now["multiq_job_seconds_count", "quick"] == now["multiq_job_seconds_bucket", "+Inf", "quick"] == 51
+        assert 0 < now["multiq_job_seconds_sum", "quick"] < 51
+        assert now["multiq_processes",] == 2
+        until(lambda: figures(port).get(("multiq_queue_jobs", "default", "buried")) == 3)
+        assert not any("elsewhere" in key for key in figures(port))  # not one of its queues
+
+
+def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=1, http='127.0.0.1:0'") as process:
+        port = port_of(process)
+        until(lambda: ask(port, "/readyz")[0] == 200)
+        # Given the only child in a call that keeps the interpreter to itself
+        clutch.enqueue(1, 30)
+        until(lambda: figures(port)["multiq_jobs_running",] == 1)
+        # Then both probes say that all is well
+        for path in ("/healthz", "/readyz"):
+            status, body, headers = ask(port, path)
+            assert (status, json.loads(body)["running"]) == (200, 1)
+            assert headers["Content-Type"] == "application/json"
+            assert headers["Cache-Control"] == "no-store"
+            assert "Server" not in headers
+        # When it takes no more jobs, then it is well and not ready
+        process.send(signal.SIGUSR2)
+        until(lambda: ask(port, "/readyz")[0] == 503)
+        assert ask(port, "/healthz")[0] == 200
+        assert json.loads(ask(port, "/readyz")[1])["waits_for"] == ["it is paused"]
+
+
+def test_a_roll_keeps_the_address(tmp_path: Path, server: RedisServer) -> None:
+    with listen(parse_address(":0")) as free:
+        port = free.getsockname()[1]
+    with worker(tmp_path, server.url, f"processes=1, http=':{port}'") as process:
+        process.wait_until_working()
+        nap.enqueue(1, 3)
+        until(lambda: figures(port)["multiq_jobs_running",] == 1)
+        process.send(signal.SIGHUP)
+        until(lambda: process.log.count("health and metrics are on") == 2)
+        until(lambda: json.loads(ask(port, "/readyz")[1])["up_for"] < 3)
+        assert ask(port, "/healthz")[0] == 200
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
+        port = port_of(process)
+        assert ask(port, "/")[0] == ask(port, "/metrics/../etc/passwd")[0] == 404
+        assert ask(port, "/metrics", "POST")[0] == ask(port, "/healthz", "DELETE")[0] == 405
+        assert ask(port, "/healthz", "HEAD")[:2] == (200, b"")
+        # And what is no decent request harms nobody
+        for rubbish in (b"\x00\xff\r\n\r\n", b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n"):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+                connection.sendall(rubbish)
+                assert b" 200 " not in connection.recv(100)
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(20)]
+        assert ask(port, "/healthz")[0] == 200
+        for connection in silent:
+            connection.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        (":9000", ("127.0.0.1", 9000)),
+        ("localhost:0", ("localhost", 0)),
+        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - whoever writes this means it
+        ("[::1]:9000", ("::1", 9000)),
+    ],
+)
+def test_an_address(text: str, address: tuple[str, int]) -> None:
+    assert parse_address(text) == address
+
+
+@pytest.mark.parametrize(
+    "text", ["", "9000", "host", "host:", ":x", ":70000", "a:1/metrics", "me:pw@host:1", "::1:9000"]
+)
+def test_what_is_no_address(text: str) -> None:
+    with pytest.raises(multiq.OptionInvalid, match="write HOST:PORT"):
+        parse_address(text)
+
+
+def test_an_address_that_somebody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_PATIENCE", 0.1)
+    with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be listened on"):
+        listen(parse_address(f":{taken.getsockname()[1]}"))
+
+
+def test_it_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "waitress", None)
+    with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[metrics\]'"):
+        multiq.Worker(app, processes=1, http=":0")
+    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
+        multiq.Worker(app, processes=0, http=":0")
