@@ -17,6 +17,7 @@ import msgspec
 
 from multiq.errors import MultiqError
 
+from .figures import label
 from .report import Metric  # noqa: TC001 - msgspec looks it up
 
 if TYPE_CHECKING:
@@ -69,6 +70,23 @@ class Row(msgspec.Struct, frozen=True):
     why: str = ""
     """What keeps it from being told, in a few words."""
 
+    @property
+    def title(self) -> str:
+        """Which figure it is, in a line."""
+        place = " ".join(filter(None, (self.contestant, self.workload, self.variant)))
+        return f"{place}: {label(self.metric)}"
+
+    @property
+    def is_change(self) -> bool:
+        """Whether it is worse or better."""
+        return self.verdict in {"worse", "better"}
+
+    @property
+    def harm(self) -> float:
+        """The ratio, turned so that more is worse."""
+        ratio = self.ratio or 1.0
+        return 1 / ratio if self.metric.better == "higher" else ratio
+
 
 class Comparison(msgspec.Struct, frozen=True):
     """What became of all figures that two runs share."""
@@ -94,6 +112,10 @@ class Comparison(msgspec.Struct, frozen=True):
     def allowed(self) -> float:
         """The threshold, with the machine's drift."""
         return self.threshold + abs(self.drift)
+
+    def changes(self) -> list[Row]:
+        """What is worse or better, the worst first."""
+        return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def count(self, verdict: Verdict) -> int:
         return Counter(row.verdict for row in self.rows)[verdict]

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from .report import Contestant, Metric, Report, Result, Workload
 
 _GAP = 2  # columns between columns
-_VERDICT_STYLES = {"worse": "bold red", "better": "green", "no difference": "", "cannot tell": "dim"}
+_VERDICT_STYLES = {"worse": "bold red", "better": "green"}
 
 
 def render(report: Report) -> RenderableType:
@@ -188,35 +188,23 @@ class _Compared:
         yield Text(safe(f"{found.new}, compared with {found.old}"))
         for caveat in found.caveats:
             yield Text(safe(caveat), style="yellow")
-        told = [row for row in found.rows if row.verdict in {"worse", "better"}]
-        if told:
+        changes = found.changes()
+        if changes:
             yield Text()
-            yield from _changes(sorted(told, key=_harm, reverse=True), options.max_width)
+            yield from _changes(changes, options.max_width)
         yield Text()
         yield Text(found.summary(), style="bold red" if found.regressed else "bold")
-
-
-def _harm(row: Row) -> float:
-    ratio = row.ratio or 1.0
-    return 1 / ratio if row.metric.better == "higher" else ratio
 
 
 def _changes(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
     """A line for each, or two where the terminal is narrow."""
     is_narrow = width < 90
-    grid = _grid("FIGURE", *(() if is_narrow else ("OLD", "NEW")), "RATIO", "95 % INTERVAL", "VERDICT", right=True)
+    grid = _grid("FIGURE", *(() if is_narrow else ("OLD", "NEW")), "RATIO", "95% INTERVAL", "VERDICT", right=True)
     for row in rows:
         verdict = Text(row.verdict, style=_VERDICT_STYLES[row.verdict])
         medians = () if is_narrow else (number(row.old), number(row.new))
-        grid.add_row(
-            safe(_figure(row)), *medians, _ratio(row.ratio), f"{_ratio(row.low)} to {_ratio(row.high)}", verdict
-        )
+        grid.add_row(safe(row.title), *medians, _ratio(row.ratio), f"{_ratio(row.low)} to {_ratio(row.high)}", verdict)
     yield grid
-
-
-def _figure(row: Row) -> str:
-    place = " ".join(filter(None, (row.workload, row.variant)))
-    return f"{row.contestant} {place}: {label(row.metric)}"
 
 
 def _ratio(value: float | None) -> str:

@@ -1,0 +1,217 @@
+"""A run as one page of HTML: charts first, the promises beside the speeds, nothing fetched from anywhere."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from multiq.text import duration, many, safe
+
+from . import charts
+from .figures import (
+    UNKNOWN,
+    best,
+    costs,
+    label,
+    number,
+    proof,
+    sentence,
+    share_of_limit,
+    speeds,
+    summary,
+    variants,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .compare import Comparison
+    from .report import Contestant, Metric, Report, Result, Workload
+
+
+class _Chart(NamedTuple):
+    caption: str
+    svg: Markup
+    has_legend: bool = False
+    """Whether its lines need to be told apart by a legend."""
+
+
+class _Line(NamedTuple):
+    """A row of a table of figures."""
+
+    title: str
+    cells: list[str]
+    best: int | None = None
+    """Which cell to set off."""
+    kind: str = ""
+    """``variant``, ``cost``, or nothing."""
+
+
+class _Section(NamedTuple):
+    """All about one workload."""
+
+    workload: Workload
+    charts: list[_Chart]
+    contestants: list[str]
+    lines: list[_Line]
+    skipped: list[str]
+    parameters: list[str]
+
+
+def page(report: Report, comparison: Comparison | None = None) -> str:
+    """The page, with the comparison of this run with an older one if there is one."""
+    names = [contestant.name for contestant in report.contestants]
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_printable,
+    )
+    return environment.get_template("report.html.j2").render(
+        report=report,
+        proof=proof(report),
+        violations=[sentence(*found) for found in report.violations],
+        glance=[_glance(report, workload) for workload in report.workloads],
+        promises=list(_promises(report.contestants)),
+        sections=[_section(report, workload, names) for workload in report.workloads],
+        calm=_svg(charts.calm(report, "How calm the machine was beside each repeat")),
+        comparison=comparison,
+        changes=comparison.changes() if comparison else [],
+        others=[row for row in comparison.rows if not row.is_change] if comparison else [],
+        colours={name: charts.colour(names, name) for name in names},
+        dashes={name: charts.dash(names, name) for name in names},
+        label=label,
+        number=number,
+        many=many,
+        duration=duration,
+        unknown=UNKNOWN,
+    )
+
+
+def _printable(value: Any) -> Any:
+    """What may come from a server or a URL: without characters that hide or turn the line around."""
+    return safe(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
+def _svg(drawn: str | None) -> Markup | None:
+    """Drawn here from escaped text."""
+    return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all text in it
+
+
+# --- speeds and promises ----------------------------------------------------------------------------------
+
+
+def _glance(report: Report, workload: Workload) -> _Line:
+    """The headline of a workload, where it varies of its first variant."""
+    variant, results = next(iter(variants(report, workload).items()), ("", []))
+    title = ", ".join(filter(None, (workload.title, variant)))
+    return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
+
+
+def _promises(contestants: Sequence[Contestant]) -> Iterator[_Line]:
+    yield _Line("server", [one.server if one.is_ours else f"{one.server}, yours" for one in contestants])
+    yield _Line("what it has acknowledged survives", [one.durability.survives for one in contestants])
+    yield _Line("by its settings", [_settings(one) for one in contestants])
+    for promise in dict.fromkeys(key for one in contestants for key in one.promises):
+        yield _Line(promise, [one.promises.get(promise, UNKNOWN) for one in contestants])
+    idle = [UNKNOWN if one.idle_commands is None else number(one.idle_commands) for one in contestants]
+    yield _Line("commands a second of an idle worker", idle)
+
+
+def _settings(contestant: Contestant) -> str:
+    return ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items()) or UNKNOWN
+
+
+# --- a workload ------------------------------------------------------------------------------------------
+
+
+def _section(report: Report, workload: Workload, names: Sequence[str]) -> _Section:
+    by_variant = variants(report, workload)
+    results = [result for found in by_variant.values() for result in found]
+    return _Section(
+        workload=workload,
+        charts=list(_charts(workload, by_variant, names)),
+        contestants=_names(report),
+        lines=list(_lines(workload, by_variant, _names(report))),
+        skipped=[
+            f"{', '.join(filter(None, (result.contestant, result.variant)))}: {result.skipped}"
+            for result in results
+            if result.skipped
+        ],
+        parameters=_parameters(by_variant),
+    )
+
+
+def _names(report: Report) -> list[str]:
+    return [contestant.name for contestant in report.contestants]
+
+
+def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequence[str]) -> Iterator[_Chart]:
+    """Curves where there are histograms, bars for what else is a speed, time lines, and what a job costs the CPUs."""
+    for variant, results in by_variant.items():
+        histograms = dict.fromkeys(
+            name for result in results for sample in result.samples for name in sample.histograms
+        )
+        for metric in speeds(workload):
+            if histograms and metric.unit in {"ms", "us"}:
+                continue  # a point of the curve
+            has_limit = metric is workload.metrics[0]
+            caption = _caption(label(metric), variant)
+            yield from _chart(caption, charts.bars(results, metric, names, caption, has_limit=has_limit))
+        for name in histograms:
+            caption = _caption(f"{name} by percentile", variant)
+            yield from _chart(caption, charts.curves(results, name, names, caption), has_legend=True)
+        caption = _caption("jobs a second, each line a repeat", variant)
+        yield from _chart(caption, charts.timelines(results, names, caption))
+    processors = [metric for metric in costs(workload) if metric.unit == "us/job"]
+    if processors and by_variant:
+        variant, results = next(iter(by_variant.items()))
+        caption = _caption("processor time of a job", variant)
+        yield from _chart(caption, charts.stacked(results, processors, caption))
+
+
+def _caption(what: str, variant: str) -> str:
+    return f"{variant}: {what}" if variant else what
+
+
+def _chart(caption: str, drawn: str | None, *, has_legend: bool = False) -> Iterator[_Chart]:
+    svg = _svg(drawn)
+    if svg is not None:
+        yield _Chart(caption, svg, has_legend)
+
+
+def _lines(workload: Workload, by_variant: dict[str, list[Result]], names: Sequence[str]) -> Iterator[_Line]:
+    headline = workload.metrics[0]
+    for variant, results in by_variant.items():
+        if variant:
+            yield _Line(variant, [], kind="variant")
+        for metric in speeds(workload):
+            yield _line(label(metric), results, metric, names)
+            if metric is headline and any(result.limit for result in results):
+                shares = {result.contestant: share_of_limit(result, headline) for result in results}
+                cells = [UNKNOWN if (share := shares.get(name)) is None else f"{share:.0%}" for name in names]
+                yield _Line("of the limit", cells)
+        for metric in costs(workload):
+            yield _line(label(metric), results, metric, names)._replace(best=None, kind="cost")
+
+
+def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence[str]) -> _Line:
+    found = {result.contestant: summary(result, metric) for result in results}
+    winner = best(results, metric)
+    cells = [UNKNOWN if (one := found.get(name)) is None else str(one) for name in names]
+    return _Line(title, cells, names.index(winner) if winner is not None else None)
+
+
+def _parameters(by_variant: dict[str, list[Result]]) -> list[str]:
+    """``jobs 20,000``; those that vary only once."""
+    told: dict[str, None] = {}
+    for results in by_variant.values():
+        for result in results:
+            for name, value in result.parameters.items():
+                told[f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"] = None
+    return list(told)
