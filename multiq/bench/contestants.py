@@ -18,6 +18,7 @@ from multiq.errors import BackendNotInstalled, MultiqError
 from multiq.registry import ALIASES, installed, load, load_driver, open_backend
 from multiq.url import redact, split
 
+from .environment import file_system_of, is_volatile
 from .place import GROUP, Bench, Durability, Place
 
 if TYPE_CHECKING:
@@ -33,6 +34,10 @@ PLANTED = "planted"
 
 _PATIENCE = 15.0  # seconds that a queue may take to be empty: leases of workers that were killed have to end
 _REMOVED = (State.READY, State.DELAYED, State.BURIED)
+
+
+class FolderVolatile(MultiqError):
+    """Nothing can be durable in the folder that throwaway servers would get."""
 
 
 class QueueInUse(MultiqError):
@@ -108,8 +113,14 @@ class UrlPlace(Place):
 def enter(given: Sequence[str], profile: Profile, folder: Path, *, token: str | None = None) -> Iterator[list[Entrant]]:
     """All that run, until the end of the ``with``; *folder* is for the servers that it starts.
 
-    Raises ``ServerMissing``, ``ServerFailed``, ``BackendNotInstalled``, ``UrlInvalid``, ``BackendError``.
+    Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
+    ``BackendError``.
     """
+    if profile == "durable" and is_volatile(folder) and any("://" not in text for text in given):
+        raise FolderVolatile(
+            f"{folder} lies in memory ({file_system_of(folder)}), where nothing can be durable: name a folder on a "
+            "disk for the servers, as in TMPDIR=/var/tmp multiq bench ..."
+        )
     entrants: list[Entrant] = []
     with ExitStack() as stack:
         for number, (name, text) in enumerate(zip(_shown(given), given, strict=True)):

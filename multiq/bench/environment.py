@@ -1,0 +1,161 @@
+"""What a run's figures depend on beside multiq: the machine, the versions, and whatever else was going on there."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import sqlite3
+import statistics
+import time
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+_LIBRARIES = ("msgspec", "hiredis", "PyMySQL", "greenstalk")
+_CPU_INFO = Path("/proc/cpuinfo")
+_GOVERNOR = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
+_QUOTA = Path("/sys/fs/cgroup/cpu.max")
+_VOLATILE = frozenset({"tmpfs", "ramfs"})
+
+_PIECES = 5  # of work in one reading, of which the median counts
+_WARMING = 8  # readings, until the first pieces are no slower than the others
+_SLOWED = 1.25  # times as long as at its fastest: what idle cores do not show
+_OFTEN = 0.2  # of all repeats
+_STOLEN = 0.02  # of the CPU time that there was
+_BUSY = 0.5  # of the cores, in the minute before the run
+
+
+def describe(folder: Path) -> dict[str, str]:
+    """The machine and its versions, as a reader wants to compare them; *folder* is where the servers write."""
+    return {
+        "CPU": _cpu(),
+        "cores": _cores(),
+        **dict(_speed()),
+        "memory": f"{psutil.virtual_memory().total / 2**30:.1f} GiB",
+        "kernel": f"{platform.system()} {platform.release()}",
+        "disk": file_system_of(folder) or "unknown",
+        "Python": f"{platform.python_implementation()} {platform.python_version()}",
+        "SQLite": sqlite3.sqlite_version,
+        **dict(_libraries()),
+        "load": f"{psutil.getloadavg()[0]:.2f}",
+    }
+
+
+def file_system_of(folder: Path) -> str | None:
+    """The kind of the file system that holds a folder, ``ext4`` say; None where the system does not tell."""
+    real, found, kind = folder.resolve(), "", None
+    with suppress(OSError, psutil.Error):
+        for partition in psutil.disk_partitions(all=True):
+            point = partition.mountpoint
+            if real.is_relative_to(point) and len(point) >= len(found):  # a later mount hides an earlier one
+                found, kind = point, partition.fstype
+    return kind
+
+
+def is_volatile(folder: Path) -> bool:
+    """Whether what is written there is in memory, synced or not."""
+    return file_system_of(folder) in _VOLATILE
+
+
+class Reading(NamedTuple):
+    """One look at how fast the machine is at this moment."""
+
+    seconds: float
+    """That a fixed piece of work took: some computing, some system calls."""
+    stolen: float
+    """Seconds of all cores since the machine started that its host gave to others; 0 where it does not tell."""
+    passed: float
+    """Seconds of all cores since it started."""
+
+
+class Meter:
+    """Tells the machine's moods from multiq's: the same small work again and again, beside the repeats of a run."""
+
+    def __init__(self) -> None:
+        self.reference = float("inf")
+        """Seconds of the fixed piece of work, at its fastest so far."""
+        self._calms: list[float] = []
+        self._load = psutil.getloadavg()[0]
+        self._first = self._last = min(self.read() for _ in range(_WARMING))
+
+    def read(self) -> Reading:
+        """Some 20 ms, while nothing of the run is at work."""
+        times = psutil.cpu_times()
+        reading = Reading(
+            statistics.median(_timed() for _ in range(_PIECES)), float(getattr(times, "steal", 0.0)), float(sum(times))
+        )
+        self.reference = min(self.reference, reading.seconds)
+        self._last = reading
+        return reading
+
+    def calm(self, readings: Sequence[Reading]) -> float:
+        """How slow the machine was around a repeat: 1.0 is as fast as it was at its fastest so far."""
+        calm = max(reading.seconds for reading in readings) / self.reference
+        self._calms.append(calm)
+        return calm
+
+    def verdict(self) -> str | None:
+        """Why the figures of this run are to be taken with care, in a sentence or two; None: no reason was seen."""
+        return "; ".join(self._reasons()) or None
+
+    def _reasons(self) -> Iterator[str]:
+        slowed = [calm for calm in self._calms if calm > _SLOWED]
+        if len(slowed) > _OFTEN * len(self._calms):
+            yield (
+                f"around {len(slowed)} of {len(self._calms)} repeats a fixed piece of work took more than "
+                f"{_SLOWED:g} times as long as at its fastest, up to {max(slowed):.1f} times: something else used this "
+                "machine"
+            )
+        stolen, passed = self._last.stolen - self._first.stolen, self._last.passed - self._first.passed
+        if passed > 0 and stolen / passed > _STOLEN:
+            yield f"the machine's host gave {stolen / passed:.0%} of its CPU time to others"
+        if self._load > _BUSY * (os.cpu_count() or 1):
+            yield f"the machine was at work when the run began (load {self._load:.1f})"
+
+
+def _timed() -> float:
+    """Seconds of one piece: about as much in the kernel as outside of it, like a queue's work."""
+    start = time.perf_counter()
+    data = b"multiq"
+    for _ in range(2000):
+        data = hashlib.sha256(data).digest()
+    for _ in range(2000):
+        os.stat("/")  # noqa: PTH116 - the bare system call
+    return time.perf_counter() - start
+
+
+def _cpu() -> str:
+    with suppress(OSError):
+        for line in _CPU_INFO.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
+def _cores() -> str:
+    """Those that this process may use, and what a container's quota leaves of them."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    with suppress(OSError, ValueError):
+        quota, period = _QUOTA.read_text().split()
+        if quota != "max":
+            return f"{count}, of which {int(quota) / int(period):g} may be used"
+    return str(count)
+
+
+def _speed() -> Iterator[tuple[str, str]]:
+    with suppress(OSError):
+        yield "governor", _GOVERNOR.read_text().strip()
+
+
+def _libraries() -> Iterator[tuple[str, str]]:
+    for name in _LIBRARIES:
+        with suppress(PackageNotFoundError):
+            yield name, version(name)
