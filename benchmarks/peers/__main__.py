@@ -17,7 +17,7 @@ from peers.chart import picture
 from peers.client import ProgramError
 from peers.environments import NotInstalledError, interpreter
 from peers.measure import NothingRanError, Size, take_turn
-from peers.report import markdown, show
+from peers.report import include, markdown, show
 from peers.stores import STORES, Store
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 _RESULTS = Path(__file__).parents[1] / "results"
+_PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
 _QUICK = Size(share=0.4, pickup_seconds=1.5, idle_seconds=2.0)
 _SHOWN = 300  # characters of a reason
 
@@ -100,6 +101,8 @@ def _write(run: results.Run, folder: Path) -> None:
     (folder / "peers.json").write_bytes(msgspec.json.format(msgspec.json.encode(run)) + b"\n")
     (folder / "peers.md").write_text(markdown(run))
     (folder / "peers.svg").write_text(picture(run))
+    if folder == _RESULTS:
+        _PAGE.write_text(include(run, _PAGE.read_text()))
 
 
 if __name__ == "__main__":

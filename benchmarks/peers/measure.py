@@ -27,8 +27,7 @@ _STANDSTILL = 15.0  # seconds without a job after which those that have not run 
 _LATE_TWINS = 0.3  # seconds for jobs to be run once more
 _TOLERANCE = 1.0  # milliseconds that a job may begin early: times are kept in whole ones
 _PATIENCE = 120.0  # seconds for an answer
-_DELAYS = (1.0, 3.0)
-_DELAYED = 40
+_DELAYED = 40  # jobs
 
 
 class Size(msgspec.Struct, frozen=True):
@@ -38,6 +37,8 @@ class Size(msgspec.Struct, frozen=True):
     """Of the numbers of jobs in the catalogue."""
     pickup_seconds: float = 2.5
     idle_seconds: float = 4.0
+    delays: tuple[float, float] = (1.0, 3.0)
+    """The shortest and the longest, in seconds."""
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -95,7 +96,7 @@ def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
         store.fresh() as url,
         Client(python, f"peers.libraries.{entry.module}", url, Path(folder), patience=_PATIENCE) as client,
     ):
-        return _Turn(entry, client, store, size).take()
+        return Steps(entry, client, store, size).take()
 
 
 def account(seen: Sequence[Mark], numbers: Collection[int], early: int) -> Account:
@@ -105,7 +106,9 @@ def account(seen: Sequence[Mark], numbers: Collection[int], early: int) -> Accou
     return Account(len(numbers), lost, runs.total() - len(runs), early)
 
 
-class _Turn:
+class Steps:
+    """The steps of one turn, in order."""
+
     def __init__(self, entry: Entry, client: Client, store: Store, size: Size) -> None:
         self._entry = entry
         self._client = client
@@ -155,10 +158,10 @@ class _Turn:
 
     def _delayed(self) -> list[float]:
         rng = random.Random(7)  # noqa: S311 - the same delays for all
-        delays = [rng.uniform(*_DELAYS) for _ in range(_DELAYED)]
+        delays = [rng.uniform(*self._size.delays) for _ in range(_DELAYED)]
         first = self._take(len(delays))
         due = self._client.ask("delayed", first=first, delays=delays)["due"]
-        time.sleep(_DELAYS[1])
+        time.sleep(self._size.delays[1])
         self._wait_for(self._next)
         return self._since(first, due)
 

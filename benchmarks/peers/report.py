@@ -24,6 +24,8 @@ _FIGURES = (
     "delayed, late by p50 / p99, ms",
     "idle commands /s",
 )
+_PICTURE = "![Bars: jobs a second, drained and enqueued](peers.svg)"
+_BEGIN, _END = "<!-- figures of the last recorded run -->", "<!-- end of the figures -->"
 _STORES = {"redis": "Redis", "sqlite": "SQLite", "mysql": "MariaDB"}
 _WIDE = 2000  # characters: nothing is wrapped in a file
 _READABLE = 140  # characters: a narrower terminal would break the words of the headings
@@ -48,23 +50,41 @@ def show(run: Run) -> None:
 
 
 def markdown(run: Run) -> str:
-    """The page: tables, ratios, settings and caveats."""
+    """The whole page: tables, ratios, settings and caveats."""
+    title = ["# multiq beside its peers", "[What is measured, and how](../../docs/peers.md).", _PICTURE]
+    words = "\n".join(map(_words, run.rows))
+    return "\n\n".join([*title, figures(run), "## Versions, settings, caveats", words]) + "\n"
+
+
+def include(run: Run, page: str) -> str:
+    """A page of the documentation with this run's figures in the place of those that were there.
+
+    Raises ``ValueError`` if the page has no such place.
+    """
+    before, begin, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not end:
+        raise ValueError(f"the page has no place for figures: write {_BEGIN} and {_END} on lines of their own")
+    return f"{before}{begin}\n\n{figures(run)}\n\n{end}{after}"
+
+
+def figures(run: Run) -> str:
+    """When and where, the tables, and multiq's figures as multiples of its peers'."""
+    turns = "one turn" if run.repeats == 1 else f"{run.repeats} turns"
     about = (
-        f"`make bench-peers` of {run.when}: {run.machine}. Medians of {run.repeats} turns of each library, taken "
-        "in turns, and half of their spread; percentiles of all turns' samples. [What is measured, and how]"
-        "(../../docs/peers.md)."
+        f"{run.when}, {run.machine}. Medians of {turns} of each library, and half of the spread where there are "
+        "several; percentiles of the samples of all turns."
     )
-    parts = ["# multiq beside its peers", about, "![Bars: jobs a second, drained and enqueued](peers.svg)"]
+    parts = [about]
     for store, title in _STORES.items():
         if rows := run.rows_of(store):
             record = run.stores.get(store)
             kept_in = f"{record.version}; {record.durability}." if record else ""
-            parts += [f"## {title}", kept_in, _markdown_table(rows)]
+            parts += [f"### {title}", kept_in, _markdown_table(rows)]
     ratios = [f"- {line}" for line in _ratios(run)]
     if ratios:
-        parts += ["## multiq beside the best peer of this run", "\n".join(ratios)]
-    parts += ["## Versions, settings, caveats", *map(_words, run.rows)]
-    return "\n\n".join(part for part in parts if part) + "\n"
+        parts += ["### multiq beside the best peer", "\n".join(ratios)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _markdown_table(rows: list[Row]) -> str:

@@ -1,0 +1,201 @@
+"""``benchmarks/peers``: nothing that a library does wrong stays unseen, and nothing of a run stays behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import peers.__main__ as program
+import psutil
+import pytest
+from click.testing import CliRunner
+from peers import environments, marks, measure, report, results
+from peers.catalogue import ENTRIES, Entry
+from peers.chart import picture
+from peers.client import Client, ProgramError
+from peers.marks import Mark
+from peers.measure import Account, Description, Size, Steps, Turn, account
+from peers.stores import SqliteStore
+from servers.process import until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+ROOT = Path(__file__).parents[2]
+TINY = Size(share=0.01, pickup_seconds=0.3, idle_seconds=0.05, delays=(0.2, 0.4))
+ABOUT = Description({"fake": "1"}, bulk=10, later=True, settings="none", killed="lost", caveats=["a fake"])
+
+#: a library whose queue is a file, and whose worker is told by *run* what to do with each number
+FAKE = """
+import os, sys, time
+from pathlib import Path
+from peers.marks import mark
+from peers.protocol import Peer
+
+jobs = Path("jobs")
+
+def one(number):
+    with jobs.open("a") as file:
+        file.write(f"{{number}}\\n")
+
+def work():
+    done = 0
+    while True:
+        for line in jobs.read_text().splitlines()[done:]:
+            run(int(line))
+            done += 1
+        time.sleep(0.001)
+
+def run(number):
+    {run}
+
+PEER = Peer(packages=["multiq"], workers=[["python", "-c", "import fake; fake.work()"]], one=one,
+            later=lambda number, delay: {later})
+"""
+LATER = "(time.sleep(delay), one(number))"
+
+
+def take(folder: Path, run: str, later: str = LATER) -> Turn:
+    """A turn of the fake."""
+    (folder / "fake.py").write_text(FAKE.format(run=run, later=later))
+    entry = Entry("Fake", "fake", "fake", "sqlite", 60, 0)
+    with Client(Path(sys.executable), "fake", "sqlite:///nowhere", folder, patience=60) as client:
+        return Steps(entry, client, SqliteStore(), msgspec.structs.replace(TINY, delays=(0.01, 0.02))).take()
+
+
+@pytest.fixture(autouse=True)
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "_STANDSTILL", 1.0)
+
+
+def test_marks_are_read_as_they_were_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(marks.FOLDER, str(tmp_path))
+    marks._handle.cache_clear()
+    for number in (3, 1, 3):
+        marks.mark(number)
+    os.close(marks._handle())
+    marks._handle.cache_clear()
+    assert marks.count(tmp_path) == 3
+    assert [mark.number for mark in marks.read(tmp_path)] == [3, 1, 3]
+
+
+def test_lost_and_doubled_jobs_do_not_make_up_for_each_other() -> None:
+    seen = [Mark(0, 10), Mark(1, 11), Mark(1, 12), Mark(1, 13), Mark(3, 14)]
+    assert account(seen, range(4), early=0) == Account(jobs=4, lost=1, doubled=2, early=0)
+
+
+def test_a_faultless_library_is_clean(tmp_path: Path) -> None:
+    turn = take(tmp_path, "mark(number)")
+    assert turn.account.is_clean
+    assert turn.account.jobs > 140  # warmed up with, drained, picked up, delayed
+    assert turn.bulk is None
+
+
+@pytest.mark.parametrize(
+    ("run", "later", "wrong"),
+    [
+        ("number == 7 or mark(number)", LATER, "lost"),
+        ("[mark(number)] * (number != 7) or [mark(number), mark(number)]", LATER, "doubled"),
+        ("mark(number)", "one(number)", "early"),
+    ],
+)
+def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: str, wrong: str) -> None:
+    found = take(tmp_path, run, later).account
+    assert {name for name in ("lost", "doubled", "early") if getattr(found, name)} == {wrong}
+
+
+@pytest.mark.parametrize(
+    ("run", "words"),
+    [("sys.exit('I give up')", "no job began within 1 s.*I give up"), ("os._exit(3)", "It printed nothing")],
+)
+def test_workers_that_die_are_told_with_their_last_words(tmp_path: Path, run: str, words: str) -> None:
+    with pytest.raises(measure.NothingRanError, match=words):
+        take(tmp_path, run)
+
+
+def test_a_program_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    (tmp_path / "fake.py").write_text("raise SystemExit('cannot begin')")
+    with (
+        Client(Path(sys.executable), "fake", "", tmp_path, patience=60) as client,
+        pytest.raises(ProgramError, match=r"describe: the program ended.*cannot begin"),
+    ):
+        client.ask("describe")
+
+
+def test_the_page_shows_figures_and_what_was_wrong() -> None:
+    ours = results.Row("multiq-redis", [_turn(90_000), _turn(110_000)])
+    wrong = results.Row("saq-redis", [_turn(2000, Account(100, lost=1, doubled=2, early=0))])
+    missing = results.Row("rq-redis", [], "rq could not be installed")
+    stores = {"redis": results.StoreRecord("Redis 7", "nothing on disk")}
+    run = results.Run("2026-01-01", "2 cores", 2, stores, [missing, wrong, ours])
+    page = report.markdown(run)
+    names = re.findall(r"^\| (\S+)", page, re.MULTILINE)
+    assert names == ["library", "**multiq**", "SAQ", "RQ"]
+    assert "100,000 ±10%" in page
+    assert "🔴 1 lost, 2 run twice (of 100)" in page
+    assert "🔴 rq could not be installed" in page
+    assert "drain 50.0 times SAQ" in page
+    assert "100,000 ±10%" in report.include(run, f"# Peers\n{report._BEGIN}\nold\n{report._END}\nmore")
+    with pytest.raises(ValueError, match="no place for figures"):
+        report.include(run, f"{report._BEGIN}, and no end")
+    assert [ours.is_clean, wrong.is_clean, missing.is_clean] == [True, False, False]
+    assert {"multiq", "SAQ", "100,000", "failed"} <= set(re.findall(r">([^<>]+)<", picture(run)))
+
+
+def test_a_library_that_cannot_be_installed_does_not_stop_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    installed = environments.interpreter
+
+    def interpreter(library: str) -> Path:
+        if library == "huey":
+            raise environments.NotInstalledError("huey could not be installed")
+        return installed(library)
+
+    monkeypatch.setattr(program, "interpreter", interpreter)
+    monkeypatch.setattr(program, "_QUICK", TINY)
+    done = CliRunner().invoke(program.main, ["--quick", "--only", "sqlite", "--into", str(tmp_path)])
+    assert done.exit_code == 1  # the row of Huey is not clean
+    run = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=results.Run)
+    ours, huey = run.rows_of("sqlite")
+    assert ours.is_clean
+    assert ours.account.jobs > 700
+    assert ours.samples("late")
+    assert huey.failure == "huey could not be installed"
+    rendered = CliRunner().invoke(program.main, ["--render", "--into", str(tmp_path)])
+    assert "🔴" in rendered.output
+    assert rendered.exit_code == 1
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"}
+    command = [sys.executable, "-m", "peers", "--only", "multiq-sqlite"]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as runner:
+        started: list[psutil.Process] = []
+        until(_seen(runner.pid, started, 4), "the program, a supervisor and its children run")
+        runner.send_signal(number)
+        assert runner.wait(30) != 0
+    until(lambda: not any(process.is_running() for process in started), "all have ended")
+
+
+def test_no_two_rows_have_one_name() -> None:
+    assert len({entry.key for entry in ENTRIES}) == len(ENTRIES)
+
+
+def _turn(drain: float, found: Account = Account(1000, 0, 0, 0)) -> Turn:  # noqa: B008 - it is frozen
+    return Turn(ABOUT, found, 5000.0, 20_000.0, drain, 1.0, [1.0, 2.0], [3.0], 0.5)
+
+
+def _seen(pid: int, found: list[psutil.Process], wanted: int) -> Callable[[], bool]:
+    def look() -> bool:
+        found[:] = psutil.Process(pid).children(recursive=True)
+        return len(found) >= wanted
+
+    return look
