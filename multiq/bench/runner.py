@@ -17,6 +17,8 @@ from multiq.job import describe
 from . import hands
 from .accounting import account
 from .app import BenchApp
+from .contestants import PLANTED
+from .place import Profile  # noqa: TC001 - msgspec looks it up
 from .report import VERSION, Contestant, Report, Result, Sample
 from .stage import Stage
 from .work import enqueue_in_bulk, leanest
@@ -38,7 +40,7 @@ _IDLE_QUICK, _IDLE = 2.0, 20.0  # seconds for which idle workers are watched
 class Options(msgspec.Struct, frozen=True):
     """What to run."""
 
-    profile: str = "durable"
+    profile: Profile = "durable"
     is_quick: bool = False
     repeats: int = 5
     workloads: Sequence[Workload] = WORKLOADS
@@ -69,7 +71,7 @@ class Step(NamedTuple):
 class Listener(Protocol):
     """Hears how a run gets on: what is done on whom, and how many of all seconds, as estimated, are behind it."""
 
-    def __call__(self, what: str, contestant: str, seconds: float) -> object: ...
+    def __call__(self, what: str, contestant: str, seconds: float, /) -> object: ...
 
 
 def steps(options: Options) -> list[Step]:
@@ -121,6 +123,7 @@ class _Race:
         self._entrants = entrants = setting.entrants
         self._options = options
         self._meter = setting.meter
+        self._reading = setting.meter.read()  # between two repeats: the end of the one, the beginning of the other
         self._folder = setting.folder
         self._tell = tell
         self._began = time.monotonic()
@@ -162,10 +165,11 @@ class _Race:
         self._seconds += variant.seconds
 
     def _sample(self, step: Step, entrant: Entrant) -> Sample:
-        before = self._meter.read()
+        before = self._reading
         started = time.monotonic() - self._began
         outcome, accounting = self._perform(step, entrant)
         seconds = time.monotonic() - self._began - started
+        self._reading = self._meter.read()
         return Sample(
             started=started,
             seconds=seconds,
@@ -173,7 +177,7 @@ class _Race:
             accounting=accounting,
             histograms=outcome.histograms,
             timeline=outcome.timeline,
-            calm=self._meter.calm([before, self._meter.read()]),
+            calm=self._meter.calm([before, self._reading]),
         )
 
     def _perform(self, step: Step, entrant: Entrant) -> tuple[Outcome, Accounting]:
@@ -236,10 +240,12 @@ class _Race:
         """The leanest loops on each server, where a workload of this run is set beside one."""
         wanted = [workload.limit for workload in self._options.workloads if workload.limit is not None]
         for entrant in self._entrants if wanted else ():
+            if entrant.backend == PLANTED:
+                continue
             self._say("the limit", entrant)
             scale = 1 if self._options.is_quick else 10
             with hands.Hands(entrant.url, are_processes=True) as own:
-                hand = own.take(leanest, entrant.backend, 400 * scale, 4_000 * scale)
+                hand = own.take(leanest, entrant.backend, 300 * scale, 2_000 * scale)
                 hand.go()
                 for name, speed in hand.result(120.0).result.items():
                     self._limits.setdefault((entrant.name, name), []).append(speed)

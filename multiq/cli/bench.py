@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from multiq.bench.compare import Comparison
+    from multiq.bench.place import Profile
     from multiq.bench.report import Report
     from multiq.bench.runner import Listener, Options
     from multiq.bench.workloads import Workload
@@ -55,7 +56,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no jo
 @traceback_option
 def bench(  # noqa: PLR0917 - click passes them all by name
     given: tuple[str, ...],
-    profile: str,
+    profile: Profile,
     is_quick: bool,
     repeats: int | None,
     names: tuple[str, ...],
@@ -139,9 +140,9 @@ def _run(given: Sequence[str], options: Options) -> Report:
     seconds = runner.estimate(options, len(given))
     note(f"{len(given)} contestants, {options.repeats} repeats: this takes about {_minutes(seconds)}")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiq-")))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiq-bench-")))
         journals = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="multiq-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None)
+            tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None)
         )
         tell = stack.enter_context(_progress(seconds))
         tell("starting servers", "", 0)

@@ -26,7 +26,7 @@ class EnqueueOne(Workload):
     limit = "put_one_by_one"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [Variant({"jobs": 400 if is_quick else 5000}, seconds=0.5 if is_quick else 4)]
+        return [Variant({"jobs": 400 if is_quick else 5000}, seconds=0.3 if is_quick else 4)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
@@ -43,7 +43,7 @@ class EnqueueBulk(Workload):
     limit = "put_in_batches"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [Variant({"jobs": 5_000 if is_quick else 50_000}, seconds=0.5 if is_quick else 4)]
+        return [Variant({"jobs": 3_000 if is_quick else 50_000}, seconds=0.4 if is_quick else 4)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])

@@ -36,8 +36,8 @@ class Latency(Workload):
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
             return [
-                Variant({"jobs": 20, "per second": 30, "processes": 1}, "idle", 1.0),
-                Variant({"jobs": 160, "per second": 200, "processes": 2}, "200/s", 1.2),
+                Variant({"jobs": 15, "per second": 30, "processes": 1}, "idle", 0.8, 2),
+                Variant({"jobs": 120, "per second": 200, "processes": 2}, "200/s", 0.9, 2),
             ]
         return [
             Variant({"jobs": 200, "per second": 30, "processes": 1}, "idle", 7.5),
@@ -76,7 +76,7 @@ class Delayed(Workload):
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
-            return [Variant({"jobs": 60, "from": 0.2, "to": 0.9}, seconds=1.8, repeats=1)]
+            return [Variant({"jobs": 60, "from": 0.2, "to": 0.9}, seconds=1.1, repeats=1)]
         return [Variant({"jobs": 500, "from": 0.5, "to": 4.5}, seconds=6)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:

@@ -40,8 +40,8 @@ class Drain(Workload):
     limit = "take_in_batches"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        jobs = 4_000 if is_quick else 40_000
-        return [Variant({"jobs": jobs, "processes": 2}, seconds=1.0 if is_quick else 6)]
+        jobs = 2_000 if is_quick else 40_000
+        return [Variant({"jobs": jobs, "processes": 2}, seconds=0.5 if is_quick else 8)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
@@ -64,7 +64,7 @@ class Contention(Workload):
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
-            return [Variant({"jobs": 500, "producers": 2, "processes": 3}, seconds=0.8)]
+            return [Variant({"jobs": 400, "producers": 2, "processes": 3}, seconds=0.6, repeats=2)]
         return [Variant({"jobs": 10_000, "producers": 4, "processes": 4}, seconds=6)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
@@ -122,11 +122,7 @@ class Failures(Workload):
     metrics: ClassVar = [Metric("runs", "runs/s", "higher"), *COSTS]
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [
-            Variant(
-                {"jobs": 300 if is_quick else 5000}, seconds=0.5 if is_quick else 4, repeats=1 if is_quick else None
-            )
-        ]
+        return [Variant({"jobs": 300}, seconds=0.3, repeats=1)] if is_quick else [Variant({"jobs": 5000}, seconds=4)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
@@ -158,7 +154,7 @@ class Recovery(Workload):
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
-            return [Variant({"jobs": 300, "job ms": 3}, seconds=1.5, repeats=1)]
+            return [Variant({"jobs": 300, "job ms": 3}, seconds=0.8, repeats=1)]
         return [Variant({"jobs": 1500, "job ms": 3}, seconds=4)]
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002
@@ -199,7 +195,7 @@ class Settle(Workload):
     ]
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [Variant({"jobs": 1000 if is_quick else 5000, "batch": 20}, seconds=0.4 if is_quick else 2)]
+        return [Variant({"jobs": 600 if is_quick else 5000, "batch": 20}, seconds=0.4 if is_quick else 2)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs, batch = int(parameters["jobs"]), int(parameters["batch"])
