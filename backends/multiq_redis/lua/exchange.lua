@@ -154,10 +154,12 @@ local function show(reply, size, id, record)
 end
 
 local function hand_out(reply)
-    local popped = redis.call('ZPOPMIN', KEYS[5], limit)
+    local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN would write out the scores, and delete singly
+    if #places == 0 then return {} end
+    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, #places - 1)
     local ids, taken, fields, leases = {}, {}, {}, {}
-    for i = 1, #popped / 2 do ids[i] = sub(popped[2 * i - 1], 13) end
-    if #ids == 0 then return taken end
+    local ends_at = {} -- by packed ttr, as text: most jobs have the same, and Redis would make it of a number each time
+    for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
     local count, size = 0, #reply
     for i = 1, #ids do
@@ -165,16 +167,19 @@ local function hand_out(reply)
         if record then -- else somebody deleted it by hand
             record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
                 .. sub(record, 54)
+            local ttr = sub(record, 21, 28)
+            if not ends_at[ttr] then ends_at[ttr] = string.format('%.0f', now + unpacked('>I8', ttr)) end
             count = count + 1
             taken[count] = id
             fields[2 * count - 1], fields[2 * count] = id, record
-            leases[2 * count - 1], leases[2 * count] = now + unpacked('>I8', record, 21), popped[2 * i - 1]
+            local at = 2 * (#ids - count) -- from the back: a small set is a list, which is searched from its beginning
+            leases[at + 1], leases[at + 2] = ends_at[ttr], places[i]
             size = show(reply, size, id, record)
         end
     end
     if count > 0 then
         redis.call('HSET', KEYS[2], unpack(fields))
-        redis.call('ZADD', KEYS[7], unpack(leases))
+        redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))
     end
     return taken
 end
