@@ -58,7 +58,7 @@ class Entrant(msgspec.Struct):
     place: Place
     is_ours: bool
     """Whether the bench started the server."""
-    token: str
+    mark: str
     """What sets the queues of this run apart from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
     """Those that were asked for so far."""
@@ -69,7 +69,7 @@ class Entrant(msgspec.Struct):
 
     def queue(self, word: str) -> str:
         """A queue of this run. Raises ``QueueInUse`` where it holds jobs the first time, ``BackendError``."""
-        name = f"multiq.bench.{self.token}.{word}"
+        name = f"multiq.bench.{self.mark}.{word}"
         if name not in self.queues:
             if not self.is_ours:
                 self._refuse_if_used(name)
@@ -110,7 +110,7 @@ class UrlPlace(Place):
 
 
 @contextmanager
-def enter(given: Sequence[str], profile: Profile, folder: Path, *, token: str | None = None) -> Iterator[list[Entrant]]:
+def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | None = None) -> Iterator[list[Entrant]]:
     """All that run, until the end of the ``with``; *folder* is for the servers that it starts.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
@@ -125,7 +125,7 @@ def enter(given: Sequence[str], profile: Profile, folder: Path, *, token: str | 
     with ExitStack() as stack:
         for number, (name, text) in enumerate(zip(_shown(given), given, strict=True)):
             place, backend = _place(text, profile, folder / str(number), stack)
-            entrant = Entrant(name, backend, place, "://" not in text, token or os.urandom(5).hex())
+            entrant = Entrant(name, backend, place, "://" not in text, mark or os.urandom(5).hex())
             stack.callback(entrant.remove_queues)
             entrants.append(entrant)
         yield entrants

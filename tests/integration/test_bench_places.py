@@ -1,0 +1,270 @@
+"""``multiq bench``'s places on real servers: what is started, what is read back from it, what is left behind."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import psutil
+import pytest
+import redis
+from servers.beanstalk import BeanstalkServer
+from servers.mysql import MysqlServer
+from servers.process import require, until
+from servers.redis import RedisCluster, RedisServer
+
+from multiq.backend import Ack, NewJob, State
+from multiq.bench import contestants, servers
+from multiq.bench.contestants import QueueInUse, QueueLeftBehind, commands_a_second, enter, load_bench
+from multiq.bench.place import Counters, Profile, Survives
+from multiq.bench.servers import ServerMissing
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+from multiq.url import parse_url
+from multiq_mysql.backend import MysqlBackend
+from multiq_mysql.login import Login
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.bench.contestants import Entrant
+
+ALL = ("beanstalk", "mysql", "redis", "sqlite")
+BODY = b"x" * 100
+COUNT = 300
+
+#: what is promised of a throwaway server, and the setting that it follows from, as the server itself says
+LEVELS: dict[tuple[str, Profile], tuple[Survives, str, str]] = {
+    ("beanstalk", "fast"): ("client crash", "-b", "no"),
+    ("beanstalk", "durable"): ("power loss", "-f", "0"),
+    ("mysql", "fast"): ("client crash", "innodb_flush_log_at_trx_commit", "0"),
+    ("mysql", "durable"): ("power loss", "innodb_flush_log_at_trx_commit", "1"),
+    ("redis", "fast"): ("client crash", "appendonly", "no"),
+    ("redis", "durable"): ("power loss", "appendfsync", "always"),
+    ("sqlite", "fast"): ("server crash", "synchronous", "normal"),
+    ("sqlite", "durable"): ("power loss", "synchronous", "full"),
+}
+
+START_AND_DIE = """
+import os, sys
+from pathlib import Path
+from multiq.bench.contestants import enter
+with enter(["redis"], "fast", Path(sys.argv[1])) as (entrant,):
+    print(entrant.url, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _all_programs() -> None:
+    """Skips where a server is missing, and fails under CI."""
+    for server in (BeanstalkServer, MysqlServer, RedisServer):
+        require(server.program, server.package)
+
+
+@pytest.fixture
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With a short name: a socket's path takes 107 bytes."""
+    return tmp_path_factory.mktemp("b")
+
+
+def work(entrant: Entrant, queue: str) -> None:
+    """Enqueue, take and finish ``COUNT`` jobs."""
+    with open_backend(entrant.url) as backend:
+        backend.enqueue(queue, [NewJob(BODY, job_id) for job_id in new_ids(COUNT)])
+        with backend.consumer([queue]) as consumer:
+            assert consumer.settle([Ack(lease) for lease in consumer.reserve(COUNT, 0)]) == [None] * COUNT
+
+
+def running(folder: Path) -> list[int]:
+    """The processes that were started in this folder."""
+    processes = psutil.process_iter(["cwd"])
+    return [process.pid for process in processes if str(process.info["cwd"] or "").startswith(str(folder))]
+
+
+@pytest.mark.parametrize("profile", get_args(Profile))
+def test_each_name_gets_a_server_of_its_own_as_durable_as_the_profile_says(profile: Profile, folder: Path) -> None:
+    with enter(ALL, profile, folder) as entrants:
+        assert [(one.name, one.backend, one.is_ours) for one in entrants] == [(name, name, True) for name in ALL]
+        for entrant in entrants:
+            durability = entrant.place.durability()
+            survives, setting, value = LEVELS[entrant.backend, profile]
+            assert (durability.survives, durability.settings[setting]) == (survives, value)
+            assert any(character.isdigit() for character in entrant.place.version())
+            work(entrant, entrant.queue("q"))
+        assert len(running(folder)) == 3
+    assert running(folder) == []
+
+
+def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
+    with enter(ALL, "fast", folder) as entrants:
+        costs = {}
+        for entrant in entrants:
+            queue = entrant.queue("q")
+            work(entrant, queue)  # connections, scripts and tables are there
+            before = entrant.place.counters()
+            work(entrant, queue)
+            costs[entrant.name] = entrant.place.counters().since(before)
+        assert 3 * COUNT <= (costs["beanstalk"].commands or 0) < 5 * COUNT, "put, reserve, stats-job and delete"
+        for name in ("redis", "mysql"):
+            assert 3 <= (costs[name].commands or 0) < 60, "a batch is a few commands"
+            assert COUNT * len(BODY) < (costs[name].received or 0)
+            assert COUNT * len(BODY) < (costs[name].sent or 0)
+        for name in ("beanstalk", "redis", "mysql"):
+            assert costs[name].cpu is not None
+            assert (costs[name].memory or 0) > 500_000
+        assert costs["sqlite"] == Counters(), "there is no server that could count"
+
+
+def test_looking_at_the_counters_is_not_counted(folder: Path) -> None:
+    with enter(["redis", "beanstalk", "mysql"], "fast", folder) as entrants:
+        for entrant in entrants:
+            entrant.place.counters()
+            assert commands_a_second(entrant.place, 0.01) == 0, entrant.name
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_limit_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
+    bench = load_bench(name)
+    assert bench is not None
+    with enter([name], "fast", folder) as (entrant,), bench.at(entrant.url) as place:
+        limit = place.limit(BODY)
+        assert limit is not None
+        assert limit.put_one_by_one(10) > 0
+        assert limit.put_in_batches(COUNT) > 0
+        assert limit.take_in_batches() > 0
+        assert limit.put_in_batches(7) > 0  # a run that is interrupted does not take them
+        assert TRACES[name](entrant.url), "the look for traces sees some"
+        limit.close()
+        assert TRACES[name](entrant.url) == []
+
+
+def test_a_server_of_somebodys_is_left_as_it_was_found(folder: Path) -> None:
+    with RedisServer() as server, open_backend(server.url) as theirs:
+        theirs.enqueue("mail", [NewJob(b"theirs", job_id) for job_id in new_ids(3)])
+        with enter([server.url, server.url], "durable", folder) as (entrant, other):
+            assert (entrant.name, entrant.is_ours, other.name) == (server.url, False, f"{server.url} 2")
+            assert entrant.place.durability().survives == "client crash", "as it is set, whatever the profile"
+            queues = [entrant.queue("one"), entrant.queue("two"), other.queue("one")]
+            assert len(set(queues)) == 3
+            with open_backend(entrant.url) as backend:
+                for queue in queues:
+                    backend.enqueue(queue, [NewJob(BODY, job_id) for job_id in new_ids(10)])
+                    backend.pause(queue, 60)
+        assert theirs.queues() == ["mail"]
+        assert theirs.stats("mail").ready == 3
+        assert [key for key in server.ask("KEYS", "*multiq.bench*") if server.ask("TTL", key) < 0] == []
+
+
+@pytest.mark.parametrize("name", ["beanstalk", "mysql", "sqlite"])
+def test_jobs_of_an_interrupted_run_are_removed_from_others_servers(name: str, folder: Path) -> None:
+    """What a killed worker holds is removed when its lease has ended."""
+    bench = load_bench(name)
+    assert bench is not None
+    theirs = folder / "theirs"
+    theirs.mkdir()
+    with bench.throwaway(theirs, "fast") as place, open_backend(place.url) as backend:
+        with enter([place.url], "fast", folder) as (entrant,):
+            queue = entrant.queue("q")
+            backend.enqueue(queue, [NewJob(BODY, job_id, ttr=1) for job_id in new_ids(3)])
+            consumer = backend.consumer([queue])
+            assert len(consumer.reserve(1, 0)) == 1
+            assert backend.queues() == [queue]
+        assert backend.queues() == []
+        consumer.close()
+
+
+def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> None:
+    url = f"sqlite:///{folder}/theirs.db"
+    with open_backend(url) as theirs:
+        theirs.enqueue("multiq.bench.abc.q", [NewJob(b"theirs", "an id")])
+        with (
+            enter([url], "fast", folder, mark="abc") as (entrant,),
+            pytest.raises(QueueInUse, match=r"'multiq\.bench\.abc\.q' of sqlite:.* holds 1 jobs already"),
+        ):
+            entrant.queue("q")
+        assert theirs.peek("multiq.bench.abc.q", "an id").state is State.READY
+
+
+def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contestants, "_PATIENCE", 0.1)
+    url = f"sqlite:///{folder}/theirs.db"
+    with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:
+        run = enter([url], "fast", folder, mark="abc")
+        (entrant,) = run.__enter__()
+        backend.enqueue(entrant.queue("q"), [NewJob(BODY, "an id", ttr=600)])
+        assert len(consumer.reserve(1, 0)) == 1
+        with pytest.raises(QueueLeftBehind, match=r"1 of them reserved.*multiq purge multiq\.bench\.abc\.q"):
+            run.__exit__(None, None, None)
+
+
+def test_a_missing_program_is_told_with_what_to_install_and_nothing_is_left(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servers, "_ELSEWHERE", "")
+    monkeypatch.setenv("PATH", str(_with_only("redis-server", folder)))
+    told = r"beanstalkd is not installed.*apt-get install beanstalkd.*URL"
+    with pytest.raises(ServerMissing, match=told), enter(["redis", "beanstalk"], "fast", folder):
+        pytest.fail("it began")
+    assert running(folder) == []
+
+
+def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
+    with RedisCluster() as cluster, enter([cluster.url], "fast", folder) as (entrant,):
+        queues = [entrant.queue(str(number)) for number in range(6)]
+        before = entrant.place.counters()
+        for queue in queues:
+            work(entrant, queue)
+        assert (entrant.place.counters().since(before).commands or 0) >= 3 * len(queues)
+        entrant.remove_queues()
+        for node in cluster.nodes:
+            assert [key for key in node.ask("KEYS", "*multiq.bench*") if node.ask("TTL", key) < 0] == []
+
+
+def test_no_server_outlives_a_bench_that_was_killed(folder: Path) -> None:
+    command = [sys.executable, "-c", START_AND_DIE, str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == -9
+    assert done.stdout.startswith("redis://")
+    until(lambda: not running(folder), "the server has ended")
+
+
+def _with_only(program: str, folder: Path) -> Path:
+    found = shutil.which(program)
+    assert found is not None
+    path = folder / "bin"
+    path.mkdir()
+    (path / program).symlink_to(found)
+    return path
+
+
+def _keys(url: str) -> list[Any]:
+    with closing(redis.Redis.from_url(url)) as client:
+        return list(client.scan_iter("*limit*"))
+
+
+def _tables(url: str) -> list[Any]:
+    with Login.from_url(parse_url(url, MysqlBackend.options)).connect(5) as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW TABLES LIKE 'multiq\\_bench\\_%'")
+        return list(cursor.fetchall())
+
+
+def _tubes(url: str) -> list[str]:
+    with open_backend(url) as backend:
+        return backend.queues()
+
+
+def _files(url: str) -> list[Path]:
+    return list(Path(url.removeprefix("sqlite:///").partition("?")[0]).parent.glob("multiq-bench-*"))
+
+
+TRACES: dict[str, Callable[[str], Sequence[object]]] = {
+    "beanstalk": _tubes,
+    "mysql": _tables,
+    "redis": _keys,
+    "sqlite": _files,
+}

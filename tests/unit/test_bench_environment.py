@@ -1,0 +1,127 @@
+"""The machine that a run was on, and how calm it was."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+import psutil
+import pytest
+
+from multiq.bench import environment
+from multiq.bench.environment import Meter, Reading, describe, file_system_of, is_volatile
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+class Machine:
+    """What the meter sees of a machine: how long its work takes, what is stolen, its load."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.seconds = 0.004
+        self.load = 0.0
+        self.stolen = 0.0
+        self.passed = 1000.0
+        monkeypatch.setattr(environment, "_timed", lambda: self.seconds)
+        monkeypatch.setattr(psutil, "getloadavg", lambda: (self.load, 0.0, 0.0))
+        monkeypatch.setattr(psutil, "cpu_times", self._times)
+
+    def run(self, meter: Meter, *slowness: float) -> list[float]:
+        """Repeats, each on a machine as many times slower than at its best."""
+        calms = []
+        for times in slowness:
+            before = meter.read()
+            self.seconds = 0.004 * times
+            calms.append(meter.calm([before, meter.read()]))
+            self.seconds = 0.004
+            self.passed += 10
+        return calms
+
+    def _times(self) -> Times:
+        return Times(self.passed - self.stolen, self.stolen)
+
+
+class Times(NamedTuple):
+    """Of all cores since the start, as far as is looked at."""
+
+    others: float
+    steal: float
+
+
+class Partition(NamedTuple):
+    mountpoint: str
+    fstype: str
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def test_a_machine_at_rest_is_no_reason_for_care(machine: Machine) -> None:
+    meter = Meter()
+    assert machine.run(meter, 1, 1.1, 1, 1.2) == pytest.approx([1, 1.1, 1, 1.2])
+    assert meter.reference == pytest.approx(0.004)
+    assert meter.verdict() is None
+
+
+def test_a_run_without_repeats_is_calm(machine: Machine) -> None:
+    assert Meter().verdict() is None
+
+
+def test_one_slow_moment_is_borne_and_many_are_told(machine: Machine) -> None:
+    meter = Meter()
+    machine.run(meter, 1, 1, 3, 1, 1)
+    assert meter.verdict() is None
+    machine.run(meter, 1.6)
+    assert meter.verdict() == (
+        "around 2 of 6 repeats a fixed piece of work took more than 1.25 times as long as at its fastest, up to 3.0 "
+        "times: something else used this machine"
+    )
+
+
+def test_a_machine_that_gets_faster_sets_the_measure_anew(machine: Machine) -> None:
+    machine.seconds = 0.008
+    meter = Meter()
+    machine.seconds = 0.004
+    assert meter.calm([meter.read()]) == 1.0
+    assert meter.reference == 0.004
+
+
+def test_a_host_that_takes_time_away_is_told(machine: Machine) -> None:
+    meter = Meter()
+    machine.run(meter, 1, 1)
+    machine.stolen, machine.passed = 5.0, machine.passed + 80
+    machine.run(meter, 1)
+    assert meter.verdict() == "the machine's host gave 5% of its CPU time to others"
+
+
+def test_a_machine_that_was_at_work_before_is_told(machine: Machine) -> None:
+    machine.load = 64.0 * 16
+    meter = Meter()
+    machine.load = 0
+    assert str(meter.verdict()).startswith("the machine was at work when the run began (load 1024.0)")
+
+
+def test_a_reading_is_of_real_work() -> None:
+    reading = Meter().read()
+    assert isinstance(reading, Reading)
+    assert 0 < reading.seconds < math.inf
+    assert reading.passed > 0
+
+
+def test_the_environment_names_what_figures_depend_on(tmp_path: Path) -> None:
+    found = describe(tmp_path)
+    assert {"CPU", "cores", "memory", "kernel", "disk", "Python", "SQLite", "msgspec", "load"} <= found.keys()
+    assert all(found.values())
+
+
+def test_a_folder_in_memory_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mounts = [("/", "ext4"), (str(tmp_path / "mem"), "tmpfs"), (str(tmp_path / "mem" / "disk"), "xfs")]
+    made = [Partition(point, kind) for point, kind in mounts]
+    monkeypatch.setattr(psutil, "disk_partitions", lambda *, all: made)  # noqa: A006 - as it is called
+    assert file_system_of(tmp_path) == "ext4"
+    assert is_volatile(tmp_path / "mem" / "deeper")
+    assert not is_volatile(tmp_path / "mem" / "disk")
+    assert not is_volatile(tmp_path / "memory")
