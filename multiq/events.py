@@ -1,11 +1,13 @@
 """What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
 
-A subscriber is called in the thread in which the event happened and should be quick. Its error is logged and never
-changes what becomes of a job.
+A subscriber is called in the thread in which the event happened and should be quick. One that is a coroutine function
+runs on an event loop instead, beside the jobs (``background``). Its error is logged and never changes what becomes of
+a job.
 """
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections import defaultdict
 from collections.abc import Callable
@@ -14,6 +16,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 if TYPE_CHECKING:
+    import asyncio
+
+    from .background import Background
     from .job import JobContext
 
 _log = logging.getLogger("multiq.events")
@@ -146,11 +151,22 @@ class Events:
         self._heard: dict[type[Event], tuple[Subscriber, ...]] = {}  # per concrete type, with its parents'
         self.logged = False
         """Whether ``multiq.log`` listens already."""
+        self._background: Background | None = None  # as long as no subscriber is a coroutine function
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""
-        self._subscribers[kind].append(subscriber)
+        self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
         self._heard.clear()
+
+    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Have coroutines run on this loop, until ``finish``."""
+        if self._background is not None:
+            self._background.move_to(loop)
+
+    def finish(self, patience: float) -> None:
+        """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
+        if self._background is not None:
+            self._background.finish(patience)
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens: spares building events that nobody hears."""
@@ -167,6 +183,13 @@ class Events:
             except (Exception, SystemExit):  # noqa: BLE001 - logged, and the job goes on
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
+    def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
+        """Tell of an event without waiting for its coroutine."""
+        from .background import Background  # asyncio is not for who never needs it
+
+        background = self._background = self._background or Background()
+        return lambda event: background.start(subscriber, event)
+
     def _find(self, kind: type[Event]) -> tuple[Subscriber, ...]:
         found = tuple(
             subscriber
@@ -176,3 +199,9 @@ class Events:
         )
         self._heard[kind] = found
         return found
+
+
+def _is_async(subscriber: Subscriber) -> bool:
+    return inspect.iscoroutinefunction(subscriber) or inspect.iscoroutinefunction(
+        getattr(type(subscriber), "__call__", None)  # noqa: B004 - not whether it can be called, but how
+    )

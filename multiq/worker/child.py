@@ -53,6 +53,8 @@ EXIT_OVERDUE = 13
 _IDLE = 5.0  # seconds: an idle worker looks up this often
 _VETOED = 1.0  # seconds until a before_fetch hook is asked again
 _BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
+_LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
+_CUT_EVENTS = 0.25  # ...or this, when the end is now: a supervisor kills who is late
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
 
@@ -140,6 +142,8 @@ class Child:
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
         self._heartbeat.start()
+        if self._executor.loop is not None:
+            self._events.run_on(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
         try:
             while self._stopping is None:
@@ -149,6 +153,7 @@ class Child:
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
             self._heartbeat.close()
+            self._finish_events()
             self._executor.close()
             self._pump.close()
         return self._stopped()
@@ -323,6 +328,7 @@ class Child:
             self.stop("a job does not heed its time limit")
             self._let_go(overdue)
             self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
+            self._events.finish(_CUT_EVENTS)
             self._leave(EXIT_OVERDUE)
 
     def _hold(self, holding: bool) -> None:
@@ -374,7 +380,11 @@ class Child:
     def _stopped(self) -> int:
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
+        self._finish_events()
         return code
+
+    def _finish_events(self) -> None:
+        self._events.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
 
     def _nudge(self) -> None:
         self._changed.set()

@@ -32,6 +32,9 @@ class Executor(ABC):
     With a *ledger*, those outside of the process can see which jobs have begun.
     """
 
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop that all jobs which are coroutines run on, if there is one."""
+
     def __init__(
         self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], ledger: Ledger | None = None
     ) -> None:
@@ -221,7 +224,7 @@ class CoroutineExecutor(Executor):
         super().__init__(runner, prefetch, on_done, ledger)
         self._concurrency = concurrency
         self._waiting: deque[Lease] = deque()
-        self._loop = new_event_loop()
+        self.loop = self._loop = new_event_loop()
         self._pool = ThreadPoolExecutor(min(concurrency, self._POOL_AT_MOST), "multiq-job")
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)

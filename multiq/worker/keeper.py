@@ -54,6 +54,7 @@ _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
 _TOUCH_SHARE = 1 / 3
 _ASK_EVERY = 5.0  # seconds
 _ANSWER_EVERY = 1.0  # seconds, while somebody looks at the workers
+_LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end
 _TRY_AGAIN = 0.2  # seconds, when the backend was not there
 
 
@@ -114,6 +115,7 @@ class Keeper:
                 self._bury_orphans(killing=time.monotonic() >= kill_at)
                 if not any(self._folder.iterdir()):
                     shutil.rmtree(self._folder, ignore_errors=True)
+                    self._events.finish(_LAST_EVENTS)
                     return 0
                 time.sleep(_LOOK)
 

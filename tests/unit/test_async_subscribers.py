@@ -1,0 +1,238 @@
+"""Subscribers that are coroutines: where they run, that a job does not wait for them, and what becomes of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from functools import partial
+from typing import Any
+
+import pytest
+
+import multiq
+from multiq import State, background, events
+
+MODES: list[dict[str, Any]] = [{}, {"threads": 3}, {"concurrency": 5}]
+
+
+@pytest.fixture
+def app() -> multiq.App:
+    return multiq.App("memory://")
+
+
+def drain(app: multiq.App, **options: Any) -> int:
+    return multiq.Worker(app, stop_when_empty=True, **options).run()
+
+
+@pytest.mark.parametrize("mode", MODES)
+class TestInEachMode:
+    """Wherever jobs run."""
+
+    def test_each_event_is_told_and_the_worker_s_end_waits_for_it(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        # Given a subscriber that takes its time
+        heard: list[str] = []
+
+        @app.on(events.JobDone)
+        async def tell(event: events.JobDone) -> None:
+            await asyncio.sleep(0.05)
+            heard.append(event.job.id)
+
+        handles = app.task(name="work")(lambda: None).enqueue_many([()] * 20)
+        # When a worker runs to its end
+        assert drain(app, **mode) == 0
+        # Then it has been told of all, to its own end
+        assert sorted(heard) == sorted(handle.id for handle in handles)
+
+    def test_the_very_last_event_is_told_too(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        heard: list[events.WorkerEvent] = []
+
+        async def tell(event: events.WorkerEvent) -> None:
+            await asyncio.sleep(0)
+            heard.append(event)
+
+        app.on(events.WorkerStarted)(tell)
+        app.on(events.WorkerStopped)(tell)
+        drain(app, **mode)
+        assert [type(event) for event in heard] == [events.WorkerStarted, events.WorkerStopped]
+
+    def test_its_error_is_logged_and_changes_nothing(
+        self, app: multiq.App, mode: dict[str, Any], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        # Given subscribers that fail
+        @app.on(events.JobStarted)
+        async def fail(event: events.JobStarted) -> None:
+            raise ValueError("no")
+
+        @app.on(events.JobDone)
+        async def leave(event: events.JobDone) -> None:
+            await asyncio.sleep(0)
+            raise SystemExit(3)
+
+        handle = app.task(name="work")(lambda: None).enqueue()
+        # When the job runs, then it is done, and both are told
+        assert drain(app, **mode) == 0
+        assert handle.state() == State.GONE
+        told = [message for message in caplog.messages if "subscriber" in message]
+        assert sorted(told) == [
+            "a subscriber of JobDone failed; the job's fate is not affected",
+            "a subscriber of JobStarted failed; the job's fate is not affected",
+        ]
+
+    def test_one_that_does_not_end_is_cancelled_at_the_worker_s_end(
+        self, app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        # Given a subscriber that waits for ever
+        monkeypatch.setattr("multiq.worker.child._LAST_EVENTS", 0.1)
+        cancelled: list[bool] = []
+
+        @app.on(events.JobDone)
+        async def hang(event: events.JobDone) -> None:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                cancelled.append(True)
+                raise
+
+        app.task(name="work")(lambda: None).enqueue()
+        # When the worker ends, then it does end, and says so
+        assert drain(app, **mode) == 0
+        assert cancelled == [True]
+        assert any("1 subscribers took longer than 0.1 s" in message for message in caplog.messages)
+
+    def test_all_run_on_one_loop(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        # Given subscribers of several kinds of events
+        loops: set[int] = set()
+        told: list[events.JobEvent] = []
+
+        async def tell(event: events.JobEvent) -> None:
+            await asyncio.sleep(0)
+            loops.add(id(asyncio.get_running_loop()))
+            told.append(event)
+
+        app.on(events.JobStarted)(tell)
+        app.on(events.JobDone)(tell)
+        app.task(name="work")(lambda: None).enqueue_many([()] * 10)
+        # When jobs run
+        drain(app, **mode)
+        # Then all were told on one loop
+        assert len(told) == 20
+        assert len(loops) == 1
+
+
+def test_with_concurrency_it_runs_on_the_loop_of_the_jobs(app: multiq.App) -> None:
+    loops: list[asyncio.AbstractEventLoop] = []
+
+    @app.task
+    async def work() -> None:
+        loops.append(asyncio.get_running_loop())
+
+    @app.on(events.JobDone)
+    async def tell(event: events.JobDone) -> None:
+        loops.append(asyncio.get_running_loop())
+
+    work.enqueue()
+    drain(app, concurrency=2)
+    assert len(loops) == 2
+    assert loops[0] is loops[1]
+
+
+@pytest.mark.parametrize("mode", MODES[:2])
+def test_without_it_runs_in_a_thread_of_its_own_that_ends_with_the_worker(
+    app: multiq.App, mode: dict[str, Any]
+) -> None:
+    names: list[str] = []
+
+    @app.on(events.JobDone)
+    async def tell(event: events.JobDone) -> None:
+        names.append(threading.current_thread().name)
+
+    app.task(name="work")(lambda: None).enqueue()
+    drain(app, **mode)
+    assert names == ["multiq-events"]
+    assert "multiq-events" not in [thread.name for thread in threading.enumerate()]
+
+
+def test_a_job_does_not_wait_for_it(app: multiq.App) -> None:
+    # Given a subscriber that only goes on when the job after it has run
+    ran, heard = threading.Event(), list[bool]()
+
+    @app.on(events.JobDone)
+    async def tell(event: events.JobDone) -> None:
+        heard.append(await asyncio.to_thread(ran.wait, 20))
+
+    app.task(name="first")(lambda: None).enqueue()
+    app.task(name="second")(ran.set).enqueue()
+    # Then nobody waits for anybody
+    drain(app)
+    assert heard == [True, True]
+
+
+def test_everything_that_is_a_coroutine_function_counts_as_one(app: multiq.App) -> None:
+    heard: list[str] = []
+
+    class Teller:
+        async def __call__(self, event: events.Event) -> None:
+            heard.append("object")
+
+        async def tell(self, event: events.Event) -> None:
+            heard.append("method")
+
+    async def tell(word: str, event: events.Event) -> None:
+        heard.append(word)
+
+    for subscriber in (Teller(), Teller().tell, partial(tell, "partial")):
+        app.on(events.WorkerStopped)(subscriber)
+    drain(app)
+    assert sorted(heard) == ["method", "object", "partial"]
+
+
+def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
+    app: multiq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Given room for three, and a subscriber that is stuck until the end
+    monkeypatch.setattr(background, "MOST", 3)
+    monkeypatch.setattr("multiq.worker.child._LAST_EVENTS", 0.1)
+    heard: list[str] = []
+
+    @app.on(events.JobDone)
+    async def tell(event: events.JobDone) -> None:
+        heard.append(event.job.id)
+        await asyncio.Event().wait()
+
+    app.task(name="work")(lambda: None).enqueue_many([()] * 50)
+    # When many jobs run, then it is told of three, and that there are others is told once
+    drain(app)
+    assert len(heard) == 3
+    assert sum("a subscriber is too slow" in message for message in caplog.messages) == 1
+
+
+def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
+    # Given events that were told on a loop of this process
+    told, heard = events.Events(), list[int]()
+
+    async def tell(event: events.Event) -> None:
+        heard.append(os.getpid())
+
+    told.subscribe(events.JobLost, tell)
+    told.emit(events.JobLost(queue="q", job_id="1"))
+    # When a forked child has one, too, then it is told there
+    pid = os.fork()
+    if pid == 0:
+        heard.clear()
+        told.emit(events.JobLost(queue="q", job_id="2"))
+        told.finish(5)
+        os._exit(0 if heard == [os.getpid()] else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    # And ours still works
+    told.emit(events.JobLost(queue="q", job_id="3"))
+    told.finish(5)
+    assert heard == [os.getpid()] * 2
+
+
+def test_where_nobody_is_a_coroutine_there_is_nothing_to_wait_for(caplog: pytest.LogCaptureFixture) -> None:
+    told = events.Events()
+    with caplog.at_level(logging.WARNING):
+        told.finish(1)
+    assert caplog.messages == []
