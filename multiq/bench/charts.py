@@ -29,6 +29,7 @@ _WIDTH = 330  # of a plot in CSS pixels: with its axis it fits a phone, and two 
 _PLOT = _WIDTH - 110  # of bars, with figures beside them
 _BAR = 30  # of a contestant's row
 _BAND = 46  # of a contestant's strip in a time line
+_MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 _SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
@@ -154,7 +155,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
         "color": _colour(names),
         "strokeDash": _dash(names),
     }
-    line = {"mark": {"type": "line", "strokeWidth": 2, "interpolate": "monotone"}, "encoding": {}}
+    line = {"mark": {"type": "line", "strokeWidth": 2, "interpolate": "monotone", "aria": False}, "encoding": {}}
     dots = {
         "transform": [{"filter": "indexof([2, 10, 100, 1000, 10000], round(datum.rarity)) >= 0"}],
         "mark": {"type": "point", "filled": True, "size": 34, "opacity": 1},
@@ -191,7 +192,7 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
         "detail": {"field": "repeat"},
         "color": _colour(names),
     }
-    mark = {"type": "line", "strokeWidth": 1.3, "opacity": 0.7}
+    mark = {"type": "line", "strokeWidth": 1.3, "opacity": 0.7, "aria": False}
     spec = {"data": {"values": rows}, "width": _WIDTH, "height": _BAND, "mark": mark, "encoding": encoding}
     return _draw({**spec, "spacing": 14, "resolve": {"scale": {"y": "independent"}}}, title)
 
@@ -323,13 +324,9 @@ def _titled(svg: str, title: str) -> str:
     """The drawing with a name, and with each mark's description as the title that browsers show."""
     ET.register_namespace("", _SVG)
     root = ET.fromstring(svg)  # noqa: S314 - drawn here, a line ago
-    for mark in root.iter():
+    for mark in list(root.iter()):
         told = mark.get("aria-label")
-        if (
-            told
-            and mark.get("aria-roledescription") not in {"axis", "legend"}
-            and mark.get("role") == "graphics-symbol"
-        ):
+        if told and mark.get("aria-roledescription") in _MARKS:
             ET.SubElement(mark, f"{{{_SVG}}}title").text = told
     heading = ET.Element(f"{{{_SVG}}}title")
     heading.text = title

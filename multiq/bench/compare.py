@@ -17,7 +17,7 @@ import msgspec
 
 from multiq.errors import MultiqError
 
-from .figures import label
+from .figures import label, when
 from .report import Metric  # noqa: TC001 - msgspec looks it up
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """What became of all figures that two runs share."""
 
     old: str
-    """Which run it was: multiq's version, and when."""
+    """Which run it was: multiq's version, and when it began."""
     new: str
     threshold: float
     """What was asked for: 0.1 is ten per cent."""
@@ -158,7 +158,7 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
 
 
 def _name(report: Report) -> str:
-    return f"multiq {report.multiq}, {report.started_at}"
+    return f"multiq {report.multiq} of {when(report)}"
 
 
 # --- whether they can be compared at all ------------------------------------------------------------------

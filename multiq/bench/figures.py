@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import datetime
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -111,6 +112,11 @@ def proof(report: Report) -> Proof:
     accounts = [sample.accounting for result in report.results for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
     return Proof(sum(one.enqueued for one in accounts), sum(one.explained for one in accounts), list(checked))
+
+
+def when(report: Report) -> str:
+    """When the run began: ``21 November 2026, 12:30 UTC``."""
+    return f"{datetime.fromisoformat(report.started_at):%-d %B %Y, %H:%M %Z}"
 
 
 def sentence(result: Result, violation: Violation) -> str:

@@ -23,6 +23,7 @@ from .figures import (
     speeds,
     summary,
     variants,
+    when,
 )
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         others=[row for row in comparison.rows if not row.is_change] if comparison else [],
         colours={name: charts.colour(names, name) for name in names},
         dashes={name: charts.dash(names, name) for name in names},
+        when=when(report),
         label=label,
         number=number,
         many=many,

@@ -21,6 +21,7 @@ from .figures import (
     speeds,
     summary,
     variants,
+    when,
 )
 
 if TYPE_CHECKING:
@@ -68,8 +69,8 @@ class _Run:
 def _head(report: Report) -> Iterator[RenderableType]:
     length = "quick run" if report.is_quick else "full run"
     yield Text(
-        f"multiq {safe(report.multiq)}, {length} of {duration(report.seconds)}, profile {safe(report.profile)}, "
-        f"{many(report.repeats, 'repeat')}"
+        f"{when(report)}, multiq {safe(report.multiq)}, {length} of {duration(report.seconds)}, "
+        f"profile {safe(report.profile)}, {many(report.repeats, 'repeat')}"
     )
     yield Text(safe(", ".join(f"{name} {value}" for name, value in report.environment.items())), style="dim")
     yield Text()
@@ -171,9 +172,9 @@ def _verdict(report: Report) -> Iterator[Text]:
     if broken:
         yield Text(f"{many(len(broken), 'broken promise')} among {found.enqueued:,} jobs", style="bold red")
         return
+    none = f"; none {safe(', '.join(found.checked))}" if found.checked else ""
     again = f"; {many(found.explained, 'run')} beyond a job's first, each explained" if found.explained else ""
-    looked_for = safe(", ".join(found.checked))
-    yield Text(f"{many(found.enqueued, 'job')}, each accounted for; none {looked_for}{again}", style="bold green")
+    yield Text(f"{many(found.enqueued, 'job')}, each accounted for{none}{again}", style="bold green")
 
 
 # --- two runs --------------------------------------------------------------------------------------------

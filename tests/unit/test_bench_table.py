@@ -1,0 +1,162 @@
+"""A run, and two compared, as text on a terminal."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from bench_reports import ENTRANTS, Entrant, report
+from rich.console import Console, RenderableType
+
+from multiq.bench.compare import compare
+from multiq.bench.figures import number
+from multiq.bench.report import Metric, Report, Violation
+from multiq.bench.table import render, render_comparison
+
+replaced = msgspec.structs.replace
+
+
+def lines(renderable: RenderableType, width: int = 100) -> list[str]:
+    console = Console(width=width, markup=False, highlight=False, emoji=False)
+    with console.capture() as capture:
+        console.print(renderable)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+def line(found: list[str], beginning: str) -> str:
+    return next(text for text in found if text.startswith(beginning))
+
+
+def renamed(name: str) -> list[Entrant]:
+    return [Entrant(replaced(ENTRANTS[0].contestant, name=name), 1.0), *ENTRANTS[1:]]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0, "0"),
+        (0.0041, "0.00410"),
+        (0.93, "0.930"),
+        (9.999, "10.00"),
+        (31.46, "31.5"),
+        (999.4, "999"),
+        (41003.4, "41,003"),
+    ],
+)
+def test_a_number_has_about_three_digits_that_count(value: float, text: str) -> None:
+    assert number(value) == text
+
+
+@pytest.mark.parametrize("width", [24, 46, 80, 100, 4096])
+def test_a_run_fits_any_width_and_loses_no_figure(width: int) -> None:
+    found = lines(render(report()), width)
+    assert max(map(len, found)) <= width
+    everything = "".join(found).replace(" ", "")
+    for contestant in ("redis", "beanstalk", "mysql", "sqlite"):
+        assert everything.count(contestant) >= 9
+
+
+def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> None:
+    a_run = report(entrants=ENTRANTS[:1], repeats=3)
+    drain = next(result for result in a_run.results if result.workload == "drain")
+    samples = [
+        replaced(sample, metrics={**sample.metrics, "drained": figure})
+        for sample, figure in zip(drain.samples, (900.0, 1000.0, 1250.0), strict=True)
+    ]
+    alone = replaced(a_run, results=[replaced(drain, samples=samples, limit=4000.0)])
+    found = lines(render(alone))
+    assert line(found, "drained, jobs/s").split()[2:] == ["1,000", "±25%"]
+    assert line(found, "of the limit").split() == ["of", "the", "limit", "25%"]
+
+
+def test_what_a_server_does_not_tell_is_no_zero() -> None:
+    assert line(lines(render(report())), "commands/job").split()[-1] == "-"
+
+
+def test_who_took_part_is_told_with_what_it_survives() -> None:
+    found = lines(render(report()))
+    assert line(found, "sqlite").split() == ["sqlite", "SQLite", "3.40.1", "server", "crash", "(synchronous", "NORMAL)"]
+    assert "yours" not in "".join(found)
+    theirs = [replaced(contestant, is_ours=False) for contestant in report().contestants]
+    assert "redis 7.0.15, yours" in "".join(lines(render(replaced(report(), contestants=theirs))))
+
+
+def test_what_was_skipped_says_why() -> None:
+    assert line(lines(render(report()), 200), "not on beanstalk, body 60 KB").endswith("raise the server's -z")
+
+
+def test_a_green_run_says_what_was_looked_for() -> None:
+    assert lines(render(report()))[-1] == "6,300,000 jobs, each accounted for; none lost, doubled, early"
+
+
+def test_each_broken_promise_has_a_line_of_its_own() -> None:
+    violations = {
+        ("drain", "mysql"): Violation("lost", 3, "job 17 never ran"),
+        ("bulk", "redis"): Violation("doubled", 1, "job 4 ran twice"),
+    }
+    found = lines(render(report(violations=violations)))
+    assert "lost: 3 on mysql in drain: job 17 never ran" in found
+    assert "doubled: 1 on redis in bulk: job 4 ran twice" in found
+    assert found[-1] == "2 broken promises among 6,300,000 jobs"
+
+
+def test_a_noisy_machine_is_told() -> None:
+    noisy = report(noise=3)
+    assert f"take the figures with care: {noisy.noise}" in lines(render(noisy))
+    assert not [text for text in lines(render(report())) if "care" in text]
+
+
+def test_nothing_that_a_terminal_would_act_on_comes_through() -> None:
+    evil = report(entrants=renamed("re\x1b[31mdis\u202e"))
+    for renderable in (render(evil), render_comparison(compare(evil, evil))):
+        text = "".join(lines(renderable))
+        assert text.isprintable()
+    assert r"re\x1b[31mdis\u202e" in "".join(lines(render(evil), 200))
+
+
+def test_a_run_without_results_is_still_shown() -> None:
+    empty = replaced(report(), results=[])
+    assert lines(render(empty))[-1] == "0 jobs, each accounted for"
+
+
+def test_markup_in_a_name_is_text() -> None:
+    assert "[bold]x" in "".join(lines(render(report(entrants=renamed("[bold]x")))))
+
+
+# --- two runs --------------------------------------------------------------------------------------------
+
+
+def compared(new: Report, width: int = 100) -> list[str]:
+    return lines(render_comparison(compare(report(seed=1), new)), width)
+
+
+def test_what_is_worse_comes_first_and_the_verdict_last() -> None:
+    found = compared(report(seed=2, factors={("settle", "settle"): 1.3, ("bulk", "enqueued"): 1.7}), 120)
+    rows = [text for text in found if text.endswith(("worse", "better"))]
+    assert [text.split()[-1] for text in rows] == ["worse"] * 4 + ["better"] * 4
+    assert found[-1].startswith("regression: of 267 figures 4 worse by more than 10%, 4 better")
+
+
+def test_no_difference_is_one_sentence() -> None:
+    found = compared(report(seed=2), 120)
+    assert len(found) == 3
+    assert found[-1].startswith("no difference: of 267 figures none is worse by more than 10%")
+
+
+@pytest.mark.parametrize("width", [40, 80])
+def test_a_comparison_fits_too(width: int) -> None:
+    found = compared(report(seed=2, factors={("settle", "settle"): 1.3}), width)
+    assert max(map(len, found)) <= width
+
+
+def test_a_headline_that_is_a_time_per_job_is_no_cost() -> None:
+    found = lines(render(report()))
+    assert line(found, "settle, us/job").count("±") == 4
+
+
+def test_a_metric_that_nobody_has_is_shown_as_unknown() -> None:
+    a_run = report(entrants=ENTRANTS[:2])
+    more = [
+        replaced(workload, metrics=[*workload.metrics, Metric("swaps", "swaps/job", "lower")])
+        for workload in a_run.workloads
+    ]
+    assert line(lines(render(replaced(a_run, workloads=more))), "swaps/job").split() == ["swaps/job", "-", "-"]
