@@ -40,6 +40,10 @@ def log_events(app: App) -> None:
     for kind, level in _LEVELS.items():
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
+    limit = app.settings.log.slow_job
+    if limit and _log.isEnabledFor(logging.WARNING):
+        app.events.subscribe(ev.JobDone, _SlowLine(limit))
+        app.events.subscribe(ev.JobFailed, _SlowLine(limit))
 
 
 class TextFormatter(logging.Formatter):
@@ -77,18 +81,30 @@ class _Line:
         self._level = level
 
     def __call__(self, event: Event) -> None:
-        word, fields = _describe(event)
-        parts = [f"{word:<9}"]
-        parts += [
-            _PHRASES[name](value) if name in _PHRASES else f"{name} {value}"
-            for name, value in fields.items()
-            if value is not None
-        ]
-        error = getattr(event, "error", None)
-        trace = error if isinstance(event, ev.JobFailed) else None
-        _log.log(
-            self._level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=trace
-        )  # a failed job's traceback is what its author needs
+        # a failed job's traceback is what its author needs
+        trace = event.error if isinstance(event, ev.JobFailed) else None
+        _write(self._level, *_describe(event), trace)
+
+
+class _SlowLine:
+    """Logs jobs that took more than so many seconds, as a warning of its own."""
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+
+    def __call__(self, event: ev.JobDone | ev.JobFailed) -> None:
+        if event.seconds > self._limit:
+            _write(logging.WARNING, "slow", {**_job_fields(event.job), "seconds": event.seconds})
+
+
+def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:
+    parts = [f"{word:<9}"]
+    parts += [
+        _PHRASES[name](value) if name in _PHRASES else f"{name} {value}"
+        for name, value in fields.items()
+        if value is not None
+    ]
+    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=trace)
 
 
 _LEVELS: dict[type[Event], int] = {

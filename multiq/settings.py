@@ -106,6 +106,7 @@ KEYS: dict[str, Key] = {
     "worker.http": Key(_text_or_none, str),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
+    "log.slow_job": Key(_seconds, _number),
 }
 
 
@@ -163,10 +164,12 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line logs."""
+    """How the command line logs, and from when on any worker calls a job slow."""
 
     level: str = "info"
     format: str = "text"
+    slow_job: float = 0.0
+    """Seconds: a job that takes longer is logged as a warning. 0: none is, as only an app knows what is slow in it."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")

@@ -83,6 +83,7 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_HTTP": "localhost:9000",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
+        "MULTIQ_LOG_SLOW_JOB": "2.5",
     }
     assert set(environment) == {f"MULTIQ_{key.upper().replace('.', '_')}" for key in KEYS}
     settings = load_settings(None, environment)

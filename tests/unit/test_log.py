@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 
 import multiq
 from multiq.log import JsonFormatter, TextFormatter, setup_logging
+from multiq.settings import LogSettings, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,3 +78,43 @@ def test_both_formats_take_records_of_other_libraries() -> None:
     record = logging.LogRecord("elsewhere", logging.WARNING, __file__, 1, "two %s", ("lines\nhere",), None)
     assert "\n" not in TextFormatter().format(record)
     assert json.loads(JsonFormatter().format(record))["message"] == "two lines\nhere"
+
+
+def run_slowly(slow_job: float, level: str = "info", form: str = "text") -> str:
+    """Run a quick job, one that takes its time, and one that fails after that. Returns the slow one's id."""
+    setup_logging(level, form)
+    app = multiq.App(settings=Settings(url="memory://", log=LogSettings(slow_job=slow_job)))
+    app.task(name="quick")(lambda: None).enqueue()
+    handle = app.task(name="long")(lambda: time.sleep(0.06)).enqueue()
+
+    @app.task(name="wrong", max_attempts=1)
+    def wrong() -> None:
+        time.sleep(0.06)
+        raise ValueError
+
+    wrong.enqueue()
+    multiq.Worker(app, stop_when_empty=True).run()
+    return handle.id
+
+
+def test_a_job_that_took_longer_than_slow_job_is_a_warning_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    job_id = run_slowly(0.05, "warning")
+    slow = [line for line in capsys.readouterr().err.splitlines() if " slow " in line]
+    assert len(slow) == 2
+    assert f"warning slow      long [default] {job_id} attempt 1 in " in slow[0]
+    assert "slow      wrong [default]" in slow[1]
+
+
+def test_a_slow_job_s_line_has_its_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    job_id = run_slowly(0.05, form="json")
+    lines = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    told = next(line for line in lines if line.get("event") == "slow")
+    assert (told["task"], told["queue"], told["job_id"], told["attempt"]) == ("long", "default", job_id, 1)
+    assert told["seconds"] >= 0.06
+    assert told["level"] == "warning"
+
+
+@pytest.mark.parametrize(("slow_job", "level"), [(0, "info"), (3600, "info"), (0.05, "error")])
+def test_none_is_told_when_none_is_to_be(slow_job: float, level: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_slowly(slow_job, level)
+    assert " slow " not in capsys.readouterr().err
