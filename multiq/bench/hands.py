@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 _PATIENCE = 20.0  # seconds for a hand to get ready, and for a worker to end
+_LAST_CHANCE = 3.0  # seconds
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 _processes = multiprocessing.get_context("forkserver")
@@ -148,10 +149,12 @@ class WorkerHand:
                 raise HandFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
-        """End it, whatever it does. Its own processes end with it."""
+        """End it, whatever it does; well, if it can be had quickly: so it leaves no folder and no keeper behind."""
         for worker in self._workers:
             worker.stop()
         if self._process is not None and self._process.is_alive():
+            self._process.terminate()
+            self._process.join(_LAST_CHANCE)
             self._process.kill()
             self._process.join()
 
@@ -201,8 +204,7 @@ def _nothing() -> None:
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends Ctrl-C to all; the bench ends its hands itself
-    _die_with_parent()
+    _leave_terminal()
     _do(url, line, function, arguments, time.process_time)
 
 
@@ -234,7 +236,7 @@ def _do(
 
 
 def _work(url: str, options: WorkerOptions) -> None:
-    _die_with_parent()
+    _leave_terminal()
     # failures are part of the work: what they would print has no place in a progress bar
     handler = logging.FileHandler(options.folder / "worker.log")
     logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
@@ -242,8 +244,12 @@ def _work(url: str, options: WorkerOptions) -> None:
         sys.exit(Worker(app, [options.queue], processes=options.processes).run())
 
 
-def _die_with_parent() -> None:
-    """A bench that was killed leaves nobody behind: its server ends by itself, and with it those it forked."""
+def _leave_terminal() -> None:
+    """The terminal sends Ctrl-C to all its processes; the bench ends its hands itself.
+
+    One that was killed leaves nobody behind: the server of the hands ends by itself, and with it those it forked.
+    """
+    os.setsid()
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_DEATH_SIGNAL, signal.SIGTERM)
         if os.getppid() == 1:

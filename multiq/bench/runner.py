@@ -87,8 +87,7 @@ def steps(options: Options) -> list[Step]:
 
 def estimate(options: Options, contestants: int) -> float:
     """About how many seconds a run takes, its servers' start aside."""
-    idle = _IDLE_QUICK if options.is_quick else _IDLE
-    return idle + contestants * (1.0 + sum(step.variant.seconds for step in steps(options)))
+    return _idle(options) + contestants * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
 def run(setting: Setting, options: Options, tell: Listener) -> Report:
@@ -219,7 +218,9 @@ class _Race:
 
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests a second of one idle worker each, all of them at the same time: that takes nobody's time."""
-        seconds = _IDLE_QUICK if self._options.is_quick else _IDLE
+        seconds = _idle(self._options)
+        if not seconds:
+            return {}
         stages = {}
         with ExitStack() as stack:
             for entrant in self._entrants:
@@ -269,6 +270,13 @@ class _Race:
 
     def _say(self, what: str, entrant: Entrant) -> None:
         self._tell(what, entrant.name, self._seconds)
+
+
+def _idle(options: Options) -> float:
+    """Seconds for which idle workers are watched."""
+    if not any(workload.wants_idle for workload in options.workloads):
+        return 0.0
+    return _IDLE_QUICK if options.is_quick else _IDLE
 
 
 def _promises(app: BenchApp) -> dict[str, str]:

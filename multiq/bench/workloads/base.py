@@ -62,6 +62,8 @@ class Workload(ABC):
     metrics: ClassVar[list[Metric]]
     limit: ClassVar[str | None] = None
     """The method of ``Limit`` that bounds the first metric."""
+    wants_idle: ClassVar[bool] = False
+    """Whether what an idle worker costs belongs to it."""
 
     @classmethod
     def definition(cls) -> report.Workload:

@@ -32,6 +32,7 @@ class Latency(Workload):
         Metric("pickup p99.9", "ms", "lower", counts=False),
         *COSTS,
     ]
+    wants_idle = True
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
