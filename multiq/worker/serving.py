@@ -7,6 +7,7 @@ this host's own unless somebody says otherwise.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import importlib
 import logging
@@ -130,14 +131,16 @@ class Server:
             max_request_header_size=_HEADER_ROOM,
             max_request_body_size=_BODY_ROOM,
             ident=None,
+            log_socket_errors=False,
         )
         logging.getLogger("waitress.queue").setLevel(logging.ERROR)  # a probe that waits for another is no news
         threading.Thread(target=self._serve, name="multiq-http", daemon=True).start()
         _log.info("health and metrics are on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def close(self) -> None:
-        """Leave the address to others."""
-        self._listener.close()
+        """Leave the address to others, at once: closing alone takes effect when the thread that waits there wakes."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
     def _serve(self) -> None:
