@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from multiq.bench.stage import Crew, Stage
     from multiq.capabilities import Capabilities
 
+_STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
 _SEED = 20  # the same jobs in each repeat, and for each contestant
 
 
@@ -209,15 +210,19 @@ class Settle(Workload):
 
 
 def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
-    """Kill a worker's process in the middle of a job, once so many runs have ended. The run that it left behind."""
+    """Kill a worker's process in the middle of a job, once so many runs have ended. The run, and when it was, in ns."""
     while crew.journals.ended() < after:
         time.sleep(0.001)
     reader = max(crew.journals.look(), key=lambda reader: reader.ended)
-    os.kill(reader.pid, signal.SIGKILL)
-    killed_at = time.monotonic_ns()
-    time.sleep(0.02)
-    last = list(reader.runs())[-1]
-    return last, killed_at
+    while True:
+        os.kill(reader.pid, signal.SIGSTOP)  # stands still while we look what it does
+        time.sleep(_STANDSTILL)
+        last = list(reader.runs())[-1]
+        if not last.end:
+            os.kill(reader.pid, signal.SIGKILL)
+            return last, time.monotonic_ns()
+        os.kill(reader.pid, signal.SIGCONT)
+        time.sleep(_STANDSTILL)
 
 
 def _timeline(runs: list[Run]) -> list[tuple[float, float]]:

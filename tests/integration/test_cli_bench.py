@@ -1,0 +1,174 @@
+"""``multiq bench`` as a whole: real servers, all its work, bugs that turn it red, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from shell import Shell
+
+from multiq.bench import report
+from multiq.bench.workloads import WORKLOADS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+pytestmark = pytest.mark.timeout(180)
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+
+
+def bench(shell: Shell, *arguments: str) -> tuple[int, str, report.Report]:
+    """A quick run of one repeat: its exit code, what it printed, and the report that it wrote."""
+    file = shell.folder / "report.json"
+    done = shell("bench", *arguments, "--quick", "--repeats", "1", "--json", str(file))
+    assert file.exists(), done
+    return done.code, done.out, report.read(file)
+
+
+def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
+    code, out, done = bench(shell, "sqlite", "memory")
+    assert code == 0, out
+    assert [workload.name for workload in done.workloads] == [workload.name for workload in WORKLOADS]
+    for result in done.results:
+        where = result.workload, result.variant, result.contestant
+        headline = next(workload for workload in WORKLOADS if workload.name == result.workload).metrics[0].name
+        if result.skipped is not None:
+            assert where == ("recovery", "", "memory")
+            continue
+        (sample,) = result.samples
+        value = sample.metrics[headline]
+        assert value is not None, where
+        assert value > 0, where
+        assert sample.accounting.violations == []
+        assert sample.accounting.enqueued > 0, where
+    by_name = {(result.workload, result.contestant): result for result in done.results}
+    (recovered,) = by_name["recovery", "sqlite"].samples
+    assert recovered.accounting.explained >= 1  # the job in whose middle its process was killed
+    (failed,) = by_name["failures", "memory"].samples
+    assert failed.accounting.explained == failed.accounting.runs - failed.accounting.enqueued > 0
+    (latency,) = by_name["latency", "sqlite"].samples
+    assert set(latency.histograms) == {"latency"}
+
+
+def test_servers_of_our_own_and_somebody_elses_run_side_by_side(shell: Shell) -> None:
+    code, out, done = bench(shell, "redis", shell.url, "-w", "enqueue-one,drain", "-w", "settle")
+    assert code == 0, out
+    redis, sqlite = done.contestants
+    assert (redis.is_ours, sqlite.is_ours) == (True, False)
+    assert redis.durability.survives == "power loss"
+    drain = next(result for result in done.results if (result.workload, result.contestant) == ("drain", redis.name))
+    assert drain.limit is not None
+    (sample,) = drain.samples
+    assert sample.metrics["commands"] is not None
+    assert sample.metrics["client CPU"] is not None
+    assert sample.timeline
+    assert shell.app.backend.queues() == []  # what it made at somebody's is gone
+
+
+@pytest.mark.parametrize(
+    ("bug", "workload", "kind"),
+    [
+        ("half-a-batch", "enqueue-bulk", "lost"),
+        ("handed-out-twice", "contention", "doubled"),
+        ("early", "delayed", "early"),
+        ("priority-reversed", "priorities", "out of order"),
+    ],
+)
+def test_a_backend_with_a_bug_turns_the_run_red(shell: Shell, bug: str, workload: str, kind: str) -> None:
+    code, out, done = bench(shell, "memory", f"planted:{bug}", "-w", workload)
+    assert code == 6
+    ((result, violation),) = done.violations
+    assert (result.contestant, result.workload, violation.kind) == (f"planted:{bug}", workload, kind)
+    assert violation.count > 0
+    lines = [line for line in out.splitlines() if kind in line and f"planted:{bug}" in line]
+    assert lines, out
+
+
+def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
+    _, _, done = bench(shell, "memory", "-w", "enqueue-one")
+    old = shell.folder / "old.json"
+    report.write(done, old)
+    code, out, _ = bench(shell, "memory", "-w", "enqueue-one", "--compare", str(old), "--threshold", "9")
+    assert code == 0, out
+
+
+def test_a_run_whose_work_is_another_is_not_compared(shell: Shell) -> None:
+    _, _, done = bench(shell, "memory", "-w", "enqueue-one")
+    old = shell.folder / "old.json"
+    report.write(done, old)
+    fewer = shell("bench", "memory", "-w", "settle", "--quick", "--repeats", "1", "--compare", str(old))
+    assert fewer.code != 0
+    assert "compared" in fewer.err
+
+
+def test_json_on_standard_output_is_all_there_is(shell: Shell) -> None:
+    done = shell("bench", "memory", "--quick", "--repeats", "1", "-w", "settle", "--json", "-")
+    assert done.code == 0
+    assert done.json["contestants"][0]["name"] == "memory"
+    assert "this takes about" in done.err
+
+
+def test_a_page_is_written(shell: Shell) -> None:
+    page = shell.folder / "report.html"
+    done = shell("bench", "memory", "--quick", "--repeats", "1", "-w", "settle", "--html", str(page))
+    assert done.code == 0
+    assert page.read_text().startswith("<!DOCTYPE html>")
+
+
+def test_the_workloads_are_listed(shell: Shell) -> None:
+    done = shell("bench", "--list")
+    assert done.code == 0
+    assert all(workload.name in done.out for workload in WORKLOADS)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "name what to run"),
+        (("sqlite", "-w", "drian"), "there is no workload 'drian'; there are: enqueue-one,"),
+        (("sqlite", "--repeats", "0"), "--repeats"),
+        (("nothing",), "nothing"),
+    ],
+)
+def test_what_cannot_be_run_is_told(shell: Shell, arguments: tuple[str, ...], message: str) -> None:
+    done = shell("bench", *arguments)
+    assert done.code == 2
+    assert message in done.err
+
+
+def test_without_its_extra_it_says_what_to_install(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "hdrh", None)
+    done = shell("bench", "sqlite")
+    assert done.code == 2
+    assert "pip install 'multiq[bench]'" in done.err
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-m", "multiq", "bench", "redis", "sqlite", "--quick"]
+    process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, start_new_session=True)
+    try:
+        give_up_at = time.monotonic() + 30
+        while not list(tmp_path.glob("multiq-bench-*/0/*")) and time.monotonic() < give_up_at:
+            time.sleep(0.05)
+        time.sleep(1)
+        os.killpg(process.pid, signal.SIGINT)
+        _, told = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert b"stopped" in told
+    assert list(tmp_path.iterdir()) == []
