@@ -10,7 +10,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -31,19 +30,21 @@ from beside import (
     report,
     send,
 )
-from limits import BeanstalkLimit
+from limits import limit_of, puts_through_greenstalk
 from servers.beanstalk import BeanstalkServer
 from servers.process import HOST, until
 
-from multiq.backend import NewJob
+from multiq.backend import NewJob, State
+from multiq.bench.place import PUT_AT_ONCE as BULK
 from multiq.ids import new_id, new_ids
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
+    from multiq.bench.place import Limit
+
 IDLE_SECONDS = 10
-BULK = BeanstalkLimit.PUTS
 
 #: what we ask ourselves to see how far a worker is
 _OURS = frozenset({"cmd-stats", "cmd-stats-tube", "cmd-pause-tube", "cmd-put", "cmd-use"})
@@ -74,7 +75,7 @@ def bulk_enqueue(server: BeanstalkServer, options: argparse.Namespace) -> Figure
         expect(app.queue().stats().ready, options.jobs)
         return rate
 
-    figures = _beside(server, options, ours, lambda limit: limit.put_in_batches(options.jobs))
+    figures = _beside(server, options, ours, lambda: _leanest(server, lambda limit: limit.put_in_batches(options.jobs)))
     return {**figures, "as tasks /s": _as_tasks(server, options, options.jobs, _enqueue_many)}
 
 
@@ -95,7 +96,7 @@ def single_enqueue(server: BeanstalkServer, options: argparse.Namespace) -> Figu
         for number in range(jobs):
             noop.enqueue(number)
 
-    figures = _beside(server, options, ours, lambda limit: limit.put_one_by_one(count))
+    figures = _beside(server, options, ours, lambda: puts_through_greenstalk((HOST, server.port), BODY, count))
     return {**figures, "as tasks /s": _as_tasks(server, options, count, one_by_one)}
 
 
@@ -120,11 +121,14 @@ def drain(server: BeanstalkServer, options: argparse.Namespace) -> Figures:
             commands.append((_commands(server) - before) / options.jobs)
         return rate
 
-    def limit(plain: BeanstalkLimit) -> float:
+    def limit(plain: Limit) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
-    return {**_beside(server, options, ours, limit), "commands per job": statistics.median(commands)}
+    return {
+        **_beside(server, options, ours, lambda: _leanest(server, limit)),
+        "commands per job": statistics.median(commands),
+    }
 
 
 # --- figures without a limit ----------------------------------------------------------------------------------
@@ -166,16 +170,14 @@ MEASUREMENTS: dict[str, Callable[[BeanstalkServer, argparse.Namespace], Figures]
 
 
 def _beside(
-    server: BeanstalkServer,
-    options: argparse.Namespace,
-    ours: Callable[[], float],
-    limit: Callable[[BeanstalkLimit], float],
+    server: BeanstalkServer, options: argparse.Namespace, ours: Callable[[], float], limit: Callable[[], float]
 ) -> Figures:
-    def plain() -> float:
-        with closing(BeanstalkLimit((HOST, server.port), BODY)) as made:
-            return limit(made)
+    return in_turns(options.repeats, ours, limit, lambda: _clean(server))
 
-    return in_turns(options.repeats, ours, plain, lambda: _clean(server))
+
+def _leanest(server: BeanstalkServer, work: Callable[[Limit], float]) -> float:
+    with limit_of(server.url, BODY) as limit:
+        return work(limit)
 
 
 def _as_tasks(server: BeanstalkServer, options: argparse.Namespace, count: int, work: Callable[[int], object]) -> float:
@@ -188,9 +190,8 @@ def _enqueue_many(count: int) -> None:
 
 
 def _clean(server: BeanstalkServer) -> None:
-    """All jobs are ready when no worker runs, so that the limit's own loop removes them."""
-    with closing(BeanstalkLimit((HOST, server.port), BODY)) as plain:
-        plain.take_in_batches()
+    """All jobs are ready when no worker runs."""
+    app.backend.purge(QUEUE, [State.READY])
     with server.client() as client:
         expect(_jobs(client.stats()), 0)
 

@@ -10,7 +10,7 @@ import random
 import statistics
 import tempfile
 import time
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,11 +30,12 @@ from beside import (
     per_second,
     report,
 )
-from limits import MysqlLimit
+from limits import limit_of
 from servers.mysql import MysqlDatabases, MysqlServer, Place
 from servers.process import until
 
 from multiq.backend import NewJob
+from multiq.bench.place import PUT_AT_ONCE as BULK
 from multiq.codec import ENVELOPE_VERSION, Envelope, encode_envelope
 from multiq.ids import new_id, new_ids
 from multiq.registry import open_backend
@@ -43,7 +44,8 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-BULK = 1000
+    from multiq.bench.place import Limit
+
 IDLE_SECONDS = 10
 IDLE_WORKERS = 10  # side by side, each in a database of its own, so that ten of them are sampled in one idle time
 
@@ -114,7 +116,7 @@ def drain(server: MysqlServer, options: argparse.Namespace) -> Figures:
             questions.append((server.status("Questions") - before) / options.jobs)
             return rate
 
-    def limit(plain: MysqlLimit) -> float:
+    def limit(plain: Limit) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
@@ -173,15 +175,10 @@ def _beside(
     server: MysqlServer,
     options: argparse.Namespace,
     ours: Callable[[], float],
-    limit: Callable[[MysqlLimit], float],
+    limit: Callable[[Limit], float],
 ) -> Figures:
     def plain() -> float:
-        with (
-            server.database() as place,
-            closing(
-                MysqlLimit(BODY, host=server.host, port=server.port, user=server.user, database=place.name)
-            ) as loop,
-        ):
+        with server.database() as place, limit_of(place.url, BODY) as loop:
             return limit(loop)
 
     return in_turns(options.repeats, ours, plain)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import statistics
 import tempfile
 import time
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -30,16 +29,19 @@ from beside import (
     report,
     send,
 )
-from limits import BULK, RedisLimit
+from limits import limit_of, pushes_through_redis_py
 from servers.process import until
 from servers.redis import RedisServer
 
 from multiq.backend import NewJob
+from multiq.bench.place import PUT_AT_ONCE as BULK
 from multiq.ids import new_id, new_ids
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+
+    from multiq.bench.place import Limit
 
 IDLE_SECONDS = 10
 
@@ -57,7 +59,7 @@ def main() -> None:
 
 
 def bulk_enqueue(server: RedisServer, options: argparse.Namespace) -> Figures:
-    """The backend's enqueue of 500 jobs at a time, ids included, against 500 jobs in a script."""
+    """The backend's enqueue of 1,000 jobs at a time, ids included, against 1,000 jobs in a script."""
 
     def put() -> None:
         for _ in range(0, options.jobs, BULK):
@@ -68,7 +70,7 @@ def bulk_enqueue(server: RedisServer, options: argparse.Namespace) -> Figures:
         expect(app.queue().stats().ready, options.jobs)
         return rate
 
-    figures = _beside(server, options, ours, lambda limit: limit.put_in_batches(options.jobs))
+    figures = _beside(server, options, ours, lambda: _leanest(server, lambda limit: limit.put_in_batches(options.jobs)))
     return {**figures, "as tasks /s": _as_tasks(server, options, options.jobs, _enqueue_many)}
 
 
@@ -89,7 +91,7 @@ def single_enqueue(server: RedisServer, options: argparse.Namespace) -> Figures:
         for number in range(jobs):
             noop.enqueue(number)
 
-    figures = _beside(server, options, ours, lambda limit: limit.put_one_by_one(count))
+    figures = _beside(server, options, ours, lambda: pushes_through_redis_py(server.port, BODY, count))
     return {**figures, "as tasks /s": _as_tasks(server, options, count, one_by_one)}
 
 
@@ -114,11 +116,14 @@ def drain(server: RedisServer, options: argparse.Namespace) -> Figures:
             commands.append((_calls(server) - before) / options.jobs)
         return rate
 
-    def limit(plain: RedisLimit) -> float:
+    def limit(plain: Limit) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
-    return {**_beside(server, options, ours, limit), "scripts per job": statistics.median(commands)}
+    return {
+        **_beside(server, options, ours, lambda: _leanest(server, limit)),
+        "scripts per job": statistics.median(commands),
+    }
 
 
 # --- figures without a limit ----------------------------------------------------------------------------------
@@ -149,7 +154,7 @@ def idle(server: RedisServer, _options: argparse.Namespace) -> Figures:
 
 MEASUREMENTS: dict[str, Callable[[RedisServer, argparse.Namespace], Figures]] = {
     "enqueue one by one": single_enqueue,
-    "bulk enqueue by 500": bulk_enqueue,
+    "bulk enqueue by 1,000": bulk_enqueue,
     "drain, two inline workers": drain,
     "one idle worker": latency,
     "idle worker": idle,
@@ -160,16 +165,14 @@ MEASUREMENTS: dict[str, Callable[[RedisServer, argparse.Namespace], Figures]] = 
 
 
 def _beside(
-    server: RedisServer,
-    options: argparse.Namespace,
-    ours: Callable[[], float],
-    limit: Callable[[RedisLimit], float],
+    server: RedisServer, options: argparse.Namespace, ours: Callable[[], float], limit: Callable[[], float]
 ) -> Figures:
-    def plain() -> float:
-        with closing(RedisLimit(server.port, BODY)) as loop:
-            return limit(loop)
+    return in_turns(options.repeats, ours, limit, lambda: server.ask("FLUSHALL"))
 
-    return in_turns(options.repeats, ours, plain, lambda: server.ask("FLUSHALL"))
+
+def _leanest(server: RedisServer, work: Callable[[Limit], float]) -> float:
+    with limit_of(server.url, BODY) as limit:
+        return work(limit)
 
 
 def _as_tasks(server: RedisServer, options: argparse.Namespace, count: int, enqueue: Callable[[int], None]) -> float:

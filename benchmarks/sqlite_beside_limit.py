@@ -30,11 +30,15 @@ from beside import (
     report,
     send,
 )
-from limits import BATCH, SqliteLimit
+from limits import limit_of
+
+from multiq.bench.place import PUT_AT_ONCE as BATCH
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
+
+    from multiq.bench.place import Limit
 
 
 def main() -> None:
@@ -49,7 +53,7 @@ def main() -> None:
 
 
 def bulk_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
-    """``task.enqueue_many`` by 100, against 100 rows in a transaction."""
+    """``task.enqueue_many`` by 1,000, against 1,000 rows in a transaction."""
 
     def ours(path: Path) -> float:
         app.connect(f"sqlite:///{path}")
@@ -58,7 +62,7 @@ def bulk_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
         expect(app.queue().stats().ready, options.jobs)
         return rate
 
-    return _beside(folder, options, ours, lambda path: SqliteLimit(path, BODY).put_in_batches(options.jobs))
+    return _beside(folder, options, ours, lambda limit: limit.put_in_batches(options.jobs))
 
 
 def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
@@ -72,7 +76,7 @@ def single_enqueue(folder: Path, options: argparse.Namespace) -> Figures:
         expect(app.queue().stats().ready, count + 1)
         return rate
 
-    return _beside(folder, options, ours, lambda path: SqliteLimit(path, BODY).put_one_by_one(count))
+    return _beside(folder, options, ours, lambda limit: limit.put_one_by_one(count))
 
 
 def drain(folder: Path, options: argparse.Namespace) -> Figures:
@@ -85,15 +89,14 @@ def drain(folder: Path, options: argparse.Namespace) -> Figures:
             "import time, multiq, bench_app as b;"
             "at = []; mark = lambda _: at.append(time.perf_counter());"
             "b.app.on(multiq.events.WorkerStarted)(mark); b.app.on(multiq.events.WorkerStopping)(mark);"
-            "multiq.Worker(b.app, stop_when_empty=True, processes=1, threads=1).run();"
+            "multiq.Worker(b.app, stop_when_empty=True, processes=0, threads=1).run();"
             "print(at[1] - at[0])"
         )
         seconds = float(_python(code, path).stdout)
         expect(len(app.backend.queues()), 0)
         return float(options.jobs / seconds)
 
-    def limit(path: Path) -> float:
-        plain = SqliteLimit(path, BODY)
+    def limit(plain: Limit) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
@@ -128,7 +131,7 @@ def import_time(folder: Path, options: argparse.Namespace) -> Figures:
 
 
 MEASUREMENTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
-    "bulk enqueue by 100": bulk_enqueue,
+    "bulk enqueue by 1,000": bulk_enqueue,
     "enqueue one by one": single_enqueue,
     "drain, one inline worker": drain,
     "idle worker": idle_worker,
@@ -140,12 +143,16 @@ MEASUREMENTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
 
 
 def _beside(
-    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], limit: Callable[[Path], float]
+    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], limit: Callable[[Limit], float]
 ) -> Figures:
     def fresh() -> Path:
         return folder / f"{time.monotonic_ns()}.db"
 
-    return in_turns(options.repeats, lambda: ours(fresh()), lambda: limit(fresh()))
+    def leanest() -> float:
+        with limit_of(f"sqlite:///{fresh()}", BODY) as plain:
+            return limit(plain)
+
+    return in_turns(options.repeats, lambda: ours(fresh()), leanest)
 
 
 def _timed(code: str, path: Path) -> float:

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from multiq.bench.place import TAKEN_AT_ONCE, Limit
+from multiq.bench.place import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 from multiq.errors import BackendError
 
 if TYPE_CHECKING:
     from .connection import Wire
 
-_BULK = 1000  # jobs that are put before the first reply is read
 _PATIENCE = 60.0  # seconds for one exchange
 
 
@@ -35,8 +34,8 @@ class BeanstalkLimit(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for at in range(0, count, _BULK):
-            puts = min(_BULK, count - at)
+        for at in range(0, count, PUT_AT_ONCE):
+            puts = min(PUT_AT_ONCE, count - at)
             for line in self._ask(self._put * puts, puts):
                 _expect(line, b"INSERTED ")
         return count / (time.perf_counter() - start)

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pymysql.constants import CLIENT
 
-from multiq.bench.place import TAKEN_AT_ONCE, Limit
+from multiq.bench.place import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 from multiq.ids import new_id
 
 if TYPE_CHECKING:
     from pymysql.connections import Connection
 
-_BULK = 1000  # rows in an INSERT
 _COLUMNS = (
     "(id BIGINT AUTO_INCREMENT PRIMARY KEY, taken TINYINT NOT NULL DEFAULT 0, body LONGBLOB NOT NULL, "
     "KEY ready (taken, id)) ENGINE=InnoDB"
@@ -49,8 +48,8 @@ class MysqlLimit(Limit):
     def put_in_batches(self, count: int) -> float:
         """Each row is written by itself, as rows that differ would be."""
         start = time.perf_counter()
-        for at in range(0, count, _BULK):
-            rows = ",".join([self._row for _ in range(min(_BULK, count - at))])
+        for at in range(0, count, PUT_AT_ONCE):
+            rows = ",".join([self._row for _ in range(min(PUT_AT_ONCE, count - at))])
             self._cursor.execute(f"INSERT INTO {self._table} (body) VALUES {rows}")  # noqa: S608 - hexadecimal
         return count / (time.perf_counter() - start)
 

@@ -6,14 +6,13 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiq.bench.place import TAKEN_AT_ONCE, Limit
+from multiq.bench.place import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 
 from .wire import pack
 
 if TYPE_CHECKING:
     from .wire import Wire, Word
 
-_BULK = 500  # jobs in a script
 _PATIENCE = 60.0  # seconds for one exchange
 
 _PUT = """
@@ -62,9 +61,9 @@ class RedisLimit(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for first in range(0, count, _BULK):
+        for first in range(0, count, PUT_AT_ONCE):
             jobs: list[Word] = []
-            for number in range(first, min(first + _BULK, count)):
+            for number in range(first, min(first + PUT_AT_ONCE, count)):
                 jobs += (number, self._body)
             self._run(_PUT, *jobs)
         return count / (time.perf_counter() - start)

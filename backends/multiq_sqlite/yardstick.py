@@ -9,12 +9,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.place import TAKEN_AT_ONCE, Limit
+from multiq.bench.place import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 
 if TYPE_CHECKING:
     from os import PathLike
-
-_BULK = 500  # rows in a transaction
 
 
 class SqliteLimit(Limit):
@@ -37,9 +35,9 @@ class SqliteLimit(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for at in range(0, count, _BULK):
+        for at in range(0, count, PUT_AT_ONCE):
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("INSERT INTO jobs (body) VALUES (?)", [(self._body,)] * min(_BULK, count - at))
+            self._db.executemany("INSERT INTO jobs (body) VALUES (?)", [(self._body,)] * min(PUT_AT_ONCE, count - at))
             self._db.execute("COMMIT")
         return count / (time.perf_counter() - start)
 

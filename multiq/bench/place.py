@@ -27,8 +27,11 @@ spoken to over loopback TCP, as are the limits."""
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
 """The worst that an acknowledged job outlives; where there is no server, ``server crash`` is that all processes die."""
 
+PUT_AT_ONCE = 1000
+"""Jobs that a limit puts in one go, as many as multiq in the same workload."""
+
 TAKEN_AT_ONCE = 100
-"""Jobs that a limit takes in one go."""
+"""Jobs that it takes in one go."""
 
 
 class Durability(msgspec.Struct, frozen=True):
@@ -80,7 +83,7 @@ class Limit(ABC):
 
     @abstractmethod
     def put_in_batches(self, count: int) -> float:
-        """Jobs per second, as many in one go as suits the store."""
+        """Jobs per second, ``PUT_AT_ONCE`` in one go."""
 
     @abstractmethod
     def take_in_batches(self) -> float:
