@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 from multiq.backend import Consumer, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 
-from .jobs import MICROSECOND, fence, leases, line_of, pack_id
+from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
 from .lines import MOST
 from .sleeper import Sleeper
 from .together import call_together
@@ -225,9 +225,9 @@ class RedisConsumer(Consumer):
     def _new_call(self, line: str, places: Sequence[int], share: int, trade: _Trade) -> _Call:
         verdicts = [trade.verdicts[at] for at in places]
         number = self._caller.next_number()
-        arguments: list[Word] = [self._caller.token(number), share]
-        for verdict in verdicts:
-            arguments += (pack_id(verdict.lease.id), fence(verdict.lease) + details(verdict))
+        arguments: list[Word] = [self._caller.token(number), share, *[b""] * (2 * len(verdicts))]
+        arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
+        arguments[3::2] = [fence(verdict.lease) + details(verdict) for verdict in verdicts]
         script = self._caller.new_call("exchange", line, arguments, number=number)
         return _Call(self._caller.slot, script, verdicts, places, share)
 

@@ -122,14 +122,21 @@ def _delays(jobs: Collection[NewJob]) -> bytes:
 
 def line_of(lease: Lease) -> str:
     """The line that the job of a lease is in."""
+    if "/" not in lease.token:  # mostly
+        return lease.queue
     number = lease.token.partition("/")[2]
     return keys.line(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
 
 
 def fence(lease: Lease) -> bytes:
     """The token that the job's record must have; what is not one of ours fits no job."""
+    return _token(lease.token.partition(".")[0])
+
+
+@functools.lru_cache(maxsize=256)  # jobs that were reserved together have the same
+def _token(digits: str) -> bytes:
     try:
-        token = bytes.fromhex(lease.token.partition(".")[0])
+        token = bytes.fromhex(digits)
     except ValueError:
         return _NO_TOKEN
     return token if len(token) == _TOKEN_SIZE and any(token) else _NO_TOKEN
@@ -140,6 +147,7 @@ def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
     queue, number = keys.queue_and_number(line)
     where = f"/{number}" if number else ""
     found: list[Lease] = []
+    shared, digits = b"", ""  # those who are handed out together have the same token
     parts = iter(reply)
     for packed in parts:
         record = next(parts)
@@ -147,19 +155,13 @@ def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             sequence, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, token = _RECORD.unpack_from(record)
         except struct.error as exc:
             raise _corrupt(queue, packed) from exc
+        if token != shared:
+            shared, digits = token, token.hex()
+        body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
+        named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
+        # by position, in the order of the fields: names cost as much as all the rest
         found.append(
-            Lease(
-                queue=queue,
-                id=unpack_id(packed),
-                token=f"{token.hex()}.{sequence}{where}",
-                body=next(parts) if flags & _BODY_APART else record[_RECORD.size :],
-                priority=priority,
-                ttr=ttr / MICROSECOND,
-                attempt=attempt,
-                crashes=crashes,
-                kicks=kicks,
-                age=(now - enqueued_at) / MICROSECOND,
-            )
+            Lease(queue, unpack_id(packed), named, body, priority, ttr / MICROSECOND, attempt, crashes, kicks, age)
         )
     return found
 
