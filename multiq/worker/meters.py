@@ -96,28 +96,22 @@ class _Meter:
         self._lock = threading.Lock()  # adding is reading and writing, and jobs run on threads
 
     def listen(self, events: Events) -> None:
-        events.subscribe(JobDone, self._done)
-        events.subscribe(JobFailed, self._ran)
+        events.subscribe(JobDone, self._ended)
+        events.subscribe(JobFailed, self._ended)
         for place, kind in ((1, JobRetried), (2, JobBuried), (_TIMED_OUT, JobTimedOut)):
             self._count_tasks(events, kind, place)
         for place, event in ((_LOST, JobLost), (_CRASHED, JobCrashed), (_BACKEND_ERRORS, BackendDown)):
             self._count(events, event, place)
 
-    def _done(self, event: JobDone) -> None:
+    def _ended(self, event: JobDone | JobFailed) -> None:
         at = self._places.get(event.job.task or OTHER, self._other)
-        self._add_run(at, event.seconds)
-        with self._lock:
-            self._cells[at] += 1
-
-    def _ran(self, event: JobFailed) -> None:
-        self._add_run(self._places.get(event.job.task or OTHER, self._other), event.seconds)
-
-    def _add_run(self, at: int, seconds: float) -> None:
-        bucket = at + _BUCKETS + bisect_left(BOUNDS, seconds)
+        bucket = at + _BUCKETS + bisect_left(BOUNDS, event.seconds)
         cells = self._cells
         with self._lock:
-            cells[at + _SECONDS] += seconds
+            cells[at + _SECONDS] += event.seconds
             cells[bucket] += 1
+            if type(event) is JobDone:  # of one that failed, another event says what becomes of it
+                cells[at] += 1
 
     def _count_tasks(self, events: Events, kind: type[JobEvent], place: int) -> None:
         def add(event: JobEvent) -> None:
