@@ -128,6 +128,7 @@ def test_one_who_looked_and_was_killed_leaves_nothing(
         until(lambda: not asked & set(app.backend.queues()))
         time.sleep(2.0)
         assert not asked & set(app.backend.queues())
+        call._consumer.close()  # what a death would have done
         # And the worker works as before
         quick.enqueue(1)
         until(lambda: app.queue().stats().ready == 0)
