@@ -28,6 +28,7 @@ COLOURS = 8
 _WIDTH = 330  # of a plot in CSS pixels: with its axis it fits a phone, and two or three stand beside each other
 _PLOT = _WIDTH - 110  # of bars, with figures beside them
 _BAR = 30  # of a contestant's row
+_OUTLIER = 2  # times the longest bar: a repeat beyond it would leave the bars no room
 _BAND = 46  # of a contestant's strip in a time line
 _MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
@@ -61,7 +62,7 @@ def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_limit: bool = False
 ) -> str | None:
     """A bar for each contestant, its repeats as dots, its limit as a mark; None if nobody has a figure."""
-    rows = []
+    rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
         if found is None:
@@ -79,7 +80,13 @@ def bars(
         })  # fmt: skip
     if not rows:
         return None
-    x: Spec = {"type": "quantitative", "axis": _value_axis(safe(label(metric)))}
+    longest = max(max(row["value"], row["limit"] or 0.0) for row in rows)
+    farthest = max(longest, *(min(repeat, _OUTLIER * longest) for row in rows for repeat in row["repeats"]))
+    x: Spec = {
+        "type": "quantitative",
+        "axis": _value_axis(safe(label(metric))),
+        "scale": {"domain": [0, farthest or 1], "nice": False},
+    }
     layers: list[Spec] = [
         {
             "mark": {"type": "bar", "cornerRadiusEnd": 3, "height": {"band": 0.62}},
@@ -91,7 +98,7 @@ def bars(
         },
         {
             "transform": [{"flatten": ["repeats"], "as": ["repeat"]}],
-            "mark": {"type": "circle", "size": 13, "color": _INK, "opacity": 0.55, "aria": False},
+            "mark": {"type": "circle", "size": 13, "color": _INK, "opacity": 0.55, "aria": False, "clip": True},
             "encoding": {"x": {**x, "field": "repeat"}},
         },
     ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from multiq.text import duration, many, safe
 
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
 
     from .compare import Comparison
     from .report import Contestant, Metric, Report, Result, Workload
+
+_CODE = re.compile(r"`([^`]+)`")
 
 
 class _Chart(NamedTuple):
@@ -87,6 +90,7 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         colours={name: charts.colour(names, name) for name in names},
         dashes={name: charts.dash(names, name) for name in names},
         when=when(report),
+        prose=_prose,
         label=label,
         number=number,
         many=many,
@@ -210,10 +214,19 @@ def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence
 
 
 def _parameters(by_variant: dict[str, list[Result]]) -> list[str]:
-    """``jobs 20,000``; those that vary only once."""
-    told: dict[str, None] = {}
-    for results in by_variant.values():
-        for result in results:
-            for name, value in result.parameters.items():
-                told[f"{name} {value:,}" if isinstance(value, int) else f"{name} {value}"] = None
-    return list(told)
+    """``10k: jobs 500, waiting 10,000``, for each variant."""
+    told = []
+    for variant, results in by_variant.items():
+        words = [f"{name} {_plain(value)}" for name, value in results[0].parameters.items()]
+        if words:
+            told.append(_caption(", ".join(words), variant))
+    return told
+
+
+def _plain(value: str | float) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _prose(text: str) -> Markup:
+    """A sentence of a definition, with what stands between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(safe(text)))))  # noqa: S704 - escaped just before
