@@ -22,7 +22,7 @@ from .place import Profile  # noqa: TC001 - msgspec looks it up
 from .report import VERSION, Contestant, Report, Result, Sample
 from .stage import Stage
 from .work import enqueue_in_bulk, leanest
-from .workloads import WORKLOADS, Outcome
+from .workloads import WORKLOADS, Outcome, Unfit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -130,6 +130,7 @@ class _Race:
         self._count = 0
         self._apps = {entrant.name: stack.enter_context(BenchApp(entrant.url)) for entrant in entrants}
         self._samples: dict[tuple[str, str, str], list[Sample]] = {}
+        self._unfit: dict[tuple[str, str, str], str] = {}
         self._limits: dict[tuple[str, str], list[float]] = {}
         hands.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
         for entrant in entrants:
@@ -159,8 +160,11 @@ class _Race:
         workload, variant = step
         if workload.lacks(self._apps[entrant.name].backend.capabilities, variant.parameters) is None:
             self._say(step.title, entrant)
-            sample = self._sample(step, entrant)
-            self._samples.setdefault((entrant.name, workload.name, variant.name), []).append(sample)
+            key = (entrant.name, workload.name, variant.name)
+            try:
+                self._samples.setdefault(key, []).append(self._sample(step, entrant))
+            except Unfit as exc:
+                self._unfit[key] = str(exc)
         self._seconds += variant.seconds
 
     def _sample(self, step: Step, entrant: Entrant) -> Sample:
@@ -185,6 +189,8 @@ class _Race:
         stage = self._stage(entrant, step.workload.name)
         try:
             outcome = step.workload.run(stage, step.variant.parameters)
+        except Unfit:
+            raise
         except Exception as exc:  # noqa: BLE001 - whatever it was: this figure cannot be had, and the report says why
             stage.evidence.complaint = describe(exc)
         finally:
@@ -192,16 +198,17 @@ class _Race:
         return outcome, account(evidence)
 
     def _result(self, entrant: Entrant, workload: Workload, variant: Variant) -> Result:
-        capabilities = self._apps[entrant.name].backend.capabilities
+        key = (entrant.name, workload.name, variant.name)
+        lacks = workload.lacks(self._apps[entrant.name].backend.capabilities, variant.parameters)
         limits = self._limits.get((entrant.name, workload.limit)) if workload.limit is not None else None
         return Result(
             contestant=entrant.name,
             workload=workload.name,
             variant=variant.name,
             parameters=dict(variant.parameters),
-            samples=self._samples.get((entrant.name, workload.name, variant.name), []),
+            samples=self._samples.get(key, []),
             limit=median(limits) if limits else None,
-            skipped=workload.lacks(capabilities, variant.parameters),
+            skipped=lacks or self._unfit.get(key),
         )
 
     # --- what belongs to a contestant ---

@@ -109,13 +109,13 @@ class Stage:
         """A hand, ready to do *function* on this repeat's queue."""
         return self._hands.take(function, self.queue, *arguments)
 
-    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any) -> Cost:
+    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = PATIENCE) -> Cost:
         """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
         hand = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
             hand.go()
-            done = hand.result(PATIENCE)
+            done = hand.result(patience)
         cost.cpu = done.cpu
         cost.seconds = (done.result[-1].returned - done.result[0].called) / 1e9
         self.evidence.sent += done.result

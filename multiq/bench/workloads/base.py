@@ -53,6 +53,10 @@ class Outcome(msgspec.Struct):
     timeline: list[tuple[float, float]] = []
 
 
+class Unfit(Exception):
+    """A variant asks for more than this contestant can do in the time that there is; the message says why."""
+
+
 class Workload(ABC):
     """Work to do, and what is measured meanwhile."""
 

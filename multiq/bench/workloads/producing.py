@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, ClassVar
 from multiq.bench.report import Metric
 from multiq.bench.work import BATCH, enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
 
-from .base import COSTS, Outcome, Parameters, Variant, Workload
+from .base import COSTS, Outcome, Parameters, Unfit, Variant, Workload
 
 if TYPE_CHECKING:
     from multiq.bench.stage import Stage
     from multiq.capabilities import Capabilities
+
+_PROBE = 10_000  # jobs: so many are always there
+_FILLING = 60.0  # seconds that a backlog may take to be put; as long again it takes to be removed
 
 
 class EnqueueOne(Workload):
@@ -107,8 +110,7 @@ class Backlog(Workload):
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs, waiting = int(parameters["jobs"]), int(parameters["waiting"])
-        if waiting:
-            stage.enqueue(enqueue_in_bulk, 0, waiting)
+        _fill(stage, waiting)
         cost = stage.enqueue(enqueue_singly, waiting, jobs)
         calls = [sent.returned - sent.called for sent in stage.evidence.sent[-jobs:]]
         hand = stage.take(reserve_singly, jobs)
@@ -124,3 +126,15 @@ class Backlog(Workload):
                 "server memory": cost.metrics(jobs)["server memory"],
             }
         )
+
+
+def _fill(stage: Stage, waiting: int) -> None:
+    """Put so many jobs. Raises ``Unfit`` where the first of them say that it would take too long."""
+    probe = min(waiting, _PROBE)
+    if not probe:
+        return
+    speed = probe / stage.enqueue(enqueue_in_bulk, 0, probe).seconds
+    if waiting / speed > _FILLING:
+        raise Unfit(f"at {speed:,.0f} jobs/s, {waiting:,} jobs take {waiting / speed:,.0f} s to be put")
+    if waiting > probe:
+        stage.enqueue(enqueue_in_bulk, probe, waiting - probe, patience=3 * _FILLING)
