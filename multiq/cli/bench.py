@@ -96,10 +96,12 @@ def bench(  # noqa: PLR0917 - click passes them all by name
     old = None if old_file is None else report.read(old_file)
     done = _run(given, options)
     comparison = None
-    if old is not None:
-        margin = compare.THRESHOLD if threshold is None else threshold
-        comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
-    _write(done, comparison, json_file, html_file)
+    try:
+        if old is not None:
+            margin = compare.THRESHOLD if threshold is None else threshold
+            comparison = compare.compare(old, done, threshold=margin, anyway=anyway)
+    finally:  # what was measured is shown, also where it cannot be compared
+        _write(done, comparison, json_file, html_file)
     if done.violations:
         return BROKEN
     return FAILED if comparison is not None and comparison.regressed else OK
