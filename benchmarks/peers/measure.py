@@ -78,6 +78,8 @@ class Turn(msgspec.Struct, frozen=True):
     bulk: float | None
     drain: float
     """Jobs a second, from the first to begin to the last."""
+    producer_cpu: float
+    """Seconds of the producer's processor time per 10,000 jobs enqueued one by one."""
     cpu: float
     """Seconds of the workers' processor time per 10,000 drained jobs."""
     pickup: list[float]
@@ -119,8 +121,8 @@ class Steps:
     def take(self) -> Turn:
         description = msgspec.convert(self._client.ask("describe"), Description)
         self._client.ask("prepare")
-        enqueue = self._enqueue("enqueue", self._entry.one)
-        bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", self._entry.many)
+        enqueue, producer_cpu = self._enqueue("enqueue", self._entry.one)
+        bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", self._entry.many)[0]
         drain, cpu = self._drain()
         pickup = self._pickup()
         late = self._delayed() if description.later else []
@@ -130,14 +132,14 @@ class Steps:
         early = sum(one < -_TOLERANCE for one in late)
         done = account(marks.read(self._client.marks), range(self._next), early)
         per_second = None if idle is None else idle / self._size.idle_seconds
-        return Turn(description, done, enqueue, bulk, drain, cpu, pickup, late, per_second)
+        return Turn(description, done, enqueue, bulk, drain, producer_cpu, cpu, pickup, late, per_second)
 
-    def _enqueue(self, do: str, count: int) -> float:
-        """Jobs a second, after a few that connect and warm up."""
+    def _enqueue(self, do: str, count: int) -> tuple[float, float]:
+        """Jobs a second, and processor seconds per 10,000, after a few that connect and warm up."""
         self._client.ask(do, first=self._take(_WARM), count=_WARM)
         count = max(_WARM, int(count * self._size.share))
-        seconds: float = self._client.ask(do, first=self._take(count), count=count)["seconds"]
-        return count / seconds
+        took = self._client.ask(do, first=self._take(count), count=count)
+        return count / took["seconds"], took["cpu"] / count * 10_000
 
     def _drain(self) -> tuple[float, float]:
         """Jobs a second, and processor seconds per 10,000."""

@@ -1,8 +1,8 @@
 """The side of a library: a program in the library's own environment that does what lines on its input say.
 
 ``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object a line and answers each with one:
-``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07}``. It ends, and its workers with it, at the end
-of its input. Nothing but the standard library and the one library is imported here.
+``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. It ends, and its workers with
+it, at the end of its input. Nothing but the standard library and the one library is imported here.
 """
 
 from __future__ import annotations
@@ -89,13 +89,13 @@ class Program:
             for number in numbers:
                 await call(number)
 
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         if inspect.iscoroutinefunction(call):
             self._done(each())
         else:
             for number in numbers:
                 call(number)
-        return {"seconds": time.perf_counter() - start}
+        return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used}
 
     def enqueue_bulk(self, first: int, count: int) -> dict[str, Any]:
         """As many at a time as suits the library."""
@@ -103,10 +103,10 @@ class Program:
         if many is None:
             raise ValueError("this library enqueues one by one only: ask for enqueue")
         numbers = [range(at, min(at + at_once, first + count)) for at in range(first, first + count, at_once)]
-        start = time.perf_counter()
+        start, used = time.perf_counter(), time.process_time()
         for some in numbers:
             self._done(many(some))
-        return {"seconds": time.perf_counter() - start}
+        return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used}
 
     def pickup(self, first: int, count: int, seconds: float) -> dict[str, Any]:
         """One at a time, each when the one before has run, for so long. Tells when each was handed over."""

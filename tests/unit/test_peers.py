@@ -190,7 +190,7 @@ def test_no_two_rows_have_one_name() -> None:
 
 
 def _turn(drain: float, found: Account = Account(1000, 0, 0, 0)) -> Turn:  # noqa: B008 - it is frozen
-    return Turn(ABOUT, found, 5000.0, 20_000.0, drain, 1.0, [1.0, 2.0], [3.0], 0.5)
+    return Turn(ABOUT, found, 5000.0, 20_000.0, drain, 2.0, 1.0, [1.0, 2.0], [3.0], 0.5)
 
 
 def _seen(pid: int, found: list[psutil.Process], wanted: int) -> Callable[[], bool]:

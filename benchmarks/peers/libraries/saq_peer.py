@@ -21,7 +21,7 @@ async def job(_context: Any, *, number: int) -> None:
     mark(number)
 
 
-settings = {"queue": queue, "functions": [job], "concurrency": 100}
+settings = {"queue": queue, "functions": [job], "concurrency": 20}
 
 
 async def one(number: int) -> None:
@@ -44,7 +44,7 @@ PEER = Peer(
     many=many,
     later=later,
     bulk=100,
-    settings="2 processes, concurrency 100 (default: 10), ttl=-1: results are not kept (default: 10 minutes)",
+    settings="2 processes, concurrency 20 (default: 10), ttl=-1: results are not kept (default: 10 minutes)",
     killed="the running one is aborted by a sweep, and run again only with more retries (default: none)",
     caveats=[
         "bulk: none of its own, 100 calls gathered",
