@@ -95,20 +95,28 @@ class RedisPlace(Place):
         return Durability(survives(weakest), told)
 
     def counters(self) -> Counters:
-        told = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
+        """Of no use where an account may not ask: it can be allowed ``+info``, which is harmless."""
+        try:
+            told = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
+        except hiredis.ReplyError:
+            return Counters()
         return Counters(
             commands=sum(map(_commands, told)),
-            received=sum(int(info["total_net_input_bytes"]) for info in told),
-            sent=sum(int(info["total_net_output_bytes"]) for info in told),
-            memory=sum(int(info["used_memory"]) for info in told),
+            received=_total(told, "total_net_input_bytes"),
+            sent=_total(told, "total_net_output_bytes"),
+            memory=_total(told, "used_memory"),
             cpu=sum(float(value) for info in told for name, value in info.items() if name in _CPU),
         )
 
-    def limit(self, body: bytes) -> Limit:
-        """On one of several nodes."""
+    def limit(self, body: bytes) -> Limit | None:
+        """On one of several nodes; None where this account may not do what the loops do."""
         line = f"multiq.bench.{new_id()}"
-        address = self._servers.address(line, self._deadline())
-        return RedisLimit(self._open(address), keys.base(self._prefix, line), body)
+        wire = self._open(self._servers.address(line, self._deadline()))
+        try:
+            return RedisLimit(wire, keys.base(self._prefix, line), body)
+        except hiredis.ReplyError:
+            wire.close()
+            return None
 
     def sweep(self, queue: str) -> None:
         """Counters and bells outlive a queue's jobs; they are small, and do not expire."""
@@ -116,7 +124,8 @@ class RedisPlace(Place):
             line = keys.line(queue, number)
             base = keys.base(self._prefix, line)
             names = (keys.sequence(base), keys.hint(base), keys.partitions(base))
-            self._ask(self._servers.address(line, self._deadline()), "DEL", *names)
+            with suppress(hiredis.ReplyError):  # an account that may delete no keys may leave these
+                self._ask(self._servers.address(line, self._deadline()), "DEL", *names)
 
     def close(self) -> None:
         """Hang up."""
@@ -133,7 +142,7 @@ class RedisPlace(Place):
             wire = self._wires[address] = self._open(address)
         try:
             return wire.ask(pack(words), self._deadline())
-        except (*FAILURES, hiredis.ReplyError) as exc:
+        except FAILURES as exc:
             raise explain(exc, shown(address), self._servers.timeout) from exc
 
     def _open(self, address: Address) -> Wire:
@@ -160,6 +169,11 @@ class RedisBench(Bench):
     def at(cls, url: str) -> Iterator[Place]:
         with closing(RedisPlace(url)) as place:
             yield place
+
+
+def _total(told: Sequence[Mapping[str, str]], name: str) -> int | None:
+    """None where a server that only speaks Redis' protocol leaves it out."""
+    return sum(int(info[name]) for info in told) if all(name in info for info in told) else None
 
 
 def _commands(info: Mapping[str, str]) -> int:

@@ -41,15 +41,20 @@ _TAKE = """
 
 
 class RedisLimit(Limit):
-    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. The *wire* is its own."""
+    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. The *wire* is its own.
+
+    Tries everything once, and so raises ``hiredis.ReplyError`` where an account may not do it.
+    """
 
     def __init__(self, wire: Wire, base: str, body: bytes) -> None:
         self._wire = wire
         self._body = body
         self._list = f"{base}:limit-list"
         self._keys = tuple(f"{base}:limit-{name}" for name in ("bodies", "ready", "reserved"))
-        for text in (_PUT, _TAKE):
-            self._ask("SCRIPT", "LOAD", text)
+        self._ask("LPUSH", self._list, body)
+        self._ask("EVAL", _PUT, len(self._keys), *self._keys, "first", body)  # from here on the server knows them
+        self._ask("EVAL", _TAKE, len(self._keys), *self._keys, 1)
+        self._delete()
 
     def put_one_by_one(self, count: int) -> float:
         """``LPUSH``."""
@@ -81,8 +86,11 @@ class RedisLimit(Limit):
 
     def close(self) -> None:
         if not self._wire.is_closed:
-            self._ask("UNLINK", self._list, *self._keys)
+            self._delete()
         self._wire.close()
+
+    def _delete(self) -> None:
+        self._ask("DEL", self._list, *self._keys)
 
     def _run(self, text: str, *words: Word) -> Any:
         return self._ask("EVALSHA", _SHAS[text], len(self._keys), *self._keys, *words)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import pytest
 import redis
 from servers.beanstalk import BeanstalkServer
 from servers.mysql import MysqlServer
-from servers.process import require, until
+from servers.process import HOST, require, until
 from servers.redis import RedisCluster, RedisServer
 
 from multiq.backend import Ack, NewJob, State
@@ -223,6 +224,37 @@ def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
         entrant.remove_queues()
         for node in cluster.nodes:
             assert [key for key in node.ask("KEYS", "*multiq.bench*") if node.ask("TTL", key) < 0] == []
+
+
+def test_who_may_only_work_can_be_measured_without_a_limit(folder: Path) -> None:
+    """With the rights that docs/redis.md and docs/mysql.md say a worker needs."""
+    with RedisServer() as server:
+        words = re.search(r"ACL (SETUSER multiq .*?)```", Path("docs/redis.md").read_text(), re.DOTALL)
+        assert words is not None
+        server.ask("ACL", *words[1].split())
+        with enter([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder) as (entrant,):
+            before = entrant.place.counters()
+            work(entrant, entrant.queue("q"))
+            assert (entrant.place.counters().since(before).commands or 0) >= 3
+            assert entrant.place.limit(BODY) is None
+            assert entrant.place.durability().survives == "unknown"
+        server.ask("ACL", "SETUSER", "multiq", "-info")
+        with enter([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder / "x") as (entrant,):
+            assert entrant.place.counters() == Counters()
+            assert entrant.place.version() == "redis"
+
+
+def test_who_may_make_no_tables_has_no_limit(folder: Path) -> None:
+    with MysqlServer() as server, server.database() as place:
+        with open_backend(place.url) as backend:
+            backend.queues()  # makes the tables
+        with (
+            server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account,
+            enter([account.url(place.name)], "fast", folder) as (entrant,),
+        ):
+            work(entrant, entrant.queue("q"))
+            assert entrant.place.limit(BODY) is None
+            assert entrant.place.durability().survives == "power loss"
 
 
 def test_no_server_outlives_a_bench_that_was_killed(folder: Path) -> None:
