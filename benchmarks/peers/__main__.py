@@ -47,6 +47,7 @@ def main(repeats: int, quick: bool, only: Sequence[str], into: Path | None, rend
         if not chosen:
             raise click.UsageError(f"nothing is called {', '.join(only)}; names: {', '.join(e.key for e in ENTRIES)}")
         signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # servers and workers end on the way out
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores it for what runs in the background
         run = _run(chosen, 1 if quick else repeats, _QUICK if quick else Size(), console)
     show(run)
     if folder is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import tempfile
 import time
@@ -92,9 +93,8 @@ class Turn(msgspec.Struct, frozen=True):
 
 def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
     """Run one library through all steps on an empty store. Raises ``ProgramError`` when its program fails."""
-    shm = Path("/dev/shm")  # noqa: S108 - in memory, so that no disk is measured
     with (
-        tempfile.TemporaryDirectory(prefix="multiq-peers-", dir=shm if shm.is_dir() else None) as folder,
+        tempfile.TemporaryDirectory(prefix="multiq-peers-", dir=_memory()) as folder,
         store.fresh() as url,
         Client(python, f"peers.libraries.{entry.module}", url, Path(folder), patience=_PATIENCE) as client,
     ):
@@ -195,6 +195,12 @@ class Steps:
 
 class NothingRanError(Exception):
     """The workers did not begin a single job."""
+
+
+def _memory() -> Path | None:
+    """Where files are in memory, so that marks measure no disk; None: where the user's ``TMPDIR`` says."""
+    shm = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    return shm if shm.is_dir() and "TMPDIR" not in os.environ else None
 
 
 def _processor_seconds(workers: Sequence[psutil.Process]) -> float:

@@ -174,8 +174,9 @@ def test_a_library_that_cannot_be_installed_does_not_stop_the_others(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"}
+def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals, tmp_path: Path) -> None:
+    path = f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"
+    environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}
     command = [sys.executable, "-m", "peers", "--only", "multiq-sqlite"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as runner:
         started: list[psutil.Process] = []
