@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import sys
 from typing import TYPE_CHECKING
 
 import click
 
+from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
 from .options import connection_option, traceback_option
@@ -42,6 +44,7 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
 @click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
 @click.option("--http", metavar="[HOST]:PORT", help="Answer probes and Prometheus there.")
+@click.option("--watch", is_flag=True, help="Roll when code here changes: for development.")
 @click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
 @click.option(
     "--log-level",
@@ -75,6 +78,7 @@ def worker(
     force: bool,
     health_file: str | None,
     http: str | None,
+    watch: bool,
     check: bool,
     log_level: str | None,
     log_format: str | None,
@@ -89,17 +93,16 @@ def worker(
     code that is there then, SIGQUIT shows what runs.
     """
     from multiq.log import setup_logging
-    from multiq.worker import Worker
-
-    from .apps import load_app
+    from multiq.worker import Worker, watching
 
     if once and max_jobs is not None:
         raise click.UsageError("--once is --max-jobs 1: give one of the two")
-    app = load_app(app_path)
-    if not app.tasks:
-        raise click.UsageError(
-            f"{app_path} has no tasks, so every job would be buried: name the module that defines them"
-        )
+    try:
+        app = _load(app_path)
+    except (MultiqError, click.UsageError) as exc:
+        if watch:
+            watching.wait_if_rolled(exc)
+        raise
     log = app.settings.log
     setup_logging(log_level or log.level, log_format or log.format)
     runner = Worker(
@@ -122,12 +125,28 @@ def worker(
         health_file=health_file,
         http=http,
     )
+    if watch:
+        watching.check_library()
+        if not _processes(app, processes):
+            raise click.UsageError("--watch needs a supervisor, which rolls: -p 1 or more")
     if check:
         return 0
     runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
     _announce(app, app_path)
-    with app:
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(app)
+        if watch:
+            stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
         return runner.run()
+
+
+def _load(path: str) -> App:
+    from .apps import load_app
+
+    app = load_app(path)
+    if not app.tasks:
+        raise click.UsageError(f"{path} has no tasks, so every job would be buried: name the module that defines them")
+    return app
 
 
 def _processes(app: App, given: int | None) -> int:

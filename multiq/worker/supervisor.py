@@ -29,6 +29,7 @@ from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .keeper import CUT_SHORT, TIMED_OUT
 from .ledger import NEVER
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
+from .rolling import Before, rolled_environment
 from .signals import SignalInbox
 from .slot import Post, Slot
 
@@ -49,8 +50,6 @@ _WORKING_BRAKE = 1.0  # or to this if it got as far as a job: then the job is to
 _LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
 OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
 _LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
-
-_ROLLED = "MULTIQ_ROLLED"  # in the environment: what a roll leaves to the program that follows
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
@@ -95,6 +94,7 @@ class Supervisor:
         self._once = once
         self._check = check
         self._checking: subprocess.Popen[bytes] | None = None
+        self._is_check_stale = False
         self._stops = 0
         self._is_paused = False
         self._kill_at = NEVER
@@ -161,13 +161,18 @@ class Supervisor:
         if self._check is None:
             self._roll()
         elif self._checking is None:
+            self._is_check_stale = False
             self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command line
+        else:
+            self._is_check_stale = True  # it may have read what has changed since
 
     def _roll_if_it_would_start(self) -> None:
         if self._checking is None or self._checking.poll() is None:
             return
         code, self._checking = self._checking.returncode, None
-        if code == 0 and not self._stops:
+        if self._is_check_stale and not self._stops:
+            self._begin_roll()
+        elif code == 0 and not self._stops:
             self._roll()
         elif code:
             _log.error("the new code does not start (exit code %d): the old one goes on", code)
@@ -177,9 +182,9 @@ class Supervisor:
         _log.warning("rolling: the same command is begun anew, with the code that is there now")
         sys.stdout.flush()
         sys.stderr.flush()
-        pids = [str(pid) for pid in (self._keeper, *(slot.pid for slot in self._slots)) if pid is not None]
+        pids = [pid for pid in (self._keeper, *(slot.pid for slot in self._slots)) if pid is not None]
         os.set_inheritable(self._life, True)
-        environment = {**os.environ, _ROLLED: " ".join([str(os.getpid()), str(self._life), *pids])}
+        environment = rolled_environment(self._life, pids)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
         try:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
@@ -333,33 +338,6 @@ class Supervisor:
             if slot.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(slot.pid, number)
-
-
-class Before:
-    """The children of the program that a roll has replaced, which are ours to wait for."""
-
-    def __init__(self, pids: set[int]) -> None:
-        self._pids = pids
-
-    @classmethod
-    def take(cls) -> Before:
-        """What was left to this process, if anything was. Its lifeline ends here, so it stops as it should."""
-        words = [int(word) for word in os.environ.pop(_ROLLED, "").split()]
-        if not words or words[0] != os.getpid():
-            return cls(set())
-        os.close(words[1])
-        return cls(set(words[2:]))
-
-    def is_gone(self) -> bool:
-        """Whether all have ended. Their own keeper sees to what they held, and that they do end."""
-        for pid in list(self._pids):
-            try:
-                ended, _ = os.waitpid(pid, os.WNOHANG)
-            except ChildProcessError:
-                ended = pid
-            if ended:
-                self._pids.discard(pid)
-        return not self._pids
 
 
 def _has_terminal() -> bool:
