@@ -32,8 +32,10 @@ _CONFIDENCE = 0.95  # of the intervals that are shown
 _FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls anything worse, over all its figures together
 _TRIM = 0.2  # of the repeats, at each end
 _ENOUGH_TO_TRIM = 10  # repeats; of fewer, trimming leaves too little to tell anything
-_SAME_MACHINE = ("CPU", "cores")  # what must be equal in the environments before figures mean the same
+_SAME_MACHINE = ("CPU", "cores", "disk")  # what must be equal in the environments before figures mean the same
 _PASSING = ("load",)  # what the environment says of one moment
+
+_COUNTED = frozenset({"commands/job", "bytes/job", "jobs", "MB"})  # units that a slower machine does not change
 
 Verdict = Literal["worse", "better", "no difference", "cannot tell"]
 
@@ -98,7 +100,7 @@ class Comparison(msgspec.Struct, frozen=True):
     """What was asked for: 0.1 is ten per cent."""
     drift: float
     """How much slower the machine itself did a fixed piece of work in the new run (0.05: five per cent); negative for
-    faster. Its size is added to the threshold."""
+    faster. Its size is added to the threshold of all that takes time."""
     caveats: list[str]
     """How the runs differ beside the build."""
     rows: list[Row]
@@ -146,14 +148,13 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
     if not pairs:
         raise ReportsDiffer(["they have no figure in common"])
     drift = _drift(old, new)
-    allowed = math.log1p(threshold + abs(drift))
     return Comparison(
         old=_name(old),
         new=_name(new),
         threshold=threshold,
         drift=drift,
         caveats=[*obstacles, *_caveats(old, new, drift)],
-        rows=_judged(pairs, allowed),
+        rows=_judged(pairs, threshold, drift),
     )
 
 
@@ -216,7 +217,7 @@ def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
             yield f"{contestant.name} was {server}, and is {contestant.server}"
     if drift:
         change = "slower" if drift > 0 else "faster"
-        yield f"the machine itself was {abs(drift):.1%} {change} in the new run: as much is added to the threshold"
+        yield f"the machine itself was {abs(drift):.1%} {change} in the new run: times may differ by as much more"
     for word, report in (("old", old), ("new", new)):
         if report.noise:
             yield f"the {word} run was noisy: {report.noise}"
@@ -286,12 +287,13 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
                 yield pair
 
 
-def _judged(pairs: Sequence[_Pair], allowed: float) -> list[Row]:
-    tests = [_test(pair, allowed) for pair in pairs]
+def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]:
+    margins = [_margin(pair.metric, threshold, drift) for pair in pairs]
+    tests = [_test(pair, allowed) for pair, allowed in zip(pairs, margins, strict=True)]
     worse = _holm([test.worse if test else 1.0 for test in tests])
     better = _holm([test.better if test else 1.0 for test in tests])
     rows = []
-    for pair, test, is_worse, is_better in zip(pairs, tests, worse, better, strict=True):
+    for pair, allowed, test, is_worse, is_better in zip(pairs, margins, tests, worse, better, strict=True):
         verdict: Verdict = "cannot tell"
         why = _why_not(pair)
         if is_worse:
@@ -302,6 +304,11 @@ def _judged(pairs: Sequence[_Pair], allowed: float) -> list[Row]:
             verdict, why = "no difference", ""
         rows.append(_row(pair, test, verdict, why))
     return rows
+
+
+def _margin(metric: Metric, threshold: float, drift: float) -> float:
+    """How far a figure may be off, as a logarithm."""
+    return math.log1p(threshold if metric.unit in _COUNTED else threshold + abs(drift))
 
 
 def _row(pair: _Pair, test: _Test | None, verdict: Verdict, why: str) -> Row:

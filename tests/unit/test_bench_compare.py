@@ -195,7 +195,13 @@ def test_a_slower_machine_is_not_called_a_regression() -> None:
     found = compare(replaced(old, reference=0.020), replaced(new, reference=0.023))
     assert not found.regressed
     assert round(found.drift, 3) == 0.15
-    assert "the machine itself was 15.0% slower in the new run: as much is added to the threshold" in found.caveats
+    assert "the machine itself was 15.0% slower in the new run: times may differ by as much more" in found.caveats
+
+
+def test_a_slower_machine_is_no_excuse_for_more_commands() -> None:
+    more = with_figure(report(seed=2), "drain", "commands", lambda value: value and value * 1.2)
+    found = compare(replaced(report(seed=1), reference=0.020), replaced(more, reference=0.026))
+    assert verdicts(found, "drain", "commands") == {"worse"}
 
 
 def test_false_alarms_are_as_rare_as_promised_where_nothing_changed() -> None:
