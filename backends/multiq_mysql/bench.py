@@ -94,14 +94,13 @@ class MysqlServer(servers.Server):
 
 
 class MysqlPlace(Place):
-    """A database. The server's memory and CPU show only where the process is known, as of a server of our own."""
+    """A database. The server's memory and CPU show only where it runs on this machine, and says as which process."""
 
-    def __init__(self, url: str, pid: int | None = None) -> None:
+    def __init__(self, url: str) -> None:
         self.url = url
         parsed = parse_url(url, MysqlBackend.options)
         self._login = Login.from_url(parsed)
         self._timeout = parsed.options["timeout"]
-        self._pid = pid
         self._connection: Connection[Any] | None = None
         self._asked = 0
 
@@ -116,13 +115,14 @@ class MysqlPlace(Place):
         return Durability(survives(settings), told)
 
     def counters(self) -> Counters:
+        pid = self._pid  # first: to find it, the server is asked
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
             received=int(status["bytes_received"]),
             sent=int(status["bytes_sent"]),
-            memory=None if self._pid is None else resident_bytes(self._pid),
-            cpu=None if self._pid is None else cpu_seconds(self._pid),
+            memory=None if pid is None else resident_bytes(pid),
+            cpu=None if pid is None else cpu_seconds(pid),
         )
 
     def limit(self, body: bytes) -> Limit | None:
@@ -138,6 +138,16 @@ class MysqlPlace(Place):
         """Hang up."""
         if self._connection is not None:
             self._connection.close()
+
+    @functools.cached_property
+    def _pid(self) -> int | None:
+        """A container's server has another name for its machine, and process ids that are not ours."""
+        told = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
+        if told.get("hostname") != socket.gethostname():
+            return None
+        with suppress(OSError, ValueError):
+            return int(Path(told["datadir"], told["pid_file"]).read_text())
+        return None
 
     def _pairs(self, question: str) -> dict[str, str]:
         """What ``SHOW`` shows, names in small letters."""
@@ -162,7 +172,7 @@ class MysqlBench(Bench):
     @classmethod
     @contextmanager
     def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        with MysqlServer(folder, profile) as server, closing(MysqlPlace(server.url, server.pid)) as place:
+        with MysqlServer(folder, profile) as server, cls.at(server.url) as place:
             yield place
 
     @classmethod
