@@ -33,8 +33,8 @@ _LOOPBACK = "127.0.0.1"
 _PATIENCE = 3.0  # seconds: when a worker rolls, the one of before gives its address up when it notices
 _AGAIN = 0.05  # seconds
 _THREADS = 2
-_CONNECTIONS = 32
-_IDLE = 10  # seconds, after which a connection without a request is closed
+_CONNECTIONS = 100
+_IDLE = 3  # seconds, after which a connection without a request is closed: a probe that came behind it still has time
 _HEADER_ROOM = 8192  # bytes
 _BODY_ROOM = 1024  # bytes: requests have no body
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
@@ -127,7 +127,7 @@ class Server:
             threads=_THREADS,
             connection_limit=_CONNECTIONS,
             channel_timeout=_IDLE,
-            cleanup_interval=_IDLE // 2,
+            cleanup_interval=1,
             max_request_header_size=_HEADER_ROOM,
             max_request_body_size=_BODY_ROOM,
             ident=None,
