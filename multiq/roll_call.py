@@ -157,6 +157,4 @@ class Answering:
             elif stats.ready or stats.reserved:  # what a viewer that was killed held comes back
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
-        # an answer that was on its way while its call ended: look once more
-        to_clear |= set(self._standing) - set(standing)
         self._standing, self._to_clear = standing, to_clear
