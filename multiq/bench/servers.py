@@ -14,8 +14,10 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
+from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 import psutil
@@ -23,8 +25,7 @@ import psutil
 from multiq.errors import MultiqError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from pathlib import Path
+    from collections.abc import Iterator, Sequence
     from typing import Self
 
 HOST = "127.0.0.1"
@@ -33,16 +34,19 @@ _PORTS = range(20000, 32000)  # below those that the kernel hands out by itself,
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed, and users' PATHs do not look
 _LOG_SHOWN = 3000  # characters
 
+#: reads "+pid" or "+folder" for what begins to be, "-pid" or "-folder" for what has ended
 _SHEPHERD = """
-import os, signal, sys
+import os, shutil, signal, sys
 alive = set()
 for line in sys.stdin:
-    (alive.add if line[0] == "+" else alive.discard)(int(line[1:]))
-for pid in alive:
+    (alive.add if line[0] == "+" else alive.discard)(line[1:-1])
+for pid in filter(str.isdigit, alive):
     try:
-        os.kill(pid, signal.SIGKILL)
+        os.kill(int(pid), signal.SIGKILL)
     except ProcessLookupError:
         pass
+for folder in alive:
+    shutil.rmtree(folder, ignore_errors=True)
 """
 
 
@@ -73,6 +77,15 @@ def free_port() -> int:
             one.bind((HOST, port))
             other.bind((HOST, port + 10000))
             return port
+
+
+@contextlib.contextmanager
+def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
+    """With a short name, as servers have UNIX sockets in it, and gone at the end, even where we are killed."""
+    with tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=parent, ignore_cleanup_errors=True) as name:
+        _shepherd.tell(f"+{name}")
+        yield Path(name)
+        _shepherd.tell(f"-{name}")
 
 
 def cpu_seconds(pid: int) -> float | None:
@@ -195,7 +208,7 @@ class Server(ABC):
 
 
 class _Shepherd:
-    """Kills what is left when this process dies without a chance to tidy up, as by SIGKILL."""
+    """Ends and removes what is left when this process dies without a chance to tidy up, as by SIGKILL."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None

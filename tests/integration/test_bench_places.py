@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -22,7 +23,7 @@ from multiq.backend import Ack, NewJob, State
 from multiq.bench import contestants, servers
 from multiq.bench.contestants import QueueInUse, QueueLeftBehind, commands_a_second, enter, load_bench
 from multiq.bench.place import Counters, Profile, Survives
-from multiq.bench.servers import ServerMissing
+from multiq.bench.servers import ServerMissing, temporary_folder
 from multiq.ids import new_ids
 from multiq.registry import open_backend
 from multiq.url import parse_url
@@ -51,11 +52,11 @@ LEVELS: dict[tuple[str, Profile], tuple[Survives, str, str]] = {
 }
 
 START_AND_DIE = """
-import os, sys
-from pathlib import Path
+import os
 from multiq.bench.contestants import enter
-with enter(["redis"], "fast", Path(sys.argv[1])) as (entrant,):
-    print(entrant.url, flush=True)
+from multiq.bench.servers import temporary_folder
+with temporary_folder() as folder, enter(["redis"], "fast", folder) as (entrant,):
+    print(folder, flush=True)
     os.kill(os.getpid(), 9)
 """
 
@@ -259,12 +260,20 @@ def test_who_may_make_no_tables_has_no_limit(folder: Path) -> None:
             assert before.memory, "it runs on this machine"
 
 
-def test_no_server_outlives_a_bench_that_was_killed(folder: Path) -> None:
-    command = [sys.executable, "-c", START_AND_DIE, str(folder)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+def test_neither_server_nor_folder_outlives_a_bench_that_was_killed(folder: Path) -> None:
+    environment = {**os.environ, "TMPDIR": str(folder)}
+    command = [sys.executable, "-c", START_AND_DIE]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == -9
-    assert done.stdout.startswith("redis://")
+    assert Path(done.stdout.strip()).parent == folder
     until(lambda: not running(folder), "the server has ended")
+    until(lambda: not list(folder.iterdir()), "its folder is gone")
+
+
+def test_a_folder_goes_with_the_run() -> None:
+    with temporary_folder() as folder:
+        (folder / "log").write_text("x")
+    assert not folder.exists()
 
 
 def _with_only(program: str, folder: Path) -> Path:
