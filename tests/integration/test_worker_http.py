@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import re
 import signal
 import socket
 import sys
 from typing import TYPE_CHECKING
 
+import psutil
 import pytest
 from processes import until, worker
 from prometheus_client.parser import text_string_to_metric_families
@@ -127,6 +129,19 @@ def test_a_roll_keeps_the_address(tmp_path: Path, server: RedisServer) -> None:
         assert ask(port, "/healthz")[0] == 200
         process.send(signal.SIGTERM)
         assert process.wait() == 0
+
+
+def test_a_keeper_that_dies_is_followed_by_one_that_answers(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
+        port = port_of(process)
+        quick.enqueue(1)
+        until(lambda: figures(port)["multiq_jobs_total", "done", "quick"] == 1)
+        children = json.loads(ask(port, "/healthz")[1])["children"]
+        (keeper,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
+        os.kill(keeper, signal.SIGKILL)
+        until(lambda: "another one starts" in process.log)
+        # whoever asks meanwhile waits for the next one, which goes on with the same counts
+        assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 
 
 def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
