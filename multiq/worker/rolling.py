@@ -25,7 +25,7 @@ class Before:
     """The children of the program that a roll has replaced, which are ours to wait for."""
 
     def __init__(self, pids: set[int]) -> None:
-        self._pids = pids
+        self.pids = pids
 
     @classmethod
     def take(cls) -> Before:
@@ -39,11 +39,11 @@ class Before:
 
     def is_gone(self) -> bool:
         """Whether all have ended. Their own keeper sees to what they held, and that they do end."""
-        for pid in list(self._pids):
+        for pid in list(self.pids):
             try:
                 ended, _ = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
                 ended = pid
             if ended:
-                self._pids.discard(pid)
-        return not self._pids
+                self.pids.discard(pid)
+        return not self.pids

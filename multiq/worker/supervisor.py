@@ -106,7 +106,7 @@ class Supervisor:
 
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
-        before = Before.take()  # told to stop just when the new ones start
+        self._before = Before.take()  # told to stop just when the new ones start
         self._folder = _make_folder()
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
@@ -116,7 +116,7 @@ class Supervisor:
                 self._board.supervisor_beat = time.monotonic()
                 self._reap()
                 self._fill()
-                if before.is_gone() and self._is_over():
+                if self._before.is_gone() and self._is_over():
                     break
                 self._roll_if_it_would_start()
                 self._kill_the_late()
@@ -182,7 +182,8 @@ class Supervisor:
         _log.warning("rolling: the same command is begun anew, with the code that is there now")
         sys.stdout.flush()
         sys.stderr.flush()
-        pids = [pid for pid in (self._keeper, *(slot.pid for slot in self._slots)) if pid is not None]
+        ours = (self._keeper, *(slot.pid for slot in self._slots))
+        pids = [*self._before.pids, *(pid for pid in ours if pid is not None)]
         os.set_inheritable(self._life, True)
         environment = rolled_environment(self._life, pids)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)

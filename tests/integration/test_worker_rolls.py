@@ -103,6 +103,26 @@ def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
     assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 0)
 
 
+def test_a_worker_that_is_rolled_twice_still_waits_for_the_job_of_its_first_children(
+    tmp_path: Path, shop: subprocess.Popen[bytes]
+) -> None:
+    # Given a worker that is rolled twice while a job runs
+    (tmp_path / "shop.py").write_text(SHOP.replace("time.sleep(0.005)", "time.sleep(number)"))
+    until(lambda: log(tmp_path).count(" working ") == 2)
+    os.kill(shop.pid, signal.SIGHUP)  # so that the code above is there, whichever it began with
+    until(lambda: log(tmp_path).count(" working ") == 4)
+    enqueue(range(6, 7))
+    until(lambda: len(served(tmp_path)) == 1)
+    for rolls in (1, 2):
+        os.kill(shop.pid, signal.SIGHUP)
+        until(lambda working=4 + 2 * rolls: log(tmp_path).count(" working ") == working)
+    # When it is told to stop, then it ends after that job, which is done
+    os.kill(shop.pid, signal.SIGTERM)
+    assert shop.wait(30) == 0, log(tmp_path)
+    assert " done      serve" in log(tmp_path)
+    assert app.queue().stats().reserved == 0
+
+
 def test_five_workers_replaced_one_after_the_other_under_load_run_every_job_once(tmp_path: Path, url: str) -> None:
     # Given five workers at work
     with contextlib.ExitStack() as stack:
