@@ -11,6 +11,7 @@ from rich.console import Console
 
 from multiq.backend import JobRecord, QueueStats, State
 from multiq.cli.top import Look, frame
+from multiq.cli.workers import Running, WorkerNow
 from multiq.job import JobInfo
 from multiq.text import abridge, count, duration, many, safe, shorten, size, summary
 
@@ -164,3 +165,41 @@ def test_what_is_too_long_keeps_its_beginning_and_its_end() -> None:
     assert short.endswith("\nlast line")
     assert f"[... {len(text) - 400:,} characters ...]" in short
     assert abridge(text, len(text)) == text
+
+
+def crew(workers: int, jobs: int) -> list[WorkerNow]:
+    return [
+        WorkerNow(
+            worker=f"host{number}:1",
+            state="working",
+            up_for=60.0,
+            queues=["q"],
+            processes=1,
+            at_a_time=jobs,
+            running=jobs,
+            jobs=[Running(f"host{number}:2", "q", str(job), float(job), "task", 1) for job in range(jobs)],
+        )
+        for number in range(workers)
+    ]
+
+
+@pytest.mark.parametrize(("queues", "workers", "jobs"), [(0, 0, 0), (1, 1, 0), (40, 1, 1), (1, 30, 9), (40, 30, 9)])
+def test_queues_and_workers_share_a_screen(queues: int, workers: int, jobs: int) -> None:
+    now = look(*(stats(f"q{number:02}", number) for number in range(queues)))._replace(workers=crew(workers, jobs))
+    lines = drawn(now, rows=24 - 6)
+    assert len(lines) < 24  # the last one is the foot's
+    text = "\n".join(lines)
+    if queues:
+        assert f"q{queues - 1:02} " in text
+    if workers:
+        assert "host0:1 " in text
+        assert f"run{'s' if workers == 1 else ''} {workers * jobs:,} job" in text
+    if jobs:
+        assert ["host0:2", "task", "q", f"{jobs - 1}s", "1", f"{jobs - 1}"] in [line.split() for line in lines]
+
+
+def test_what_workers_and_jobs_are_called_cannot_move_the_cursor() -> None:
+    (one,) = crew(1, 1)
+    evil = "\x1b[2J"
+    other = WorkerNow(evil, evil, 1.0, [evil], 1, 1, 1, [Running(evil, evil, evil, 1.0, evil, 1)])
+    assert "\x1b" not in "".join(drawn(look()._replace(workers=[one, other])))
