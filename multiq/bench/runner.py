@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from .report import Accounting
     from .workloads import Variant, Workload
 
+_UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
 _WARM_UP = 200  # jobs
 _IDLE_QUICK, _IDLE = 2.0, 20.0  # seconds for which idle workers are watched
 
@@ -81,6 +82,7 @@ def steps(options: Options) -> list[Step]:
         for turn in range(options.repeats)
         for workload in options.workloads
         for variant in workload.variants(is_quick=options.is_quick)
+        for _ in range(workload.times)
         if variant.repeats is None or turn < variant.repeats
     ]
 
@@ -279,6 +281,11 @@ class _Race:
         self._tell(what, entrant.name, self._seconds)
 
 
+def _step(seconds: float) -> str:
+    """``1 us``, ``1 ms``, ``1 s``."""
+    return next(f"{seconds * scale:g} {unit}" for unit, scale in _UNITS.items() if seconds * scale >= 1 or unit == "us")
+
+
 def _idle(options: Options) -> float:
     """Seconds for which idle workers are watched."""
     if not any(workload.wants_idle for workload in options.workloads):
@@ -294,7 +301,7 @@ def _promises(app: BenchApp) -> dict[str, str]:
         return yes if can.claim(power) else no
 
     return {
-        "delays": f"never early, to {can.delay_resolution:g} s",
+        "delays": f"never early, to {_step(can.delay_resolution)}",
         "order": either("total_order", "one line by priority, then age", "in several lines beside each other"),
         "a repeated enqueue": either("client_ids", "adds nothing", "may add a second job"),
         "a batch": either("atomic_batches", "whole or not at all", "may be accepted in part"),

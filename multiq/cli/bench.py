@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from multiq.text import many
+
 from .exits import BROKEN, FAILED, OK
 from .options import traceback_option
 from .output import Column, note, print_json, show, table
@@ -140,7 +142,7 @@ def _run(given: Sequence[str], options: Options) -> Report:
     from multiq.bench import contestants, environment, runner
 
     seconds = runner.estimate(options, len(given))
-    note(f"{len(given)} contestants, {options.repeats} repeats: this takes about {_minutes(seconds)}")
+    note(f"{many(len(given), 'contestant')}, {many(options.repeats, 'repeat')}: this takes about {_minutes(seconds)}")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiq-bench-")))
         journals = stack.enter_context(

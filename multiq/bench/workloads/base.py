@@ -66,6 +66,8 @@ class Workload(ABC):
     metrics: ClassVar[list[Metric]]
     limit: ClassVar[str | None] = None
     """The method of ``Limit`` that bounds the first metric."""
+    times: ClassVar[int] = 1
+    """How often it is run in each turn: what is short and steady can show small changes, if there are enough of it."""
     wants_idle: ClassVar[bool] = False
     """Whether what an idle worker costs belongs to it."""
 
