@@ -239,12 +239,12 @@ class _Race:
                 crew = stack.enter_context(stage.working(1))
                 crew.wait_until_ready(1)
                 stages[entrant.name] = entrant.place
-            before = {name: place.counters().commands for name, place in stages.items()}
+            before = {name: place.counters() for name, place in stages.items()}
             self._tell("watching idle workers", "", self._seconds)
             time.sleep(seconds)
-            after = {name: place.counters().commands for name, place in stages.items()}
+            spent = {name: place.counters().since(before[name]).commands for name, place in stages.items()}
         self._seconds += seconds
-        return {name: _rate(before[name], after[name], seconds) for name in stages}
+        return {name: None if commands is None else commands / seconds for name, commands in spent.items()}
 
     def _take_limits(self) -> None:
         """The leanest loops on each server, where a workload of this run is set beside one."""
@@ -321,7 +321,3 @@ def _without_warnings() -> Iterator[None]:
         yield
     finally:
         log.setLevel(level)
-
-
-def _rate(before: int | None, after: int | None, seconds: float) -> float | None:
-    return None if before is None or after is None else (after - before) / seconds

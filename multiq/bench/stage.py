@@ -51,18 +51,17 @@ class Cost(msgspec.Struct):
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
         """By the names of ``COSTS``; per job where they are."""
+        spent = self.after.since(self.before)
 
-        def each(before: float | None, after: float | None, scale: float = 1.0) -> float | None:
-            return None if before is None or after is None or not jobs else (after - before) * scale / jobs
+        def each(amount: float | None, scale: float = 1.0) -> float | None:
+            return None if amount is None or not jobs else amount * scale / jobs
 
-        received = each(self.before.received, self.after.received)
-        sent = each(self.before.sent, self.after.sent)
         return {
-            "commands": each(self.before.commands, self.after.commands),
-            "bytes": None if received is None or sent is None else received + sent,
-            "client CPU": each(0.0, self.cpu, 1e6),
-            "server CPU": each(self.before.cpu, self.after.cpu, 1e6),
-            "server memory": None if self.after.memory is None else self.after.memory / 1e6,
+            "commands": each(spent.commands),
+            "bytes": None if spent.received is None or spent.sent is None else each(spent.received + spent.sent),
+            "client CPU": each(self.cpu, 1e6),
+            "server CPU": each(spent.cpu, 1e6),
+            "server memory": None if spent.memory is None else spent.memory / 1e6,
         }
 
 
