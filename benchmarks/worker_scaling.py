@@ -1,9 +1,9 @@
 """Whether a worker makes use of what it is given: ``python benchmarks/worker_scaling.py --help``.
 
 Processes: how much faster two of them drain jobs that compute for a millisecond than one does (two cores: 2 at most).
-Threads and coroutines: what share of the arithmetic limit jobs reach that only sleep for 10 ms: 50 threads can end 5,000 of
-them a second, 200 coroutines 20,000. The rate is that between the first and the last tenth of the jobs, so that the
-worker's start does not count.
+Threads and coroutines: what share of the arithmetic limit jobs reach that only sleep for 10 ms: 50 threads can end
+5,000 of them a second, 200 coroutines 20,000. The rate is that between the first and the last tenth of the jobs, so
+that the worker's start does not count.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench_app import anap, app, compute, nap
 from beside import HERE, arguments, environment, expect, report
@@ -39,9 +39,11 @@ def main() -> None:
         app.connect(url)
         measurements = {
             "two processes beside one, 1 ms of work": lambda: processes(url, options.repeats, options.jobs // 4),
-            "50 threads, 10 ms of sleep": lambda: share(url, options.repeats, nap, "threads=50", 50, options.jobs),
-            "200 coroutines, 10 ms of sleep": lambda: share(
-                url, options.repeats, anap, "concurrency=200", 200, 4 * options.jobs
+            "50 threads, 10 ms of sleep": lambda: reached(
+                url, options.repeats, options.jobs, nap, threads=50, concurrency=0
+            ),
+            "200 coroutines, 10 ms of sleep": lambda: reached(
+                url, options.repeats, 4 * options.jobs, anap, threads=1, concurrency=200
             ),
         }
         report("What a worker makes of its slots, on Redis", measurements, as_json=options.json)
@@ -58,13 +60,15 @@ def processes(url: str, repeats: int, jobs: int) -> Figures:
     return {"one /s": one, "two /s": two, "ratio": two / one}
 
 
-def share(url: str, repeats: int, task: Task[[float], object], mode: str, slots: int, jobs: int) -> Figures:
+def reached(url: str, repeats: int, jobs: int, task: Task[[float], Any], *, threads: int, concurrency: int) -> Figures:
     """The rate of one process, beside what its slots can do at most."""
-    rate = statistics.median(drained(url, task, f"processes=1, {mode}", jobs) for _ in range(repeats))
-    return {"jobs /s": rate, "arithmetic limit /s": slots / NAP, "share": rate / (slots / NAP)}
+    mode = f"processes=1, threads={threads}, concurrency={concurrency}"
+    limit = max(threads, concurrency) / NAP
+    rate = statistics.median(drained(url, task, mode, jobs) for _ in range(repeats))
+    return {"jobs /s": rate, "arithmetic limit /s": limit, "share": rate / limit}
 
 
-def drained(url: str, task: Task[[float], object], mode: str, jobs: int) -> float:
+def drained(url: str, task: Task[[float], Any], mode: str, jobs: int) -> float:
     """Jobs per second of a worker in this *mode*."""
     task.enqueue_many([(NAP,)] * jobs)
     code = f"import multiq, bench_app; multiq.Worker(bench_app.app, {mode}).run()"
