@@ -51,7 +51,7 @@ def show(run: Run) -> None:
 
 def markdown(run: Run) -> str:
     """The whole page: tables, ratios, settings and caveats."""
-    title = ["# multiq beside its peers", "[What is measured, and how](../../docs/peers.md).", _PICTURE]
+    title = ["# multiq beside its peers", "[What is measured, and how](../../docs/peers.md).", _PICTURE, "## Figures"]
     words = "\n".join(map(_words, run.rows))
     return "\n\n".join([*title, figures(run), "## Versions, settings, caveats", words]) + "\n"
 

@@ -96,7 +96,7 @@ class MysqlStore(Store):
             yield place.url
 
     def version(self) -> str:
-        return f"MariaDB {self._server.ask('SELECT VERSION()')[0][0]}"
+        return f"MariaDB {str(self._server.ask('SELECT VERSION()')[0][0]).partition('-')[0]}"
 
     def commands(self, seconds: float) -> float:
         before = self._server.status("Questions")
