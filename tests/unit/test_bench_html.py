@@ -181,3 +181,11 @@ def test_more_contestants_than_colours_still_have_one() -> None:
     text = page(report(entrants=many, repeats=1, has_histograms=True))
     assert f"redis {COLOURS + 1}" in Page(text).text
     assert f"var(--c{COLOURS + 1})" not in text
+
+
+def test_a_long_url_stands_on_two_lines_of_a_chart_and_whole_in_the_tables() -> None:
+    url = "redis://:***@queue-1.example.com:6379/3"
+    text = page(report(entrants=[Entrant(replaced(ENTRANTS[0].contestant, name=url), 1.0)], repeats=1))
+    assert ">redis://:***@queue<" in text
+    assert ">-1.example.com:6379<" in text
+    assert text.count(f"{url}</th>") > 5
