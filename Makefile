@@ -46,7 +46,7 @@ bench-peers: $(VENV)/.dev
 	PYTHONPATH=benchmarks:tests $(BIN)/python -m peers $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) benchmarks/peers/.envs build dist .tox .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # a stamp is the extra's name with a dot; pyproject.toml newer than the stamp: install again

@@ -21,7 +21,7 @@ def job(number: int) -> None:
 _CLIENTS = {"redis": ("redis", "hiredis"), "mysql": ("PyMySQL",)}
 _CAVEATS = {
     "redis": (),
-    "mysql": ("polls, from 5 ms to half a second when idle",),
+    "mysql": ("polls, less and less often, every 47 ms when idle",),
     "sqlite": ("synchronous=full, the default",),
 }
 _SCHEME = urlsplit(os.environ[BROKER]).scheme
