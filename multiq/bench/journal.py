@@ -23,6 +23,7 @@ _HEAD = struct.Struct("<qddqq")  # finished, CPU seconds when the worker began, 
 _RECORD = struct.Struct("<qqqii")  # job number, start, end (0: not yet), attempt, 1: this run is to fail
 _COUNT = struct.Struct("<q")
 _SUFFIX = ".runs"
+_UNFINISHED = ".new"
 
 
 class Run(NamedTuple):
@@ -50,13 +51,13 @@ class Journal:
     """Where one worker process writes its runs. Its threads may share it; a file is as large as *capacity* says."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
-        handle, name = tempfile.mkstemp(_SUFFIX, f"{os.getpid()}-", folder)
+        handle, name = tempfile.mkstemp(_UNFINISHED, f"{os.getpid()}-", folder)
         try:
             os.ftruncate(handle, _HEAD.size + capacity * _RECORD.size)  # sparse: takes room as it is written
             self._map = mmap.mmap(handle, 0)
         finally:
             os.close(handle)
-        self.path = Path(name)
+        self.path = Path(name).with_suffix(_SUFFIX)
         self._capacity = capacity
         self._next = itertools.count()
         self._finished = itertools.count(1)
@@ -64,6 +65,7 @@ class Journal:
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
+        Path(name).rename(self.path)  # nobody sees one without its head: a process 0 would be all of the reader's own
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
         """A run starts now. Returns what ``end`` wants. Raises ``JournalFull``."""
@@ -127,7 +129,7 @@ class Journals:
     def look(self) -> list[JournalReader]:
         """Those there are now."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
-            if path not in self._readers and path.stat().st_size:  # made, and not yet given its size
+            if path not in self._readers:
                 self._readers[path] = JournalReader(path)
         return list(self._readers.values())
 
