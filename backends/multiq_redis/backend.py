@@ -12,7 +12,7 @@ one live lease        a token per reserve in the job's record, compared on every
 one effect per call   numbered calls, whose last answer the server keeps for five minutes     one GET, one SET
 one queue, many       a job's line follows from its id; everybody reads as many lines as      one GET per reserve
 nodes                 anybody has used (lines.py)
-waiting               BZPOPMIN on a marker that carries nothing                               0.4 commands/s, idle
+waiting               BZPOPMIN on a marker that carries nothing, and behind it the next call  0.4 commands/s, idle
 everybody's order     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
 a full server         scripts that free memory are allowed at maxmemory, enqueue is           none
 drains                refused whole

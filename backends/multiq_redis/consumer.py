@@ -309,8 +309,11 @@ class RedisConsumer(Consumer):
             rang = False
             if wake_at > now:
                 exact = change_at == wake_at or wake_at - now < _COARSE_FROM
-                rang = self._sleeper.sleep(wake_at - now, exact=exact)
-                self._is_on_watch = self._is_on_watch or rang
+                rang, taken = self._sleep(wake_at - now, limit, exact=exact)
+                if taken:
+                    return taken
+                if taken is not None:
+                    continue
             if rang or time.monotonic() >= look_at:
                 self._called_to = next(iter(self._sleeper.rang), "")
                 _, found = self._trade((), limit, is_look=not rang)
@@ -319,6 +322,30 @@ class RedisConsumer(Consumer):
                     return found
         self._hand_over_the_watch()
         return []
+
+    def _sleep(self, seconds: float, limit: int, *, exact: bool) -> tuple[bool, list[Lease] | None]:
+        """Sleep. Returns whether a bell rang, or nobody can tell, and what was there then; None: nobody has looked."""
+        line = self.queues[0]
+        if limit <= 0 or self._uncertain or not self._sleeper.can_call(line):
+            rang = self._sleeper.sleep(seconds, exact=exact)
+            self._is_on_watch = self._is_on_watch or rang
+            return rang, None
+        call = self._new_call(line, (), min(limit, _SLICE), _Trade((), limit))
+        self._uncertain.append(call)  # until its reply is here
+        rang = self._sleeper.sleep(seconds, exact=exact, then=call.script)
+        self._is_on_watch = self._is_on_watch or rang
+        if self._sleeper.heard is None:
+            return True, None
+        self._uncertain.clear()
+        self._looked_at, woke_at = -_NEVER, time.monotonic()
+        _, found, is_unfinished = self._hear(call, self._sleeper.heard)
+        if found:
+            self._is_on_watch = False  # the script told somebody else
+        elif is_unfinished or self._has_new_lines:
+            return True, None
+        else:
+            self._looked_at = woke_at
+        return rang, found
 
     def _knows_that_nothing_is_due(self) -> bool:
         """Whether the last look at the queues still holds: what has come since has left a marker at the bell."""

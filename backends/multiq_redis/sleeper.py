@@ -2,6 +2,9 @@
 
 The bell's marker is popped by BZPOPMIN and carries nothing, so that a lost reply loses no job. Redis looks at its
 block timeouts ten times a second only: where that is too coarse, we wake ourselves by CLIENT UNBLOCK.
+
+A call may be sent along. The server makes it in the moment in which the sleep ends, however that comes about, and both
+answers arrive together: a round trip less until the job that woke us begins.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ import contextlib
 import os
 import select
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import hiredis
 
@@ -24,7 +27,7 @@ from .wire import pack
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .caller import Caller, Callers
+    from .caller import Call, Caller, Callers
     from .lines import Lines
     from .wire import Wire
 
@@ -41,6 +44,8 @@ class Sleeper:
     def __init__(self, callers: Callers, caller: Caller, lines: Lines, queues: Sequence[str]) -> None:
         self.rang: list[str] = []
         """The lines whose bells ended the last sleep. Nobody else was told."""
+        self.heard: Any = None
+        """The reply to the call that was sent along with the last sleep; None if it has none, or an error."""
         self._callers = callers
         self._servers = callers.servers
         self._caller = caller
@@ -51,19 +56,19 @@ class Sleeper:
         self._pipe: tuple[int, int] | None = None
         self._generation = -1
 
-    def sleep(self, seconds: float, *, exact: bool) -> bool:
-        """Sleep at most *seconds*; *exact*: to the millisecond, else somewhat longer.
+    def sleep(self, seconds: float, *, exact: bool, then: Call | None = None) -> bool:
+        """Sleep at most *seconds*; *exact*: to the millisecond, else somewhat longer. *Then* make this call.
 
         Returns whether to look at the queues: the bell rang, or nobody can tell. Raises ``BackendError``.
         """
         until = time.monotonic() + seconds
         asleep: list[Wire] = []
-        self.rang = []
+        self.rang, self.heard = [], None
         self._find_bells()
         try:
-            self._fall_asleep(asleep, seconds + (_COARSE if exact else 0))
+            self._fall_asleep(asleep, seconds + (_COARSE if exact else 0), then)
             answered = self._wait(asleep, until if exact else until + _COARSE)
-            return self._wake(asleep, answered)
+            return self._wake(asleep, answered, then)
         except hiredis.ReplyError as exc:
             self._abandon(asleep)
             if code_of(exc) not in _HARMLESS:
@@ -80,6 +85,11 @@ class Sleeper:
         self._servers.suspect(None)
         self._wait([], min(time.monotonic() + _TROUBLED, until))
         return True
+
+    def can_call(self, line: str) -> bool:
+        """Whether a call for this line can be sent along: it is the only one whose bell is waited for."""
+        self._find_bells()
+        return list(self._bells.values()) == [line] and not self._servers.is_cluster
 
     def nudge(self) -> None:
         """From any thread: end the sleep, if there is one."""
@@ -129,12 +139,13 @@ class Sleeper:
         else:
             self._places = [(self._caller, lines[0], tuple(self._bells))]
 
-    def _fall_asleep(self, asleep: list[Wire], seconds: float) -> None:
+    def _fall_asleep(self, asleep: list[Wire], seconds: float, then: Call | None) -> None:
         deadline = self._deadline()
         for caller, line, bells in self._places:
             wire = caller.wire(line, deadline)
             asleep.append(wire)
-            wire.send(pack(("BZPOPMIN", *bells, f"{max(seconds, _SHORTEST):.3f}")), deadline)
+            packet = pack(("BZPOPMIN", *bells, f"{max(seconds, _SHORTEST):.3f}"))
+            wire.send(packet if then is None else packet + caller.packed(then, wire), deadline)
 
     def _wait(self, asleep: Sequence[Wire], until: float) -> set[int]:
         """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""
@@ -149,7 +160,7 @@ class Sleeper:
                 os.read(ear, 4096)
         return stirred
 
-    def _wake(self, asleep: Sequence[Wire], answered: set[int]) -> bool:
+    def _wake(self, asleep: Sequence[Wire], answered: set[int], then: Call | None) -> bool:
         """End what is left of the sleep, and hear whether a bell rang in the meantime."""
         is_to_look = False
         for (_, line, _), wire in zip(self._places, asleep, strict=True):
@@ -160,6 +171,9 @@ class Sleeper:
             if popped is not None:
                 self.rang.append(self._bells[popped[0]])
                 is_to_look = True
+            if then is not None:
+                with contextlib.suppress(hiredis.ReplyError):  # made again, it will tell what is wrong
+                    self.heard = wire.read(self._deadline())
         return is_to_look
 
     def _unblock(self, line: str, wire: Wire) -> bool:

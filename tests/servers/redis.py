@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SERVICE = "multiq"  # what the sentinels call their primary
 SLOTS = 16384
 
+_OF_CONSUMERS = {"eval", "evalsha", "bzpopmin", "client|unblock"}
+
 
 class RedisServer(Server):
     """``redis-server`` on a TCP port and a UNIX socket; nothing is written to disk unless *config* says so.
@@ -63,6 +65,12 @@ class RedisServer(Server):
     @property
     def unix_url(self) -> str:
         return f"redis+unix://{self.socket}"
+
+    @property
+    def consumers_sent(self) -> int:
+        """Commands that consumers have sent so far: not those inside their scripts."""
+        stats = self.ask("INFO", "commandstats")
+        return sum(told["calls"] for name, told in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
 
     @property
     def aof_bytes(self) -> int:
