@@ -14,6 +14,7 @@ from multiq.codec import ENVELOPE_VERSION, Envelope, decode_envelope, encode_env
 from .accounting import Sent
 from .contestants import load_bench
 from .journal import Run
+from .place import PUT_AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -24,9 +25,6 @@ if TYPE_CHECKING:
 
 Go: TypeAlias = Callable[[], None]
 """Returns when it may begin."""
-
-BATCH = 1000
-"""Jobs in one call of ``enqueue_many``."""
 
 _MAX_BODY = 2**27  # bytes
 
@@ -51,8 +49,8 @@ def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -
     app.queue(queue).stats()
     sent = []
     go()
-    for start in range(first, first + count, BATCH):
-        size = min(BATCH, first + count - start)
+    for start in range(first, first + count, PUT_AT_ONCE):
+        size = min(PUT_AT_ONCE, first + count - start)
         called = time.monotonic_ns()
         noop.enqueue_many([(number,) for number in range(start, start + size)])
         sent.append(Sent(start, size, called, time.monotonic_ns()))

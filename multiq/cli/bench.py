@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import tempfile
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -139,19 +138,17 @@ def _list(options: Options) -> None:
 
 def _run(given: Sequence[str], options: Options) -> Report:
     """Servers, folders and all; nothing of it is left, however this ends."""
-    from multiq.bench import contestants, environment, runner
+    from multiq.bench import contestants, environment, runner, servers
 
     seconds = runner.estimate(options, len(given))
     note(f"{many(len(given), 'contestant')}, {many(options.repeats, 'repeat')}: this takes about {_minutes(seconds)}")
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="multiq-bench-")))
-        journals = stack.enter_context(
-            tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=_IN_MEMORY if _IN_MEMORY.is_dir() else None)
-        )
+        folder = stack.enter_context(servers.temporary_folder())
+        journals = stack.enter_context(servers.temporary_folder(_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         tell = stack.enter_context(_progress(seconds))
         tell("starting servers", "", 0)
         entrants = stack.enter_context(contestants.enter(given, options.profile, folder))
-        setting = runner.Setting(entrants, Path(journals), environment.Meter(), environment.describe(folder))
+        setting = runner.Setting(entrants, journals, environment.Meter(), environment.describe(folder))
         return runner.run(setting, options, tell)
 
 

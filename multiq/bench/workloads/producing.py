@@ -5,8 +5,9 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
+from multiq.bench.place import PUT_AT_ONCE
 from multiq.bench.report import Metric
-from multiq.bench.work import BATCH, enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
+from multiq.bench.work import enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
 
 from .base import COSTS, Outcome, Parameters, Unfit, Variant, Workload
 
@@ -41,7 +42,7 @@ class EnqueueOne(Workload):
 class EnqueueBulk(Workload):
     name = "enqueue-bulk"
     title = "Enqueue in bulk"
-    about = f"One process calls `task.enqueue_many` with {BATCH:,} jobs at a time."
+    about = f"One process calls `task.enqueue_many` with {PUT_AT_ONCE:,} jobs at a time."
     metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
     limit = "put_in_batches"
 
