@@ -212,8 +212,11 @@ class _Shepherd:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
+        self._is_over = False
 
     def tell(self, word: str) -> None:
+        if self._is_over:
+            return  # this process tidies up at its very end, and there is nothing left to do
         if self._process is None:
             command = [sys.executable, "-S", "-c", _SHEPHERD]
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
@@ -225,6 +228,7 @@ class _Shepherd:
         self._process.stdin.flush()
 
     def _end(self, process: subprocess.Popen[str]) -> None:
+        self._is_over = True
         process.communicate()
 
 

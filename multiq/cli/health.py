@@ -16,7 +16,7 @@ from .options import Duration, json_option, traceback_option
 from .output import say
 
 
-@click.command(short_help="Is the worker of a health file well?")
+@click.command(short_help="Tell whether the worker of a health file is well.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
     "--max-age",
