@@ -142,13 +142,14 @@ class _Race:
         self.contestants = [self._contestant(entrant, idle.get(entrant.name)) for entrant in entrants]
 
     def results(self) -> list[Result]:
-        """Take all repeats; the limits once before and once after them."""
+        """Take all repeats; the limits before them, and in a full run after them, too."""
         self._take_limits()
         for index, step in enumerate(steps(self._options)):
             start = index % len(self._entrants)  # nobody is always the one after the idle machine
             for entrant in [*self._entrants[start:], *self._entrants[:start]]:
                 self._take(step, entrant)
-        self._take_limits()
+        if not self._options.is_quick:
+            self._take_limits()
         return [
             self._result(entrant, workload, variant)
             for workload in self._options.workloads

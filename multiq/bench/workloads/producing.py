@@ -47,7 +47,7 @@ class EnqueueBulk(Workload):
     limit = "put_in_batches"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [Variant({"jobs": 3_000 if is_quick else 50_000}, seconds=0.4 if is_quick else 4)]
+        return [Variant({"jobs": 2_000 if is_quick else 50_000}, seconds=0.4 if is_quick else 4)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])

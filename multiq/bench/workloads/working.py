@@ -65,7 +65,7 @@ class Contention(Workload):
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
-            return [Variant({"jobs": 400, "producers": 2, "processes": 3}, seconds=0.6, repeats=2)]
+            return [Variant({"jobs": 300, "producers": 2, "processes": 3}, seconds=0.6, repeats=2)]
         return [Variant({"jobs": 10_000, "producers": 4, "processes": 4}, seconds=6)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
@@ -155,7 +155,7 @@ class Recovery(Workload):
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         if is_quick:
-            return [Variant({"jobs": 300, "job ms": 3}, seconds=0.8, repeats=1)]
+            return [Variant({"jobs": 200, "job ms": 3}, seconds=0.8, repeats=1)]
         return [Variant({"jobs": 1500, "job ms": 3}, seconds=4)]
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002
