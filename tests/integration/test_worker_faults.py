@@ -316,7 +316,7 @@ def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
         quick.enqueue_many([(10,), (11,)])
         # When it is told to end, then the short one is finished, and nothing new is begun
         process.send(number)
-        until(lambda: words(process, "end") == [1])
+        until(lambda: words(process, "end") == [1] and counts() == (2, 0, 1, 0))
         assert process.process.poll() is None
         # When it is told again, then it ends at once, and all that is left is ready for others
         process.send(number)
