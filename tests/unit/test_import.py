@@ -11,7 +11,7 @@ import multiq
 
 # what a producer must not pay for, nor be broken by
 HEAVY = [
-    "multiq.worker", "multiq.cli", "multiq.memory", "multiq.log", "multiq.conformance", "multiq_sqlite",
+    "multiq.worker", "multiq.cli", "multiq.memory", "multiq.log", "multiq.conformance", "multiq.bench", "multiq_sqlite",
     "sqlite3", "redis", "greenstalk", "pymysql",
     "click", "rich", "stevedore", "importlib.metadata", "asyncio", "concurrent.futures", "multiprocessing",
     "subprocess", "ssl", "hypothesis", "pytest",
