@@ -82,7 +82,7 @@ def steps(options: Options) -> list[Step]:
         for turn in range(options.repeats)
         for workload in options.workloads
         for variant in workload.variants(is_quick=options.is_quick)
-        for _ in range(workload.times)
+        for _ in range(variant.times)
         if variant.repeats is None or turn < variant.repeats
     ]
 

@@ -43,6 +43,8 @@ class Variant(msgspec.Struct, frozen=True):
     """About how long one repeat takes: for the estimate, and the bar."""
     repeats: int | None = None
     """No more than these; None: as many as were asked for."""
+    times: int = 1
+    """How often it is run in each turn: what is short and steady can show small changes, if there are enough of it."""
 
 
 class Outcome(msgspec.Struct):
@@ -66,8 +68,6 @@ class Workload(ABC):
     metrics: ClassVar[list[Metric]]
     limit: ClassVar[str | None] = None
     """The method of ``Limit`` that bounds the first metric."""
-    times: ClassVar[int] = 1
-    """How often it is run in each turn: what is short and steady can show small changes, if there are enough of it."""
     wants_idle: ClassVar[bool] = False
     """Whether what an idle worker costs belongs to it."""
 

@@ -195,10 +195,11 @@ class Settle(Workload):
         Metric("reserve", "us", "lower"),
         Metric("ack of one", "us", "lower"),
     ]
-    times = 4
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        return [Variant({"batches": 25 if is_quick else 100, "batch": 20}, seconds=0.2 if is_quick else 0.6)]
+        if is_quick:
+            return [Variant({"batches": 20, "batch": 20}, seconds=0.2, times=2)]
+        return [Variant({"batches": 100, "batch": 20}, seconds=0.6, times=4)]
 
     def run(self, stage: Stage, parameters: Parameters) -> Outcome:
         batches, batch = int(parameters["batches"]), int(parameters["batch"])
