@@ -193,7 +193,8 @@ class Settle(Workload):
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        Metric("ack of one", "us", "lower"),
+        # a reply at a time takes twice as long when client and server sit on different cores: that is no build's doing
+        Metric("ack of one", "us", "lower", counts=False),
     ]
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
