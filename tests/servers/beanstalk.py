@@ -7,6 +7,7 @@ import os
 import resource
 import signal
 import socket
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,8 @@ from servers.process import HOST, PATIENCE, Server, free_port, until
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
+
+_LOOKED_AT_AFTER = 0.03  # seconds: what is put into a connection that was used just now, and is dead, is in doubt
 
 #: replies that end with the length of a body, which follows
 _WITH_BODY = frozenset({b"OK", b"RESERVED", b"FOUND"})
@@ -54,6 +57,12 @@ class BeanstalkServer(Server):
             self._arguments += ["-z", str(max_job_size)]
         if log_file_size is not None:
             self._arguments += ["-s", str(log_file_size)]
+
+    def start(self, *, wait: bool = True) -> Self:
+        """Start it. Again, and no sooner than the driver looks at a connection before it uses it."""
+        if (self.folder / "log").exists():
+            time.sleep(_LOOKED_AT_AFTER)
+        return super().start(wait=wait)
 
     @property
     def url(self) -> str:
