@@ -58,12 +58,6 @@ class BeanstalkServer(Server):
         if log_file_size is not None:
             self._arguments += ["-s", str(log_file_size)]
 
-    def start(self, *, wait: bool = True) -> Self:
-        """Start it. Again, and no sooner than the driver looks at a connection before it uses it."""
-        if (self.folder / "log").exists():
-            time.sleep(_LOOKED_AT_AFTER)
-        return super().start(wait=wait)
-
     @property
     def url(self) -> str:
         """The URL for multiq."""
@@ -110,6 +104,9 @@ class BeanstalkServer(Server):
             resource.prlimit(self.pid, resource.RLIMIT_AS, (soft, hard))
 
     def start(self, *, wait: bool = True) -> Self:
+        """Start it; again no sooner than its clients look at their connections before they use them."""
+        if (self.folder / "log").exists():
+            time.sleep(_LOOKED_AT_AFTER)
         with contextlib.suppress(FileNotFoundError):
             self.socket.unlink()  # one that was killed leaves it behind, and another could not bind it
         super().start(wait=wait)
