@@ -111,7 +111,7 @@ class Meter:
             yield (
                 f"around {len(slowed)} of {len(self._calms)} repeats a fixed piece of work took more than "
                 f"{_SLOWED:g} times as long as at its fastest, up to {max(slowed):.1f} times: something else used this "
-                "machine"
+                "machine or its host, or its cores are not alike"
             )
         stolen, passed = self._last.stolen - self._first.stolen, self._last.passed - self._first.passed
         if passed > 0 and stolen / passed > _STOLEN:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.bench.runner import Listener, Options
     from multiq.bench.workloads import Workload
 
-_REPEATS_QUICK, _REPEATS = 3, 5
+_REPEATS_QUICK, _REPEATS = 2, 5
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no journal is ever written to a disk
 
 
@@ -38,7 +38,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no jo
     help="What servers of our own keep: all that is acknowledged, or what a crash leaves.",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
-@click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 3).")
+@click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")
 @click.option("-w", "--workload", "names", multiple=True, metavar="NAME", help="Only these; again, or with commas.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the report as JSON; - is standard output.")
 @click.option("--html", "html_file", type=click.Path(dir_okay=False, path_type=Path), help="Write it as one page.")

@@ -38,7 +38,7 @@ class Latency(Workload):
         if is_quick:
             return [
                 Variant({"jobs": 15, "per second": 30, "processes": 1}, "idle", 0.8, 2),
-                Variant({"jobs": 120, "per second": 200, "processes": 2}, "200/s", 0.9, 2),
+                Variant({"jobs": 120, "per second": 200, "processes": 2}, "200/s", 0.9, 1),
             ]
         return [
             Variant({"jobs": 200, "per second": 30, "processes": 1}, "idle", 7.5),
