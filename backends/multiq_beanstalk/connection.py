@@ -15,6 +15,8 @@ import struct
 import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from multiq.vigil import Vigil
+
 if TYPE_CHECKING:
     from .facts import Facts
 
@@ -59,6 +61,7 @@ class Wire:
         self._buffer = b""
         self._at = 0  # in the buffer
         self._granted = 0.0  # seconds that the next receive may take
+        self._vigil = Vigil(sock)
         self._unread = 0  # replies to pokes
 
     @property
@@ -270,7 +273,7 @@ class Wire:
     def _receive_some(self, deadline: float) -> bytes:
         self._grant(deadline)
         try:
-            data = self.sock.recv(_RECEIVED_AT_ONCE)
+            data = self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE)
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:

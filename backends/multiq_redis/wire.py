@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import hiredis
 
 from multiq.errors import BackendUnavailable
+from multiq.vigil import Vigil
 
 from .resolver import addresses
 
@@ -54,6 +55,7 @@ class Wire:
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
         self.is_closed = False
         self._granted = 0.0  # seconds that the next send or receive may take
+        self._vigil = Vigil(sock)
 
     @property
     def is_before_7(self) -> bool:
@@ -69,7 +71,7 @@ class Wire:
             self.sock.sendall(packed)
             if len(packed) > _SENT_AT_ONCE:
                 self._grant(deadline)
-            self._reader.feed(self.sock.recv(_RECEIVED_AT_ONCE))
+            self._reader.feed(self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE))
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
