@@ -146,7 +146,7 @@ class Child:
             self._events.run_on(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
         try:
-            while self._stopping is None:
+            while self._goes_on():
                 self._turn()
             self._drain()
         finally:
@@ -191,6 +191,11 @@ class Child:
         self._nudge()
 
     # --- the loop ---
+
+    def _goes_on(self) -> bool:
+        """Whether there is another turn. What changes from now on ends that one's wait."""
+        self._changed.clear()
+        return self._stopping is None
 
     def _turn(self) -> None:
         """Once round: settle what is finished, reserve what there is room for, have it run."""
@@ -261,7 +266,6 @@ class Child:
             self.stop(f"took {self._taken} jobs")
             return
         self._changed.wait(patience)
-        self._changed.clear()
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
@@ -316,7 +320,7 @@ class Child:
     def _is_held_up(self) -> bool:
         """Whether all who could run a job are in one, and not all of those jobs are short."""
         executor = self._executor
-        return len(executor.running()) >= self._settings.at_a_time and executor.running_for() > TICK
+        return executor.at_work >= self._settings.at_a_time and executor.running_for() > TICK
 
     def _watch_limits(self) -> None:
         """Tell jobs that run longer than they may; end the process for one that does not listen."""
@@ -386,6 +390,11 @@ class Child:
     def _finish_events(self) -> None:
         self._events.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
 
+    def _wake(self) -> None:
+        """A job has ended. Once in a turn is enough: what ended since is seen with it."""
+        if not self._changed.is_set():
+            self._nudge()
+
     def _nudge(self) -> None:
         self._changed.set()
         self._pump.interrupt()
@@ -393,10 +402,10 @@ class Child:
     def _make_executor(self) -> Executor:
         settings, ledger = self._settings, self._ledger
         if settings.concurrency:
-            return CoroutineExecutor(self._runner, self._prefetch, self._nudge, settings.concurrency, ledger)
+            return CoroutineExecutor(self._runner, self._prefetch, self._wake, settings.concurrency, ledger)
         if settings.threads > 1:
-            return ThreadExecutor(self._runner, self._prefetch, self._nudge, settings.threads, ledger)
-        return InlineExecutor(self._runner, self._prefetch, self._nudge, ledger)
+            return ThreadExecutor(self._runner, self._prefetch, self._wake, settings.threads, ledger)
+        return InlineExecutor(self._runner, self._prefetch, self._wake, ledger)
 
 
 def _package_of(backend: Backend) -> str:

@@ -77,14 +77,19 @@ class Executor(ABC):
     def waiting(self) -> int:
         """How many jobs have not begun."""
 
+    @property
+    def at_work(self) -> int:
+        """How many jobs run now."""
+        return len(self._running)
+
     def running(self) -> list[Lease]:
         """The leases of the jobs that run now."""
         return [lease for lease, _ in list(self._running.values())]
 
     def running_for(self) -> float:
         """Seconds since the oldest running job began."""
-        starts = [start for _, start in list(self._running.values())]
-        return time.monotonic() - min(starts) if starts else 0.0
+        running = list(self._running.values())  # in the order in which they began
+        return time.monotonic() - running[0][1] if running else 0.0
 
     @abstractmethod
     def close(self) -> None:
