@@ -139,14 +139,6 @@ def load_bench(backend: str) -> type[Bench] | None:
     return cast("type[Bench]", load(GROUP, backend))
 
 
-def commands_a_second(place: Place, seconds: float) -> float | None:
-    """The requests that a server gets from those who are connected now; None if it does not tell."""
-    before, began = place.counters().commands, time.monotonic()
-    time.sleep(seconds)
-    after, ended = place.counters().commands, time.monotonic()
-    return None if before is None or after is None else (after - before) / (ended - began)
-
-
 def _place(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple[Place, str]:
     """A place that lives as long as the *stack*, and its driver's name."""
     if text.startswith(f"{PLANTED}:"):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.bench import contestants
-from multiq.bench.contestants import FolderVolatile, commands_a_second, enter, load_bench
+from multiq.bench.contestants import FolderVolatile, enter, load_bench
 from multiq.bench.place import Counters, Durability
 from multiq.errors import BackendNotInstalled, UrlInvalid
 from multiq.registry import open_backend
@@ -40,7 +40,6 @@ def test_memory_keeps_nothing_and_counts_nothing(tmp_path: Path) -> None:
         assert entrant.place.durability() == Durability("nothing", {})
         assert entrant.place.counters() == Counters()
         assert entrant.place.limit(b"x") is None
-        assert commands_a_second(entrant.place, 0) is None
 
 
 def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
