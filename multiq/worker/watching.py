@@ -51,7 +51,10 @@ def folders_of(module: str) -> list[Path]:
 @contextlib.contextmanager
 def watching(folders: Iterable[Path]) -> Iterator[None]:
     """While it lasts, this process gets a SIGHUP whenever a file of code or settings in these folders has changed."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # before and after the supervisor takes them, it would end the process
+    # until the supervisor takes signals, a change waits; once it does not any more, nothing comes of one. Ignoring it
+    # instead would throw away the one that came while a rolled program starts: sigaction(2) of POSIX says so
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+    signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _ours() or _start(folders)
     os.environ[_WATCHER] = f"{os.getpid()} {watcher}"
     try:

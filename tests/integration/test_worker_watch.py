@@ -65,6 +65,17 @@ class Watched:
         assert self.serve() == "first"
         until(lambda: "will be rolled onto" in self.log, what=lambda: self.log)
 
+    def start_rolled(self, *, meanwhile: str = "pass") -> None:
+        """As a roll begins the program anew; *meanwhile* is done while it takes no signals."""
+        roll = (
+            "import os, signal, sys; from multiq.worker.rolling import rolled_environment;"
+            "from multiq.worker.supervisor import HEEDED;"
+            "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED); {meanwhile};"
+            f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], rolled_environment(writing, []))"
+        )
+        self.start("-c", roll)
+
     @property
     def log(self) -> str:
         return (self.folder / "log").read_text()
@@ -128,18 +139,18 @@ def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> 
 def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: Watched) -> None:
     # Given a program that was begun anew by a roll, and whose code does not start any more
     watched.change(BROKEN)
-    roll = (
-        "import os, signal, sys; from multiq.worker.rolling import rolled_environment;"
-        "from multiq.worker.supervisor import HEEDED; reading, writing = os.pipe(); os.set_inheritable(writing, True);"
-        "signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED);"
-        f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], rolled_environment(writing, []))"
-    )
-    watched.start("-c", roll)
+    watched.start_rolled()
     until(lambda: "its old processes go on until it is changed" in watched.log, what=lambda: watched.log)
     # When the code changes, then it begins
     watched.change(SHOP.format(version="second"))
     watched.process.send_signal(signal.SIGHUP)
     assert watched.serve() == "second"
+
+
+def test_a_change_while_a_rolled_program_starts_is_rolled_onto_too(watched: Watched) -> None:
+    watched.start_rolled(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
+    until(lambda: "rolling" in watched.log, what=lambda: watched.log)
+    watched.goes_on("first")
 
 
 def test_a_watcher_ends_with_a_supervisor_that_was_killed(watched: Watched) -> None:
@@ -167,4 +178,9 @@ def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
 def _watchers(supervisor: int) -> list[psutil.Process]:
     """The processes that watch for this one."""
-    return [process for process in psutil.Process(supervisor).children() if watching.__name__ in process.cmdline()]
+    found = []
+    for child in psutil.Process(supervisor).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of before the roll, which has just ended
+            if watching.__name__ in child.cmdline():
+                found.append(child)
+    return found
