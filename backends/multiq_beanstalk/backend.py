@@ -43,9 +43,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob, QueueStats
+    from multiq.sockets import Address
     from multiq.url import BackendUrl
-
-    from .connection import Address
 
 _PORT = 11300
 _MOST_BODY = 65535  # bytes, as servers come

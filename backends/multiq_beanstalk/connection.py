@@ -7,21 +7,19 @@ docs/decisions/0010. Its exceptions are the causes of ours.
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
 import math
 import select
 import socket
 import struct
-import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
+from multiq.sockets import connect, time_left
 from multiq.vigil import Vigil
 
 if TYPE_CHECKING:
-    from .facts import Facts
+    from multiq.sockets import Address
 
-Address: TypeAlias = "tuple[str, int] | str"
-"""Host and port, or the path of a UNIX socket."""
+    from .facts import Facts
 
 Reply: TypeAlias = "tuple[bytes, bytes]"
 """The line without its end, and the body that came with it, if any."""
@@ -221,7 +219,7 @@ class Wire:
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
         while rest:
-            events = poll.poll(_left(deadline) * 1000)
+            events = poll.poll(time_left(deadline) * 1000)
             if not events:
                 raise TimeoutError(_TOO_LATE)
             if events[0][1] & select.POLLOUT:
@@ -285,7 +283,7 @@ class Wire:
 
         Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
         """
-        left = _left(deadline)
+        left = time_left(deadline)
         if abs(left - self._granted) <= left / 16:
             return
         self._granted = left
@@ -294,44 +292,9 @@ class Wire:
 
 def open_wire(address: Address, deadline: float) -> Wire:
     """Connect. Raises ``OSError``."""
-    sock = _connect(address, deadline)
+    sock = connect(address, deadline)
     sock.setblocking(True)
     return Wire(sock)
-
-
-def _connect(address: Address, deadline: float) -> socket.socket:
-    if isinstance(address, str):
-        return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
-    host, port = address
-    failure: OSError = ConnectionError(f"{host} has no address")
-    for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
-        try:
-            sock = _connected(family, kind, protocol, place, deadline)
-        except OSError as exc:
-            failure = exc
-            continue
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock
-    raise failure
-
-
-def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.settimeout(_left(deadline))
-        sock.connect(place)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
-
-
-def _left(deadline: float) -> float:
-    left = deadline - time.monotonic()
-    if left <= 0:
-        raise TimeoutError(_TOO_LATE)
-    return left
 
 
 def _check_step(heard: int, asked: int) -> None:

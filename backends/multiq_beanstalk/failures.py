@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 import greenstalk
 
 from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable
+from multiq.resolver import NameTimeoutError
 
 from .connection import ProtocolError
 
 if TYPE_CHECKING:
-    from .connection import Address
+    from multiq.sockets import Address
 
 FAILURES = (OSError, ProtocolError)
 """What ends a connection."""
@@ -39,6 +40,8 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
     """Our error for one of a socket's, or for an answer that is none."""
     place = shown(address)
+    if isinstance(exc, NameTimeoutError):
+        return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
     if isinstance(exc, TimeoutError):
         return BackendTimeout(
             f"{place} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "

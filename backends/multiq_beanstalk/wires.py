@@ -17,7 +17,9 @@ from .failures import FAILURES, explain, refused, shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .connection import Address, Reply, Wire
+    from multiq.sockets import Address
+
+    from .connection import Reply, Wire
     from .facts import Facts
 
 _FRESH = 0.02  # seconds since a connection was last taken in which it is not looked at before it is used again

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+from multiq.resolver import NameTimeoutError
 
 from .replay import REPLAYED
 
@@ -91,6 +92,8 @@ def is_lost(exc: BaseException) -> bool:
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
     """Our error for one of theirs, about the server at *place*."""
     number = code_of(exc)
+    if isinstance(exc, NameTimeoutError):
+        return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
     if isinstance(exc, TimeoutError) or "timed out" in str(exc):
         return BackendTimeout(
             f"{place} did not answer within {timeout:g} s ({exc}): look at the server's load, or wait longer with "

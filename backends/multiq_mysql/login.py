@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
 import os
-import socket
 import ssl
+import time
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -14,9 +13,11 @@ import pymysql
 from pymysql.constants.CR import CR_CONN_HOST_ERROR
 
 from multiq.errors import UrlInvalid
+from multiq.sockets import connect
 from multiq.url import Option, choice
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
     from typing import Self
 
@@ -130,24 +131,20 @@ class Login(NamedTuple):
                 **more,
             }
         )
-        if self.unix_socket is None:
-            connection.connect()
-        else:
-            inside: Any = connection
-            inside._secure = True  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
-            connection.connect(self._unix(timeout))
+        inside: Any = connection
+        inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
+        connection.connect(self._socket(timeout))
         return connection
 
-    def _unix(self, timeout: float) -> socket.socket:
-        """PyMySQL would leave a socket open that cannot connect."""
-        made = socket.socket(socket.AF_UNIX)
+    def _socket(self, timeout: float) -> socket.socket:
+        """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""
+        address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
-            made.settimeout(timeout)
-            made.connect(str(self.unix_socket))
+            return connect(address, time.monotonic() + timeout)
+        except TimeoutError:
+            raise
         except OSError as exc:
-            made.close()
             raise pymysql.err.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
-        return made
 
 
 def _database(url: BackendUrl) -> str:

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from multiq.bench.place import Limit, Profile, Survives
+    from multiq.sockets import Address
 
-    from .wire import Address, Wire, Word
+    from .wire import Wire, Word
 
 _PROFILES = {
     "fast": {"appendonly": "no"},

@@ -35,9 +35,11 @@ from .wire import pack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from multiq.sockets import Address
+
     from .scripts import Script
     from .servers import Servers
-    from .wire import Address, Wire, Word
+    from .wire import Wire, Word
 
 _SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for the number make a token
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from multiq.bench.place import Survives
+    from multiq.sockets import Address
 
     from .servers import Servers
-    from .wire import Address, Wire, Word
+    from .wire import Wire, Word
 
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs

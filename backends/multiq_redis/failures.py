@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import hiredis
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
-
-from .resolver import NameTimeoutError
+from multiq.resolver import NameTimeoutError
 
 if TYPE_CHECKING:
     from multiq.errors import MultiqError

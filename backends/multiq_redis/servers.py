@@ -21,8 +21,10 @@ from .wire import open_wire, pack
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from multiq.sockets import Address
+
     from .login import Login
-    from .wire import Address, Wire
+    from .wire import Wire
 
 SLOTS = 16384
 _SHARE = 0.25  # of the time left, for one of several servers to answer a question about the others

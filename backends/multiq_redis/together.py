@@ -18,8 +18,10 @@ from .failures import FAILURES
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from multiq.sockets import Address
+
     from .caller import Call, Caller
-    from .wire import Address, Wire
+    from .wire import Wire
 
 _NONE_YET = object()
 

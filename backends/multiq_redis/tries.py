@@ -15,8 +15,10 @@ from .servers import shown
 from .wire import pack
 
 if TYPE_CHECKING:
+    from multiq.sockets import Address
+
     from .caller import Call, Caller
-    from .wire import Address, Wire
+    from .wire import Wire
 
 _FIRST_PAUSE = 0.01  # seconds before another try of what passes by itself
 _LONGEST_PAUSE = 0.25

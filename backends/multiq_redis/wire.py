@@ -16,17 +16,15 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import hiredis
 
 from multiq.errors import BackendUnavailable
+from multiq.sockets import connect, time_left
 from multiq.vigil import Vigil
-
-from .resolver import addresses
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
-    from .login import Login
+    from multiq.sockets import Address
 
-Address: TypeAlias = "tuple[str, int] | str"
-"""Host and port, or the path of a UNIX socket."""
+    from .login import Login
 
 Word: TypeAlias = "bytes | str | int"
 
@@ -164,10 +162,10 @@ def _checked(reply: Any) -> Any:
 
 def open_wire(address: Address, login: Login, deadline: float) -> Wire:
     """Connect and log in. Raises as ``Wire.ask`` does, and ``BackendUnavailable`` for a server that is too old."""
-    sock = _connect(address, deadline)
+    sock = connect(address, deadline)
     try:
         if login.tls is not None and isinstance(address, tuple):
-            sock.settimeout(_left(deadline))
+            sock.settimeout(time_left(deadline))
             sock = login.tls.wrap_socket(sock, server_hostname=address[0])
         wire = Wire(sock)
         _greet(wire, login, deadline)
@@ -175,34 +173,6 @@ def open_wire(address: Address, login: Login, deadline: float) -> Wire:
         sock.close()
         raise
     return wire
-
-
-def _connect(address: Address, deadline: float) -> socket.socket:
-    if isinstance(address, str):
-        return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
-    host, port = address
-    failure: OSError = ConnectionError(f"{host} has no address")
-    for family, kind, protocol, _, place in addresses(host, port, deadline):
-        try:
-            sock = _connected(family, kind, protocol, place, deadline)
-        except OSError as exc:
-            failure = exc
-            continue
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        return sock
-    raise failure
-
-
-def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
-    sock = socket.socket(family, kind, protocol)
-    try:
-        sock.settimeout(_left(deadline))
-        sock.connect(place)
-    except BaseException:
-        sock.close()
-        raise
-    return sock
 
 
 def _greet(wire: Wire, login: Login, deadline: float) -> None:
@@ -234,10 +204,3 @@ def _tolerantly(wire: Wire, words: Sequence[Word], deadline: float) -> Any:
 def _version(text: bytes) -> tuple[int, ...]:
     parts = text.split(b".")
     return tuple(int(part) for part in parts if part.isdigit()) or OLDEST
-
-
-def _left(deadline: float) -> float:
-    left = deadline - monotonic()
-    if left <= 0:
-        raise TimeoutError(_TOO_LATE)
-    return left
