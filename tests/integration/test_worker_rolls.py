@@ -202,7 +202,7 @@ def test_a_worker_without_a_supervisor_that_uses_too_much_memory_ends_with_twelv
 @pytest.mark.parametrize("mode", ["processes=0", "processes=2"])
 def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str) -> None:
     quick.enqueue(1)
-    with worker(tmp_path, url, f"{mode}, max_time=1.0") as process:
+    with worker(tmp_path, url, f"{mode}, max_time=4.0") as process:
         assert process.wait() == 0, process.log
         assert len(read_diary(process.diary)) == 2
 
