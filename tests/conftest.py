@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 
 pytest.register_assert_rewrite("multiq.conformance")
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # a shell starts what it puts into the background so, and everything that the tests start would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

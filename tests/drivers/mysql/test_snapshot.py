@@ -1,12 +1,12 @@
 """Somebody's open snapshot keeps what was deleted in the index: a worker must not step over all of it at each look.
 
-What a look reads is counted in pages that it asks of InnoDB's buffer, which is the same on any machine. What a claim
-costs shows in no counter: ``benchmarks/mysql_backlog.py`` takes its time.
+What a look reads is counted in pages that it asks of InnoDB's buffer, which is the same on any machine, but for what
+the server's own threads ask meanwhile: so the lowest quarter is looked at. What a claim costs shows in no counter:
+``benchmarks/mysql_backlog.py`` takes its time.
 """
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
 import pytest
@@ -55,6 +55,11 @@ def pages(server: MysqlServer, call: Callable[[], object]) -> int:
     return server.status("Innodb_buffer_pool_read_requests") - before
 
 
+def lowest_quarter(read: list[int]) -> int:
+    """A quarter of them is not above it."""
+    return sorted(read)[len(read) // 4]
+
+
 def work_off(backend: Backend, consumer: Consumer) -> None:
     """A past of many jobs."""
     backend.enqueue(QUEUE, [NewJob(b"x", job_id) for job_id in new_ids(PAST)])
@@ -82,8 +87,8 @@ def test_a_look_reads_no_more_behind_a_past_that_cannot_be_purged(
         # When nothing is left
         read = [pages(server, lambda: consumer.reserve(1, 0)) for _ in range(21)]
         # Then to find that takes a few pages, now and then excepted
-        assert statistics.median(read) < BOUND, read
+        assert lowest_quarter(read) < BOUND, read
         # And from the bottom it would be very many
         monkeypatch.setattr(floors, "CHEAP", 3600.0)
         read = [pages(server, lambda: consumer.reserve(1, 0)) for _ in range(21)]
-        assert statistics.median(read) > 3 * BOUND, read
+        assert lowest_quarter(read) > 3 * BOUND, read
