@@ -3,7 +3,8 @@
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-no half-done verb     ``BEGIN IMMEDIATE`` ... ``COMMIT``; any exception rolls back            one fsync per commit
+no half-done verb     ``BEGIN IMMEDIATE`` ... ``COMMIT``, any exception rolls back; or it     one fsync per commit
+                      is a single statement
 no "database is       the lock is asked for again, a fraction of a millisecond apart at       ``BackendTimeout`` at
 locked"               first, until the URL's timeout                                          the deadline
 safe forks            every connection is closed before a fork and opens again after it       a reopening, about 1 ms
@@ -30,7 +31,7 @@ from .failures import explain, is_busy, patiently
 from .statements import statement
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
 Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
@@ -173,6 +174,15 @@ class Connection:
             except BaseException:
                 self._roll_back(sqlite)
                 raise
+            self._keep_log_short(sqlite)
+
+    def write_at_once(self, statement: Callable[[Transaction], None]) -> None:
+        """Carry out a single *statement*: without ``BEGIN`` SQLite makes it a transaction of its own.
+
+        While somebody else has the lock it is made again and again: what was refused has changed nothing.
+        """
+        with self._ready() as sqlite:
+            patiently(lambda: statement(Transaction(sqlite)), self._database.timeout)
             self._keep_log_short(sqlite)
 
     def close(self) -> None:

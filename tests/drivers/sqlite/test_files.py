@@ -193,6 +193,19 @@ def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) 
     assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
+def test_jobs_one_by_one_fill_a_file_up_to_the_last_that_was_taken(backend: SqliteBackend) -> None:
+    # Given a database that may not grow any more
+    backend.stats("q")
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        sqlite.execute("PRAGMA max_page_count = 1")
+    # When jobs come one by one until one does not fit
+    taken: list[str] = []
+    with pytest.raises(BackendFull, match="no room"):
+        taken += (backend.enqueue("q", [NewJob(b"y" * 2000, f"y{number}")])[0] for number in range(1000))
+    # Then those before it are there, and no others
+    assert [job.id for job in backend.jobs("q", State.READY, limit=1000).jobs] == taken
+
+
 # --- new files, and files that go away ---
 
 

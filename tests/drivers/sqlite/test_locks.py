@@ -105,6 +105,41 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(
     assert backend.stats("q").ready == 1
 
 
+def test_jobs_that_come_one_at_a_time_wait_for_each_other(backend: SqliteBackend, spawn: Spawn) -> None:
+    """Each is a statement alone, which SQLite begins by reading, and refuses if somebody wrote meanwhile."""
+    # Given two processes and this one, which all enqueue one by one
+    backend.stats("q")
+    others = [
+        spawn(
+            """
+            backend = SqliteBackend(sys.argv[1], synchronous="normal")
+            for number in range(500):
+                backend.enqueue("q", [NewJob(b"x", f"{sys.argv[2]}-{number}")])
+            """,
+            backend.path,
+            name,
+        )
+        for name in ("a", "b")
+    ]
+    for number in range(100):
+        backend.enqueue("q", [NewJob(b"x", f"own-{number}")])
+    # Then nobody is told of a lock, and every job is there
+    assert [other.wait() for other in others] == [0, 0]
+    assert backend.stats("q").ready == 1100
+
+
+@pytest.mark.parametrize(("count", "size", "begins"), [(1, 2048, 0), (1, 2049, 1), (2, 1, 1)])
+def test_a_job_alone_is_one_statement(backend: SqliteBackend, jobs: Jobs, count: int, size: int, begins: int) -> None:
+    backend.stats("q")
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        made: list[str] = []
+        sqlite.set_trace_callback(made.append)
+    backend.enqueue("q", jobs(count, b"x" * size))
+    sqlite.set_trace_callback(None)
+    assert [text[:6] for text in made].count("BEGIN ") == begins
+    assert begins or len(made) == 1
+
+
 def test_an_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
     # Given nothing to do: a delayed job, a buried one, a ready one in a paused queue, and one in another queue
     hasty.enqueue("q", jobs(1, delay=1000))
@@ -157,9 +192,12 @@ def test_a_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jo
     assert consumer.settle([Ack(first), Bury(second)]) == [None, None]
 
 
-def test_an_interrupt_from_the_keyboard_leaves_no_transaction_open(backend: SqliteBackend, jobs: Jobs) -> None:
+@pytest.mark.parametrize("count", [1, 2])
+def test_an_interrupt_from_the_keyboard_leaves_no_transaction_open(
+    backend: SqliteBackend, jobs: Jobs, count: int
+) -> None:
     class Interrupting:
-        """A clock, which is asked inside the transaction, at which somebody presses Ctrl-C."""
+        """A clock, which is asked inside a transaction of several jobs, at which somebody presses Ctrl-C."""
 
         def __call__(self) -> int:
             raise KeyboardInterrupt
@@ -167,7 +205,7 @@ def test_an_interrupt_from_the_keyboard_leaves_no_transaction_open(backend: Sqli
     backend.enqueue("q", jobs())
     with SqliteBackend(backend.path, clock=Interrupting()) as interrupted:
         with pytest.raises(KeyboardInterrupt):
-            interrupted.enqueue("q", jobs())
+            interrupted.enqueue("q", jobs(count))
         backend.enqueue("q", jobs())
         assert backend.stats("q").ready == 2
 
