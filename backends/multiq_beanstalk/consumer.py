@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, Consumer, Touch
 from multiq.errors import BackendError
+from multiq.forks import forks
 
 from .clock import now
 from .doubts import Doubts
@@ -21,7 +22,6 @@ from .holding import Holding
 from .jobs import NOTHING_READY, RESERVE, Reserved
 from .trade import DONE, Said, Trade, command
 from .waiting import Waiter
-from .wires import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

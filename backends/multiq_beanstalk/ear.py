@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 
-from .wires import forks
+from multiq.forks import forks
 
 
 class Ear:

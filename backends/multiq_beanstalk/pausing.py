@@ -6,9 +6,10 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from multiq.forks import forks
+
 from .failures import FAILURES, explain, refused
 from .jobs import whole_seconds
-from .wires import forks
 
 if TYPE_CHECKING:
     from .connection import Wire

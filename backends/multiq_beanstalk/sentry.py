@@ -12,8 +12,9 @@ import threading
 import weakref
 from typing import TYPE_CHECKING
 
+from multiq.forks import forks
+
 from .clock import now
-from .wires import forks
 
 if TYPE_CHECKING:
     from .holding import Holding

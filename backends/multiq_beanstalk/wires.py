@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 import weakref
 from typing import TYPE_CHECKING
 
 from multiq.errors import BackendError
+from multiq.forks import forks
 
 from .connection import open_wire
 from .facts import server_facts
@@ -24,22 +24,6 @@ if TYPE_CHECKING:
 
 _FRESH = 0.02  # seconds since a connection was last taken in which it is not looked at before it is used again
 _MAX_IDLE = 8  # connections kept for the next thread
-
-
-class _Forks:
-    """Counts the forks that this process came from."""
-
-    generation = 0
-
-    def __init__(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._in_child)
-
-    def _in_child(self) -> None:
-        self.generation += 1
-
-
-forks = _Forks()
 
 
 class Wires:

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hiredis
 
 from multiq.errors import BackendError
+from multiq.forks import forks
 
 from . import keys
 from .failures import FAILURES, explain
@@ -45,22 +46,6 @@ _SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for th
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
 _MAX_IDLE = 8  # callers kept for the next thread
 _MOST_HEADS = 1000  # prepared beginnings of commands; somebody may have a queue per customer
-
-
-class _Forks:
-    """Counts the forks that this process came from."""
-
-    generation = 0
-
-    def __init__(self) -> None:
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(after_in_child=self._in_child)
-
-    def _in_child(self) -> None:
-        self.generation += 1
-
-
-forks = _Forks()
 
 
 class Call(NamedTuple):

@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Any
 import hiredis
 
 from multiq.errors import BackendError, BackendTimeout
+from multiq.forks import forks
 
 from . import keys
-from .caller import forks
 from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain
 from .wire import pack
 

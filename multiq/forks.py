@@ -1,0 +1,21 @@
+"""How often this process was forked off, for what must not be shared with a parent: connections, names, counters."""
+
+from __future__ import annotations
+
+import os
+
+
+class _Forks:
+    """Counts the forks that this process came from: whoever keeps the count sees that it is in a child."""
+
+    generation = 0
+
+    def __init__(self) -> None:
+        if hasattr(os, "register_at_fork"):
+            os.register_at_fork(after_in_child=self._in_child)
+
+    def _in_child(self) -> None:
+        self.generation += 1
+
+
+forks = _Forks()
