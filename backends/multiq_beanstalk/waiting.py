@@ -11,8 +11,9 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from multiq.ear import Ear
+
 from .clock import now
-from .ear import Ear
 from .failures import FAILURES, explain, refused
 from .jobs import NOTHING_READY, Reserved
 

@@ -10,15 +10,14 @@ answers arrive together: a round trip less until the job that woke us begins.
 from __future__ import annotations
 
 import contextlib
-import os
 import select
 import time
 from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from multiq.ear import Ear
 from multiq.errors import BackendError, BackendTimeout
-from multiq.forks import forks
 
 from . import keys
 from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain
@@ -53,8 +52,7 @@ class Sleeper:
         self._queues = queues
         self._bells: dict[bytes, str] = {}  # key -> line
         self._places: list[tuple[Caller, str, tuple[bytes, ...]]] = []
-        self._pipe: tuple[int, int] | None = None
-        self._generation = -1
+        self._ear = Ear()
 
     def sleep(self, seconds: float, *, exact: bool, then: Call | None = None) -> bool:
         """Sleep at most *seconds*; *exact*: to the millisecond, else somewhat longer. *Then* make this call.
@@ -93,9 +91,7 @@ class Sleeper:
 
     def nudge(self) -> None:
         """From any thread: end the sleep, if there is one."""
-        if self._pipe is not None and self._generation == forks.generation:
-            with contextlib.suppress(BlockingIOError):
-                os.write(self._pipe[1], b"!")
+        self._ear.nudge()
 
     def ring(self, line: str) -> None:
         """Wake somebody else who sleeps there."""
@@ -105,16 +101,13 @@ class Sleeper:
             wire.ask(pack(("ZADD", self._bell(line), 0, "1")), deadline)
 
     def close(self) -> None:
-        """Close all connections and the pipe; they open again when they are needed."""
+        """Close all connections and the ear; they open again when they are needed."""
         for caller, *_ in self._places:
             caller.close()
-        pipe, self._pipe = self._pipe, None
-        if pipe is not None and self._generation == forks.generation:
-            for end in pipe:
-                os.close(end)
+        self._ear.close()
 
     def __del__(self) -> None:
-        if getattr(self, "_pipe", None) is not None:
+        if self._ear.is_open:
             self.close()
 
     # --- how ---
@@ -149,15 +142,14 @@ class Sleeper:
 
     def _wait(self, asleep: Sequence[Wire], until: float) -> set[int]:
         """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""
-        ear = self._ear()
+        ear = self._ear.open()
         poll = select.poll()
         poll.register(ear, select.POLLIN)
         for wire in asleep:
             poll.register(wire.sock, select.POLLIN)
         stirred = {number for number, _ in poll.poll(max(0.0, (until - time.monotonic()) * 1000))}
         if ear in stirred:
-            with contextlib.suppress(BlockingIOError):
-                os.read(ear, 4096)
+            self._ear.forget()
         return stirred
 
     def _wake(self, asleep: Sequence[Wire], answered: set[int], then: Call | None) -> bool:
@@ -189,12 +181,3 @@ class Sleeper:
     def _abandon(self, asleep: Sequence[Wire]) -> None:
         for wire in asleep:
             wire.close()
-
-    def _ear(self) -> int:
-        """The pipe's end that hears nudges. A forked child makes its own: the parent reads from the other one."""
-        if self._pipe is None or self._generation != forks.generation:
-            ear, mouth = os.pipe()
-            os.set_blocking(ear, False)
-            os.set_blocking(mouth, False)
-            self._pipe, self._generation = (ear, mouth), forks.generation
-        return self._pipe[0]

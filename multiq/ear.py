@@ -1,11 +1,11 @@
-"""A pipe by which other threads end a wait."""
+"""A pipe by which other threads end a wait, for drivers that wait on sockets."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 
-from multiq.forks import forks
+from .forks import forks
 
 
 class Ear:
@@ -14,6 +14,10 @@ class Ear:
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
         self._generation = -1
+
+    @property
+    def is_open(self) -> bool:
+        return self._pipe is not None
 
     def open(self) -> int:
         """The file number to wait for."""
