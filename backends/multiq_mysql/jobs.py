@@ -10,7 +10,7 @@ from multiq.backend import STORED_STATES, JobRecord, State
 from multiq.clock import nanoseconds
 from multiq.errors import OptionInvalid
 
-from .statements import literal, render, template
+from .statements import Sql, literal, render, template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from multiq.backend import NewJob
 
     from .connection import Connection, Database, Session
-    from .statements import Sql
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
 
@@ -142,9 +141,13 @@ class Outlook(NamedTuple):
 
 
 def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]], horizon: int) -> str:
-    """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead."""
+    """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead.
+
+    Without a horizon nobody asks for the first of what is due, only whether there is anything.
+    """
+    order = Sql("ASC" if horizon else "DESC")
     parts = [
-        render("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, **floor)
+        render("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, order=order, **floor)
         for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
     ]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"

@@ -25,8 +25,9 @@ READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", 
 #: what each placeholder stands for
 VALUES: dict[str, Any] = {
     "again": BOTTOM, "delay": 5, "due": BOTTOM, "floor": Sql("place = 1024 AND seq > 7"), "horizon": 1000, "id": b"1",
-    "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "pause": 5, "place": 5, "priority": None, "queue": b"q",
-    "ready": BOTTOM, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3, "token": 5, "row": Sql("1"),
+    "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
+    "priority": None, "queue": b"q", "ready": BOTTOM, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
+    "token": 5, "row": Sql("1"),
 }  # fmt: skip
 
 #: the index, and how many of its columns narrow the search: their lengths in bytes
@@ -71,6 +72,15 @@ def test_what_is_only_counted_or_found_is_read_from_the_index_alone(tables: Conn
     steps = [step for step in _plan(tables, verb) if step["table"] == "multiq_jobs"]
     assert steps
     assert all("Using index" in step["Extra"] for step in steps)
+
+
+def test_a_look_backwards_reads_the_same_index_and_sorts_nothing(tables: Connection[Any]) -> None:
+    steps = [step for step in _plan(tables, "look", order=Sql("DESC")) if step["table"] == "multiq_jobs"]
+    assert len(steps) == 4
+    for step in steps:
+        assert step["key"] == PLACE, step
+        assert "Using index" in step["Extra"], step
+        assert "filesort" not in step["Extra"], step
 
 
 def test_listing_queues_jumps_from_name_to_name(tables: Connection[Any]) -> None:
@@ -124,9 +134,9 @@ def _ready(connection: Connection[Any]) -> int:
     return int(count)
 
 
-def _plan(connection: Connection[Any], verb: str) -> list[dict[str, Any]]:
+def _plan(connection: Connection[Any], verb: str, **other: Any) -> list[dict[str, Any]]:
     names = set(re.findall(r"{(\w+)}", template(verb)))
-    text = render(verb, **{name: VALUES[name] for name in names})
+    text = render(verb, **{name: {**VALUES, **other}[name] for name in names})
     from pymysql.cursors import DictCursor
 
     with connection.cursor(DictCursor) as cursor:
