@@ -1,4 +1,4 @@
-"""What all tests share: assertions of the shipped suite show their values, and nobody's own settings leak in."""
+"""What all tests share: assertions outside of tests show their values, and nobody's own settings leak in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-pytest.register_assert_rewrite("multiq.conformance")
+pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell starts what it puts into the background so, and everything that the tests start would inherit it

@@ -6,29 +6,37 @@ One deterministic test each. The server is real, and so is what is done to it.
 from __future__ import annotations
 
 import shutil
-import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
 import redis
+from faults import (
+    DEADLINE,
+    GRACE,
+    QUEUE,
+    Load,
+    all_timed_out,
+    delays_leases_and_counts_outlive_a_kill,
+    leaves_no_open_file,
+    new,
+    numbers,
+    outlives_a_stop,
+    somebody_else,
+    stopped,
+    timed_out,
+    verbs,
+    waits_for_its_server,
+)
 from processes import until, worker
 from proxy import Hole, Latency, Pass, Proxy
-from worker_app import app, nap, quick, read_diary
+from servers.process import HOST
+from worker_app import app, nap, quick
 
-from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
-from multiq.errors import (
-    BackendError,
-    BackendFull,
-    BackendTimeout,
-    BackendUnavailable,
-    LeaseLost,
-    MultiqError,
-)
-from multiq.ids import new_id
+from multiq.backend import Ack, Bury, Release, Touch
+from multiq.errors import BackendError, BackendFull, BackendUnavailable, LeaseLost, MultiqError
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -37,18 +45,9 @@ if TYPE_CHECKING:
 
     from servers.redis import RedisServer
 
-    from multiq.backend import Backend, Consumer, Verdict
+    from multiq.backend import Backend, Verdict
 
     NewRedis = Callable[..., RedisServer]
-
-QUEUE = "mail"
-HOST = "127.0.0.1"
-DEADLINE = 1.0  # seconds, as ?timeout= says it
-GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
-
-
-def new(body: bytes = b"x", **options: Any) -> NewJob:
-    return NewJob(body, new_id(), **options)
 
 
 def url_of(port: int, **options: object) -> str:
@@ -62,51 +61,7 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def producer() -> Iterator[Callable[[str], None]]:
-    """The test app's producing side, on this URL."""
-
-    def point(url: str) -> None:
-        app.close()
-        app._backend, app.url = None, url
-
-    yield point
-    app.close()
-    app._backend = None
-
-
-def numbers(path: Path, word: str) -> list[int]:
-    return [number for said, number, _, _ in read_diary(path) if said == word]
-
-
 # --- nobody answers --------------------------------------------------------------------------------------
-
-
-def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
-    return {
-        "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
-        "settle": lambda: consumer.settle([Ack(lease)]),
-        "peek": lambda: backend.peek(QUEUE, lease.id),
-        "jobs": lambda: backend.jobs(QUEUE, State.READY),
-        "delete": lambda: backend.delete(QUEUE, lease.id),
-        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
-        "kick": lambda: backend.kick(QUEUE, 5),
-        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
-        "pause": lambda: backend.pause(QUEUE, 5),
-        "resume": lambda: backend.resume(QUEUE),
-        "purge": lambda: backend.purge(QUEUE, [State.READY]),
-        "stats": lambda: backend.stats(QUEUE),
-        "queues": backend.queues,
-    }
-
-
-def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
-    """The call ends with a timeout, and not much after its deadline."""
-    start = time.monotonic()
-    with pytest.raises(BackendTimeout):
-        call()
-    took = time.monotonic() - start
-    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
 
 
 def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None:
@@ -115,14 +70,10 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedi
         # Given connections that are open, and a lease
         backend.enqueue(QUEUE, [new()])
         (lease,) = consumer.reserve(1, 0)
-        calls = verbs(backend, consumer, lease)
-        # When the server is stopped: its kernel still takes what we send
-        server.pause()
-        # Then all give up, at once and each in its time
-        with ThreadPoolExecutor(len(calls)) as pool:
-            list(pool.map(timed_out, calls.values()))
+        # When the server is stopped, then all verbs give up
+        with stopped(server):
+            all_timed_out(verbs(backend, consumer, lease).values())
         # And once it goes on, the next call is answered rightly
-        server.go_on()
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -131,28 +82,29 @@ def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_redi
     server = new_redis()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
-        server.pause()
-        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
-        server.go_on()
+        with stopped(server):
+            timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
         (job_id,) = backend.enqueue(QUEUE, [new()])
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
 def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_redis: NewRedis) -> None:
     server = new_redis()
-    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
-        stopper = threading.Timer(0.3, server.pause)
-        stopper.start()
-        timed_out(lambda: consumer.reserve(1, 2), 2 + DEADLINE)
-        stopper.join()
+    with (
+        open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        noticed = pool.submit(timed_out, lambda: consumer.reserve(1, 5), 5 + DEADLINE)
+        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1)
+        with stopped(server):
+            noticed.result()
 
 
 def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
     proxy.mode = Hole()
     with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
-        with ThreadPoolExecutor(2) as pool:
-            calls = [lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)]
-            list(pool.map(timed_out, calls))
+        all_timed_out([lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)])
         proxy.mode = Pass()
         assert backend.stats("never used").ready == 0
 
@@ -162,16 +114,7 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
 ) -> None:
     server = new_redis()
     producer(server.url)
-    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
-        process.wait_until_working()
-        quick.enqueue_many([(number,) for number in range(20)])
-        until(lambda: len(numbers(process.diary, "end")) >= 20)
-        server.pause()
-        time.sleep(2.5)
-        server.go_on()
-        quick.enqueue_many([(number,) for number in range(20, 40)])
-        until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
-        until(lambda: app.backend.queues() == [])
+    outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
 # --- nobody is there -------------------------------------------------------------------------------------
@@ -192,42 +135,20 @@ def test_a_host_that_does_not_exist_is_unavailable() -> None:
 
 
 def test_a_server_that_speaks_something_else_is_a_typed_error() -> None:
-    with socket.create_server((HOST, 0)) as listener:
-
-        def answer() -> None:
-            for _ in range(2):  # the driver may try a second time
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.recv(1000)
-                    client.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        with (
-            open_backend(url_of(listener.getsockname()[1], timeout=DEADLINE)) as backend,
-            pytest.raises(BackendError),
-        ):
-            backend.stats(QUEUE)
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    with (
+        somebody_else(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port,
+        open_backend(url_of(port, timeout=DEADLINE)) as backend,
+        pytest.raises(BackendError),
+    ):
+        backend.stats(QUEUE)
 
 
 def test_a_worker_that_starts_before_its_server_waits_for_it(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_redis()
-    server.stop()
-    with worker(tmp_path, server.url) as process:
-        until(
-            lambda: "unavailable" in process.log.lower() or "refused" in process.log.lower(), what=lambda: process.log
-        )
-        server.start()
-        producer(server.url)
-        quick.enqueue(1)
-        until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+    producer(server.url)
+    waits_for_its_server(server, server.url, tmp_path)
 
 
 @pytest.mark.parametrize("given", ["", "wrong"])
@@ -255,20 +176,17 @@ def test_an_account_that_may_not_run_scripts_is_told_what_it_lacks(new_redis: Ne
 
 def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
     queue = "reconnects"
-    us = psutil.Process()
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
-        opened = []
-        for _ in range(100):
+
+        def turn() -> None:
             (job_id,) = backend.enqueue(queue, [new()])
             proxy.cut()
             (lease,) = consumer.reserve(1, 5)
             assert (lease.id, lease.attempt) == (job_id, 1)
             proxy.cut()
             assert consumer.settle([Ack(lease)]) == [None]
-            opened.append(us.num_fds())
-        until(
-            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
-        )  # the proxy's, too
+
+        leaves_no_open_file(turn)
         assert backend.queues() == [] or queue not in backend.queues()
 
 
@@ -313,68 +231,38 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
     # Given a server that writes a log, a worker, and a producer that notes what was acknowledged
     server = new_redis(appendonly="yes", appendfsync="everysec")
     producer(url_of(server.port, timeout=DEADLINE))
-    acknowledged: list[int] = []
-    is_over = threading.Event()
-
-    def produce() -> None:
-        number = 0
-        while not is_over.is_set():
-            try:
-                quick.enqueue(number)
-            except BackendUnavailable:
-                time.sleep(0.02)
-            else:
-                acknowledged.append(number)
-                number += 1
-                time.sleep(0.001)
-
-    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
-        thread = threading.Thread(target=produce)
-        thread.start()
-        try:
+    with worker(tmp_path, app.url, "threads=2") as process:
+        with Load() as load:
             # When the server ends in the middle of it, again and again
             for _ in range(3):
-                known = len(acknowledged)
-                until(lambda known=known: len(acknowledged) > known + 100)  # type: ignore[misc]
+                load.goes_on()
                 getattr(server, end)()
                 time.sleep(0.2)
                 server.start()
-            known = len(acknowledged)
-            until(lambda: len(acknowledged) > known + 100, what=lambda: process.log)
-        finally:
-            is_over.set()
-            thread.join()
+            load.goes_on(what=lambda: process.log)
         # Then the worker goes on by itself, and does every job of which somebody was told that it is there
-        until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+        until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
+    assert load.uncertain == []
 
 
 def test_delays_leases_and_counts_outlive_a_killed_server(new_redis: NewRedis) -> None:
     server = new_redis(appendonly="yes", appendfsync="always")
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
-        job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
-        held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]
-        assert consumer.settle([Release(failed, delay=3600, reason="try later"), Bury(spoilt, "bad")]) == [None, None]
-        server.kill()
-        server.start()
-        records = [backend.peek(QUEUE, job_id) for job_id in job_ids]
-        assert [job.state for job in records] == [State.RESERVED, State.DELAYED, State.DELAYED, State.BURIED]
-        assert [job.attempt for job in records] == [1, 1, 0, 1]
-        assert [job.reason for job in records] == [None, "try later", None, "bad"]
-        assert all(3500 < (job.due_in or 0) <= 3600 for job in records[1:3])
-        assert consumer.settle([Touch(held), Ack(held)]) == [None, None]
+        delays_leases_and_counts_outlive_a_kill(server, backend, consumer)
 
 
 def test_a_server_that_is_still_loading_is_waited_for_or_named(new_redis: NewRedis) -> None:
+    # Given a server that takes half a minute to load, unless told otherwise
     server = new_redis(save="3600 1", key_load_delay="3000", loading_process_events_interval_bytes="1024")
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
-        for number in range(1000):
+        for number in range(10_000):
             pipe.set(f"filler:{number}", "x" * 100)
         pipe.execute()
     with (
         open_backend(url_of(server.port, timeout=20)) as patient,
-        open_backend(url_of(server.port, timeout=0.3)) as hasty,
+        open_backend(url_of(server.port, timeout=DEADLINE)) as hasty,
     ):
         patient.enqueue(QUEUE, [new()])
         server.stop()
@@ -382,7 +270,12 @@ def test_a_server_that_is_still_loading_is_waited_for_or_named(new_redis: NewRed
         until(lambda: _is_loading(server))
         with pytest.raises(BackendUnavailable, match=r"(?i)load"):
             hasty.stats(QUEUE)
-        assert patient.stats(QUEUE).ready == 1
+        with ThreadPoolExecutor(1) as pool:
+            refused = _refused_for_loading(server)
+            waited_for = pool.submit(patient.stats, QUEUE)
+            until(lambda: _refused_for_loading(server) > refused)
+            server.set("key-load-delay", "0")
+            assert waited_for.result().ready == 1
 
 
 def _is_loading(server: RedisServer) -> bool:
@@ -393,6 +286,10 @@ def _is_loading(server: RedisServer) -> bool:
     except redis.RedisError:
         return False
     raise AssertionError("the server was quicker to load than this test can look")
+
+
+def _refused_for_loading(server: RedisServer) -> int:
+    return int(server.ask("INFO", "errorstats")["errorstat_LOADING"]["count"])
 
 
 # --- the server refuses ----------------------------------------------------------------------------------

@@ -1,0 +1,208 @@
+"""What goes wrong with a server and on the way to it, as far as it is the same with each: the pieces of a scene.
+
+A server's own tests say what is done to it and what must be true after it; here is what they do it with.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from processes import until, worker
+from servers.process import HOST
+from worker_app import app, quick, read_diary
+
+from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain
+from multiq.ids import new_id
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+    from pathlib import Path
+    from typing import Self
+
+    from servers.process import Server
+
+    from multiq.backend import Backend, Consumer, Lease
+
+QUEUE = "mail"
+DEADLINE = 1.0  # seconds, as ?timeout= says it
+GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
+
+
+def new(body: bytes = b"x", **options: Any) -> NewJob:
+    return NewJob(body, new_id(), **options)
+
+
+def numbers(diary: Path, word: str) -> list[int]:
+    """The jobs of which the worker's diary says this."""
+    return [number for said, number, _, _ in read_diary(diary) if said == word]
+
+
+# --- nobody answers --------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def stopped(server: Server) -> Iterator[None]:
+    """While this holds the kernel takes what is sent, and nobody answers."""
+    server.pause()
+    try:
+        yield
+    finally:
+        server.go_on()
+
+
+def verbs(backend: Backend, consumer: Consumer, lease: Lease) -> dict[str, Callable[[], object]]:
+    """A call of each verb; ``reserve`` has tests of its own."""
+    return {
+        "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
+        "settle": lambda: consumer.settle([Ack(lease)]),
+        "peek": lambda: backend.peek(QUEUE, lease.id),
+        "jobs": lambda: backend.jobs(QUEUE, State.READY, limit=1),
+        "delete": lambda: backend.delete(QUEUE, lease.id),
+        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
+        "kick": lambda: backend.kick(QUEUE, 5),
+        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
+        "pause": lambda: backend.pause(QUEUE, 5),
+        "resume": lambda: backend.resume(QUEUE),
+        "purge": lambda: backend.purge(QUEUE, [State.READY]),
+        "stats": lambda: backend.stats(QUEUE),
+        "queues": backend.queues,
+    }
+
+
+def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
+    """The call ends with a timeout, and not much after its deadline."""
+    start = time.monotonic()
+    with pytest.raises(BackendTimeout):
+        call()
+    took = time.monotonic() - start
+    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
+
+
+def all_timed_out(calls: Iterable[Callable[[], object]]) -> None:
+    """All of them, called at once, and each in its time."""
+    together = list(calls)
+    with ThreadPoolExecutor(len(together)) as pool:
+        list(pool.map(timed_out, together))
+
+
+def outlives_a_stop(server: Server, url: str, folder: Path, *, seconds: float = 0.0) -> None:
+    """A worker on this URL does what comes before and after a stop, which lasts until it has noticed, and so long."""
+    with worker(folder, url, "threads=2") as process:
+        process.wait_until_working()
+        quick.enqueue_many([(number,) for number in range(20)])
+        until(lambda: len(numbers(process.diary, "end")) >= 20)
+        with stopped(server):
+            until(lambda: process.log.count("BackendTimeout") >= 2, what=lambda: f"it is noticed\n{process.log}")
+            time.sleep(seconds)
+        quick.enqueue_many([(number,) for number in range(20, 40)])
+        until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+
+
+# --- nobody is there, or somebody else -------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def somebody_else(says: bytes, *, unasked: bool = False) -> Iterator[int]:
+    """A port where all who come, and ask unless *unasked*, are told this and hung up on."""
+    with socket.create_server((HOST, 0)) as listener:
+
+        def answer() -> None:
+            while True:
+                try:
+                    client, _ = listener.accept()
+                except OSError:
+                    return
+                with client:
+                    if not unasked:
+                        client.recv(1000)
+                    client.sendall(says)
+
+        thread = threading.Thread(target=answer, daemon=True)
+        thread.start()
+        yield listener.getsockname()[1]
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(10)
+
+
+def waits_for_its_server(server: Server, url: str, folder: Path) -> None:
+    """A worker that starts while its server does not run says so, and works once it does."""
+    server.stop()
+    with worker(folder, url) as process:
+        until(lambda: "BackendUnavailable" in process.log, what=lambda: process.log)
+        server.start()
+        quick.enqueue(1)
+        until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+
+
+# --- connections and servers go away, and come back ------------------------------------------------------
+
+
+def leaves_no_open_file(turn: Callable[[], None]) -> None:
+    """A hundred turns, in each of which connections go away."""
+    us = psutil.Process()
+    opened = []
+    for _ in range(100):
+        turn()
+        opened.append(us.num_fds())
+    until(lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}")  # the proxy's, too
+
+
+class Load:
+    """A thread that enqueues one ``quick`` after the other while the block lasts, and notes what it is told of each."""
+
+    def __init__(self) -> None:
+        self.acknowledged: list[int] = []
+        self.uncertain: list[int] = []
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._produce)
+
+    def goes_on(self, jobs: int = 100, what: Callable[[], str] | None = None) -> None:
+        """Wait until so many more were acknowledged."""
+        known = len(self.acknowledged)
+        until(lambda: len(self.acknowledged) > known + jobs, what=what)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _produce(self) -> None:
+        number = 0
+        while not self._is_over.is_set():
+            try:
+                quick.enqueue(number)
+            except EnqueueUncertain:
+                self.uncertain.append(number)
+            except BackendUnavailable:
+                time.sleep(0.02)
+                continue
+            else:
+                self.acknowledged.append(number)
+                time.sleep(0.001)
+            number += 1
+
+
+def delays_leases_and_counts_outlive_a_kill(server: Server, backend: Backend, consumer: Consumer) -> None:
+    job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
+    held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]
+    assert consumer.settle([Release(failed, delay=3600, reason="try later"), Bury(spoilt, "bad")]) == [None, None]
+    server.kill()
+    server.start()
+    records = [backend.peek(QUEUE, job_id) for job_id in job_ids]
+    assert [job.state for job in records] == [State.RESERVED, State.DELAYED, State.DELAYED, State.BURIED]
+    assert [job.attempt for job in records] == [1, 1, 0, 1]
+    assert [job.reason for job in records] == [None, "try later", None, "bad"]
+    assert all(3500 < (job.due_in or 0) <= 3600 for job in records[1:3])
+    assert consumer.settle([Touch(held), Ack(held)]) == [None, None]
