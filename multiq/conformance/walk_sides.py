@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         Pause,
         Peek,
         Purge,
+        Reorder,
         Reschedule,
         Reserve,
         Resume,
@@ -72,6 +73,10 @@ class Side:
 
     def reserve(self, step: Reserve) -> Answer:
         return self._got(step.consumer, self.consumers[step.consumer].reserve(step.limit, 0))
+
+    def reorder(self, step: Reorder) -> Answer:
+        consumer = self.consumers[step.consumer]
+        return consumer.reorder(consumer.queues[::-1])
 
     def settle(self, step: Settle) -> Answer:
         holder = self._holder(step.consumer)

@@ -53,6 +53,12 @@ class Reserve(NamedTuple):
     limit: int
 
 
+class Reorder(NamedTuple):
+    """The consumer's queues, the other way round."""
+
+    consumer: int
+
+
 class Settle(NamedTuple):
     consumer: int
     verdicts: list[Say]
@@ -113,6 +119,7 @@ Step: TypeAlias = (
     Enqueue
     | EnqueueAgain
     | Reserve
+    | Reorder
     | Settle
     | Exchange
     | Kick
@@ -177,6 +184,7 @@ def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step
     step: st.SearchStrategy[Any] = st.one_of(
         enqueue, enqueue, enqueue, reserve, reserve, reserve, settle, settle,
         st.builds(Exchange, consumer, verdicts, limit),
+        st.builds(Reorder, consumer),
         *([st.builds(EnqueueAgain, recent)] if can.client_ids else []),
         st.builds(Kick, queue, limit),
         st.builds(KickJob, recent),

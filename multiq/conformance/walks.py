@@ -29,6 +29,7 @@ from .walk_steps import (
     Pause,
     Peek,
     Purge,
+    Reorder,
     Reschedule,
     Reserve,
     Resume,
@@ -161,7 +162,7 @@ _AT_THE_END: tuple[Step, ...] = (
 _VERBS: dict[type, str] = {
     Enqueue: "enqueue", EnqueueAgain: "enqueue_again", Reserve: "reserve", Settle: "settle", Exchange: "exchange",
     Kick: "kick", KickJob: "kick_job", Reschedule: "reschedule", Delete: "delete", Peek: "peek", List: "listing",
-    Pause: "pause", Resume: "resume", Purge: "purge",
+    Pause: "pause", Resume: "resume", Purge: "purge", Reorder: "reorder",
 }  # fmt: skip
 
 #: what a backend may answer None to, and the power that would make that a lie
