@@ -6,21 +6,33 @@ One deterministic test each. The server is real, and so is what is done to it.
 from __future__ import annotations
 
 import signal
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
+from faults import (
+    DEADLINE,
+    GRACE,
+    QUEUE,
+    all_timed_out,
+    leaves_no_open_file,
+    new,
+    numbers,
+    outlives_a_stop,
+    somebody_else,
+    stopped,
+    timed_out,
+    verbs,
+    waits_for_its_server,
+)
 from processes import until, worker
 from proxy import Hole, Latency, Pass, Proxy
 from servers.process import HOST
-from worker_app import app, nap, quick, read_diary
+from worker_app import app, nap, quick
 
-from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.backend import Ack, Bury, Release, State, Touch
 from multiq.errors import (
     BackendError,
     BackendFull,
@@ -32,7 +44,6 @@ from multiq.errors import (
     MultiqError,
     PayloadTooLarge,
 )
-from multiq.ids import new_id
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -41,17 +52,7 @@ if TYPE_CHECKING:
 
     from servers.beanstalk import BeanstalkServer
 
-    from multiq.backend import Backend, Consumer
-
     NewBeanstalk = Callable[..., BeanstalkServer]
-
-QUEUE = "mail"
-DEADLINE = 1.0  # seconds, as ?timeout= says it
-GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
-
-
-def new(body: bytes = b"x", **options: Any) -> NewJob:
-    return NewJob(body, new_id(), **options)
 
 
 def url_of(port: int, **options: object) -> str:
@@ -65,44 +66,7 @@ def proxy(beanstalk_server: BeanstalkServer) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def producer() -> Iterator[Callable[[str], None]]:
-    """The test app's producing side, on this URL."""
-    yield app.connect
-    app.close()
-
-
-def numbers(path: Path, word: str) -> list[int]:
-    return [number for said, number, _, _ in read_diary(path) if said == word]
-
-
 # --- nobody answers --------------------------------------------------------------------------------------
-
-
-def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
-    return {
-        "settle": lambda: consumer.settle([Ack(lease)]),
-        "peek": lambda: backend.peek(QUEUE, lease.id),
-        "jobs": lambda: backend.jobs(QUEUE, State.READY, limit=1),
-        "delete": lambda: backend.delete(QUEUE, lease.id),
-        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
-        "kick": lambda: backend.kick(QUEUE, 5),
-        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
-        "pause": lambda: backend.pause(QUEUE, 5),
-        "resume": lambda: backend.resume(QUEUE),
-        "purge": lambda: backend.purge(QUEUE, [State.READY]),
-        "stats": lambda: backend.stats(QUEUE),
-        "queues": backend.queues,
-    }
-
-
-def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
-    """The call ends with a timeout, and not much after its deadline."""
-    start = time.monotonic()
-    with pytest.raises(BackendTimeout):
-        call()
-    took = time.monotonic() - start
-    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
 
 
 def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: NewBeanstalk) -> None:
@@ -112,19 +76,16 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: New
         backend.enqueue(QUEUE, [new()])
         (lease,) = consumer.reserve(1, 0)
         calls = verbs(backend, consumer, lease)
-        # When the server is stopped: its kernel still takes what we send
-        server.pause()
-        # Then all give up, at once and each in its time
-        with ThreadPoolExecutor(len(calls)) as pool:
-            list(pool.map(timed_out, calls.values()))
-        # And an enqueue that was sent says that nobody can know
-        job = new()
-        start = time.monotonic()
-        with pytest.raises((EnqueueUncertain, BackendTimeout)):
-            backend.enqueue(QUEUE, [job])
-        assert time.monotonic() - start < DEADLINE + GRACE
+        enqueue = calls.pop("enqueue")
+        # When the server is stopped, then all verbs give up
+        with stopped(server):
+            all_timed_out(calls.values())
+            # And an enqueue that was sent says that nobody can know
+            start = time.monotonic()
+            with pytest.raises((EnqueueUncertain, BackendTimeout)):
+                enqueue()
+            assert time.monotonic() - start < DEADLINE + GRACE
         # And once it goes on, the next call is answered rightly
-        server.go_on()
         assert backend.stats(QUEUE).queue == QUEUE
 
 
@@ -132,13 +93,11 @@ def test_an_enqueue_to_a_server_that_stops_has_its_jobs_in_hand(new_beanstalk: N
     server = new_beanstalk()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
         backend.enqueue(QUEUE, [new()])
-        server.pause()
         jobs = [new(), new()]
-        with pytest.raises(EnqueueUncertain) as caught:
+        with stopped(server), pytest.raises(EnqueueUncertain) as caught:
             backend.enqueue(QUEUE, jobs)
         assert list(caught.value.jobs) == jobs
         assert caught.value.__cause__ is not None
-        server.go_on()
         assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and what nobody could know
 
 
@@ -149,28 +108,30 @@ def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(
     server = new_beanstalk()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
-        server.pause()
-        timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
-        server.go_on()
+        with stopped(server):
+            timed_out(lambda: consumer.reserve(1, wait), wait + DEADLINE)
         (job_id,) = backend.enqueue(QUEUE, [new()])
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
 def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
-    with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
-        stopper = threading.Timer(0.3, server.pause)
-        stopper.start()
-        timed_out(lambda: consumer.reserve(1, 2), 2 + DEADLINE)
-        stopper.join()
+    with (
+        open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        server.client() as client,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        noticed = pool.submit(timed_out, lambda: consumer.reserve(1, 5), 5 + DEADLINE)
+        until(lambda: client.stats()["current-waiting"] == "1")
+        with stopped(server):
+            noticed.result()
 
 
 def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
     proxy.mode = Hole()
     with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
-        with ThreadPoolExecutor(2) as pool:
-            calls = [lambda: backend.stats(QUEUE), lambda: consumer.reserve(1, 0)]
-            list(pool.map(timed_out, calls))
+        all_timed_out([lambda: backend.stats(QUEUE), lambda: consumer.reserve(1, 0)])
         with pytest.raises((EnqueueUncertain, BackendTimeout)):
             backend.enqueue(QUEUE, [new()])
         proxy.mode = Pass()
@@ -182,16 +143,7 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
 ) -> None:
     server = new_beanstalk()
     producer(server.url)
-    with worker(tmp_path, url_of(server.port, timeout=DEADLINE), "threads=2") as process:
-        process.wait_until_working()
-        quick.enqueue_many([(number,) for number in range(20)])
-        until(lambda: len(numbers(process.diary, "end")) >= 20)
-        server.pause()
-        time.sleep(2.5)
-        server.go_on()
-        quick.enqueue_many([(number,) for number in range(20, 40)])
-        until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
-        until(lambda: app.backend.queues() == [])
+    outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
 # --- nobody is there -------------------------------------------------------------------------------------
@@ -221,42 +173,19 @@ def test_a_host_that_does_not_exist_is_unavailable() -> None:
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR unknown command\r\n", b"OK x\r\n", b""])
 def test_a_server_that_speaks_something_else_is_a_typed_error(answer: bytes) -> None:
-    with socket.create_server((HOST, 0)) as listener:
-
-        def speak() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.recv(1000)
-                    client.sendall(answer)
-
-        thread = threading.Thread(target=speak, daemon=True)
-        thread.start()
-        with open_backend(url_of(listener.getsockname()[1], timeout=DEADLINE)) as backend:
-            with pytest.raises(BackendError):
-                backend.stats(QUEUE)
-            with pytest.raises(BackendError):
-                backend.enqueue(QUEUE, [new()])
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    with somebody_else(answer) as port, open_backend(url_of(port, timeout=DEADLINE)) as backend:
+        with pytest.raises(BackendError):
+            backend.stats(QUEUE)
+        with pytest.raises(BackendError):
+            backend.enqueue(QUEUE, [new()])
 
 
 def test_a_worker_that_starts_before_its_server_waits_for_it(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
-    server.stop()
-    with worker(tmp_path, server.url) as process:
-        until(
-            lambda: "unavailable" in process.log.lower() or "refused" in process.log.lower(), what=lambda: process.log
-        )
-        server.start()
-        producer(server.url)
-        quick.enqueue(1)
-        until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+    producer(server.url)
+    waits_for_its_server(server, server.url, tmp_path)
 
 
 # --- the connection goes away ----------------------------------------------------------------------------
@@ -264,10 +193,9 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
 
 def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
     queue = "reconnects"
-    us = psutil.Process()
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
-        opened = []
-        for _ in range(100):
+
+        def turn() -> None:
             (job_id,) = backend.enqueue(queue, [new()])
             (lease,) = consumer.reserve(1, 5)
             assert lease.id == job_id
@@ -276,10 +204,8 @@ def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
             (again,) = consumer.reserve(1, 5)
             assert again.id == job_id
             assert consumer.settle([Ack(again)]) == [None]
-            opened.append(us.num_fds())
-        until(
-            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
-        )  # the proxy's, too
+
+        leaves_no_open_file(turn)
         assert queue not in backend.queues()
 
 

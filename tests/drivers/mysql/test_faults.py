@@ -6,22 +6,35 @@ One deterministic test each. The server is real, and so is what is done to it.
 from __future__ import annotations
 
 import contextlib
-import socket
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import psutil
 import pymysql
 import pytest
+from faults import (
+    DEADLINE,
+    QUEUE,
+    Load,
+    all_timed_out,
+    delays_leases_and_counts_outlive_a_kill,
+    leaves_no_open_file,
+    new,
+    numbers,
+    outlives_a_stop,
+    somebody_else,
+    stopped,
+    timed_out,
+    verbs,
+    waits_for_its_server,
+)
 from processes import until, worker
 from proxy import Hole, Latency, Pass, Proxy
-from worker_app import app, nap, quick, read_diary
+from servers.process import HOST
+from worker_app import app, nap
 
-from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
-from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
-from multiq.ids import new_id
+from multiq.backend import Ack, GiveBack
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
 from multiq_mysql import replay
 
@@ -31,18 +44,9 @@ if TYPE_CHECKING:
 
     from servers.mysql import MysqlDatabases, MysqlServer, Place
 
-    from multiq.backend import Backend, Consumer
+    from multiq.backend import Backend, NewJob
 
     NewMysql = Callable[..., MysqlServer]
-
-QUEUE = "mail"
-HOST = "127.0.0.1"
-DEADLINE = 1.0  # seconds, as ?timeout= says it
-GRACE = 1.0 + 1.0  # seconds that a call may outlast it, and what a busy machine may add
-
-
-def new(body: bytes = b"x", **options: Any) -> NewJob:
-    return NewJob(body, new_id(), **options)
 
 
 def hasty(url: str) -> str:
@@ -55,61 +59,7 @@ def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
         yield proxy
 
 
-@pytest.fixture
-def producer() -> Iterator[Callable[[str], None]]:
-    """The test app's producing side, on this URL."""
-
-    def point(url: str) -> None:
-        app.close()
-        app._backend, app.url = None, url
-
-    yield point
-    app.close()
-    app._backend = None
-
-
-def numbers(path: Path, word: str) -> list[int]:
-    return [number for said, number, _, _ in read_diary(path) if said == word]
-
-
 # --- nobody answers --------------------------------------------------------------------------------------
-
-
-def verbs(backend: Backend, consumer: Consumer, lease: Any) -> dict[str, Callable[[], object]]:
-    return {
-        "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
-        "settle": lambda: consumer.settle([Ack(lease)]),
-        "peek": lambda: backend.peek(QUEUE, lease.id),
-        "jobs": lambda: backend.jobs(QUEUE, State.READY),
-        "delete": lambda: backend.delete(QUEUE, lease.id),
-        "reschedule": lambda: backend.reschedule(QUEUE, lease.id, 5),
-        "kick": lambda: backend.kick(QUEUE, 5),
-        "kick_job": lambda: backend.kick_job(QUEUE, lease.id),
-        "pause": lambda: backend.pause(QUEUE, 5),
-        "resume": lambda: backend.resume(QUEUE),
-        "purge": lambda: backend.purge(QUEUE, [State.READY]),
-        "stats": lambda: backend.stats(QUEUE),
-        "queues": backend.queues,
-    }
-
-
-@contextlib.contextmanager
-def stopped(server: MysqlServer) -> Iterator[None]:
-    """While this holds the kernel takes what is sent, and nobody answers."""
-    server.pause()
-    try:
-        yield
-    finally:
-        server.go_on()
-
-
-def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
-    """The call ends with a timeout, and not much after its deadline."""
-    start = time.monotonic()
-    with pytest.raises(BackendTimeout):
-        call()
-    took = time.monotonic() - start
-    assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
 
 
 def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysql) -> None:
@@ -118,11 +68,9 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         # Given connections that are open, and a lease
         backend.enqueue(QUEUE, [new()])
         (lease,) = consumer.reserve(1, 0)
-        calls = verbs(backend, consumer, lease)
-        # When the server is stopped: its kernel still takes what we send
-        with stopped(server), ThreadPoolExecutor(len(calls)) as pool:
-            # Then all give up, at once and each in its time
-            list(pool.map(timed_out, calls.values()))
+        # When the server is stopped, then all verbs give up
+        with stopped(server):
+            all_timed_out(verbs(backend, consumer, lease).values())
         # And once it goes on, the next call is answered rightly
         assert backend.stats(QUEUE).queue == QUEUE
 
@@ -144,9 +92,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(
     proxy.mode = Hole()
     url = hasty(mysql_server.url(place.name, port=proxy.port))
     with open_backend(url) as backend, backend.consumer([QUEUE]) as consumer:
-        with ThreadPoolExecutor(2) as pool:
-            calls = [lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)]
-            list(pool.map(timed_out, calls))
+        all_timed_out([lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)])
         proxy.mode = Pass()
         assert backend.stats("never used").ready == 0
 
@@ -157,15 +103,7 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
     server = new_mysql()
     with server.database() as place:
         producer(place.url)
-        with worker(tmp_path, hasty(place.url), "threads=2") as process:
-            process.wait_until_working()
-            quick.enqueue_many([(number,) for number in range(20)])
-            until(lambda: len(numbers(process.diary, "end")) >= 20)
-            with stopped(server):
-                time.sleep(10)
-            quick.enqueue_many([(number,) for number in range(20, 40)])
-            until(lambda: set(numbers(process.diary, "end")) == set(range(40)), what=lambda: process.log)
-            until(lambda: app.backend.queues() == [])
+        outlives_a_stop(server, hasty(place.url), tmp_path, seconds=10)
 
 
 # --- nobody is there -------------------------------------------------------------------------------------
@@ -195,24 +133,12 @@ def test_a_database_that_does_not_exist_is_told(mysql_server: MysqlDatabases) ->
 
 @pytest.mark.parametrize("said", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"\x00", b""], ids=["http", "zero", "nothing"])
 def test_a_server_that_speaks_something_else_is_a_typed_error(said: bytes) -> None:
-    with socket.create_server((HOST, 0)) as listener:
-
-        def answer() -> None:
-            while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                with client:
-                    client.sendall(said)
-
-        thread = threading.Thread(target=answer, daemon=True)
-        thread.start()
-        url = f"mysql://root@{HOST}:{listener.getsockname()[1]}/jobs?timeout={DEADLINE}"
-        with open_backend(url) as backend, pytest.raises(BackendError):
-            backend.stats(QUEUE)
-        listener.shutdown(socket.SHUT_RDWR)
-        thread.join(10)
+    with (
+        somebody_else(said, unasked=True) as port,
+        open_backend(f"mysql://root@{HOST}:{port}/jobs?timeout={DEADLINE}") as backend,
+        pytest.raises(BackendError),
+    ):
+        backend.stats(QUEUE)
 
 
 def test_a_worker_that_starts_before_its_server_waits_for_it(
@@ -220,13 +146,8 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
 ) -> None:
     server = new_mysql()
     with server.database() as place:
-        server.stop()
-        with worker(tmp_path, place.url) as process:
-            until(lambda: "cannot be reached" in process.log, what=lambda: process.log)
-            server.start()
-            producer(place.url)
-            quick.enqueue(1)
-            until(lambda: numbers(process.diary, "end") == [1], what=lambda: process.log)
+        producer(place.url)
+        waits_for_its_server(server, place.url, tmp_path)
 
 
 def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDatabases, place: Place) -> None:
@@ -244,23 +165,20 @@ def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDat
 def test_a_hundred_reconnects_leave_no_open_file_behind(
     mysql_server: MysqlDatabases, place: Place, proxy: Proxy
 ) -> None:
-    us = psutil.Process()
     with (
         open_backend(mysql_server.url(place.name, port=proxy.port)) as backend,
         backend.consumer([QUEUE]) as consumer,
     ):
-        opened = []
-        for _ in range(100):
+
+        def turn() -> None:
             (job_id,) = backend.enqueue(QUEUE, [new()])
             proxy.cut()
             (lease,) = consumer.reserve(1, 5)
             assert (lease.id, lease.attempt) == (job_id, 1)
             proxy.cut()
             assert consumer.settle([Ack(lease)]) == [None]
-            opened.append(us.num_fds())
-        until(
-            lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}"
-        )  # the proxy's, too
+
+        leaves_no_open_file(turn)
         assert backend.queues() == []
 
 
@@ -313,56 +231,25 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
     server = new_mysql()
     with server.database() as place:
         producer(hasty(place.url))
-        acknowledged: list[int] = []
-        is_over = threading.Event()
-
-        def produce() -> None:
-            number = 0
-            while not is_over.is_set():
-                try:
-                    quick.enqueue(number)
-                except BackendUnavailable:
-                    time.sleep(0.02)
-                else:
-                    acknowledged.append(number)
-                    number += 1
-                    time.sleep(0.001)
-
-        with worker(tmp_path, hasty(place.url), "threads=2") as process:
-            thread = threading.Thread(target=produce)
-            thread.start()
-            try:
+        with worker(tmp_path, app.url, "threads=2") as process:
+            with Load() as load:
                 # When the server ends in the middle of it, again and again
                 for _ in range(3):
-                    known = len(acknowledged)
-                    until(lambda known=known: len(acknowledged) > known + 100)  # type: ignore[misc]
+                    load.goes_on()
                     getattr(server, end)()
                     time.sleep(0.2)
                     server.start()
-                known = len(acknowledged)
-                until(lambda: len(acknowledged) > known + 100, what=lambda: process.log)
-            finally:
-                is_over.set()
-                thread.join()
+                load.goes_on(what=lambda: process.log)
             # Then the worker goes on by itself, and does every job of which somebody was told that it is there
-            until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+            until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
             until(lambda: app.backend.queues() == [])
+        assert load.uncertain == []
 
 
 def test_delays_leases_and_counts_outlive_a_killed_server(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
-        job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
-        held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]
-        assert consumer.settle([Release(failed, delay=3600, reason="try later"), Bury(spoilt, "bad")]) == [None, None]
-        server.kill()
-        server.start()
-        records = [backend.peek(QUEUE, job_id) for job_id in job_ids]
-        assert [job.state for job in records] == [State.RESERVED, State.DELAYED, State.DELAYED, State.BURIED]
-        assert [job.attempt for job in records] == [1, 1, 0, 1]
-        assert [job.reason for job in records] == [None, "try later", None, "bad"]
-        assert all(3500 < (job.due_in or 0) <= 3600 for job in records[1:3])
-        assert consumer.settle([Touch(held), Ack(held)]) == [None, None]
+        delays_leases_and_counts_outlive_a_kill(server, backend, consumer)
 
 
 # --- the server refuses ----------------------------------------------------------------------------------
