@@ -6,11 +6,11 @@ defaults. Not each by itself: a server that is wrong in several ways at once tak
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import pytest
 from servers.mysql import MysqlServer
 
 from multiq.backend import Ack, NewJob
@@ -58,7 +58,7 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
 
 
 class Variant(ManualHarness):
-    """Backends on one server of the variant, which lives as long as this process."""
+    """Backends on one server of the variant, which lives until the module's tests are through."""
 
     walks = 12
     name: ClassVar[str]
@@ -80,10 +80,18 @@ class Variant(ManualHarness):
 
 @functools.cache
 def _server(name: str) -> tuple[MysqlServer, Place]:
-    stack = contextlib.ExitStack()
-    atexit.register(stack.close)
-    server = stack.enter_context(MysqlServer(**{**_QUICK, **VARIANTS[name]}))
-    return server, stack.enter_context(server.database())
+    server = _servers.enter_context(MysqlServer(**{**_QUICK, **VARIANTS[name]}))
+    return server, _servers.enter_context(server.database())
+
+
+_servers = contextlib.ExitStack()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _end_servers() -> Iterator[None]:
+    yield
+    _server.cache_clear()
+    _servers.close()
 
 
 for _name in VARIANTS:
