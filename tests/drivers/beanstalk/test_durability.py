@@ -5,26 +5,25 @@ The table in ``docs/durability.md`` says the same.
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import subprocess
 import threading
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
+import strace
+from faults import DEADLINE, QUEUE, Load, new, numbers
 from processes import until, worker
-from worker_app import app, quick, read_diary
+from worker_app import app
 
-from multiq.backend import Ack, Bury, NewJob, Release, State
-from multiq.errors import BackendError, BackendFull, BackendUnavailable, EnqueueUncertain, LeaseLost
-from multiq.ids import new_id
+from multiq.backend import Ack, Bury, Release, State
+from multiq.errors import BackendError, BackendFull, EnqueueUncertain, LeaseLost
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+    from pathlib import Path
 
     from servers.beanstalk import BeanstalkServer
 
@@ -32,18 +31,8 @@ if TYPE_CHECKING:
 
     NewBeanstalk = Callable[..., BeanstalkServer]
 
-QUEUE = "mail"
-DEADLINE = 1.0  # seconds, as ?timeout= says it
 KILLS = int(os.environ.get("MULTIQ_TEST_KILLS", "3"))
 JOBS_BETWEEN = int(os.environ.get("MULTIQ_TEST_JOBS", "100"))
-
-
-def new(body: bytes = b"x", **options: Any) -> NewJob:
-    return NewJob(body, new_id(), **options)
-
-
-def numbers(path: Path, word: str) -> list[int]:
-    return [number for said, number, _, _ in read_diary(path) if said == word]
 
 
 # --- kill -9 ---------------------------------------------------------------------------------------------
@@ -52,40 +41,18 @@ def numbers(path: Path, word: str) -> list[int]:
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("end", ["kill", "stop"])
 def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
-    new_beanstalk: NewBeanstalk, tmp_path: Path, end: str
+    new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None], end: str
 ) -> None:
     # Given a server that syncs before it answers, a worker, and a producer that notes what was acknowledged
     server = new_beanstalk(binlog=True, fsync_ms=0)
-    app.connect(f"{server.url}?timeout={DEADLINE}")
-    acknowledged: list[int] = []
-    uncertain: list[int] = []
+    producer(f"{server.url}?timeout={DEADLINE}")
     resumed: list[float] = []
-    is_over = threading.Event()
-
-    def produce() -> None:
-        number = 0
-        while not is_over.is_set():
-            try:
-                quick.enqueue(number)
-            except EnqueueUncertain:
-                uncertain.append(number)
-            except BackendUnavailable:
-                time.sleep(0.02)
-                continue
-            else:
-                acknowledged.append(number)
-                time.sleep(0.001)
-            number += 1
-
     with worker(tmp_path, app.url, "threads=2") as process:
         process.wait_until_working()
-        thread = threading.Thread(target=produce)
-        thread.start()
-        try:
+        with Load() as load:
             # When the server ends in the middle of it, again and again
             for _ in range(KILLS):
-                known = len(acknowledged)
-                until(lambda known=known: len(acknowledged) > known + JOBS_BETWEEN)  # type: ignore[misc]
+                load.goes_on(JOBS_BETWEEN)
                 getattr(server, end)()
                 time.sleep(0.2)
                 done = len(numbers(process.diary, "end"))
@@ -93,20 +60,16 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
                 accepted_at = time.monotonic()
                 until(lambda done=done: len(numbers(process.diary, "end")) > done, what=lambda: process.log)  # type: ignore[misc]
                 resumed.append(time.monotonic() - accepted_at)
-            known = len(acknowledged)
-            until(lambda: len(acknowledged) > known + JOBS_BETWEEN, what=lambda: process.log)
-        finally:
-            is_over.set()
-            thread.join()
+            load.goes_on(JOBS_BETWEEN, what=lambda: process.log)
         # Then the worker goes on by itself, and does every job of which somebody was told that it is there
-        until(lambda: set(acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+        acknowledged, uncertain = set(load.acknowledged), set(load.uncertain)
+        until(lambda: acknowledged <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
         done_in_all = set(numbers(process.diary, "end"))
-    assert done_in_all <= {*acknowledged, *uncertain}
-    app.close()
+    assert done_in_all <= acknowledged | uncertain
     print(
         f"\n{KILLS} times {end}: {len(acknowledged)} acknowledged, none lost; {len(uncertain)} uncertain, of which "
-        f"{len(done_in_all & set(uncertain))} were there; resumed after {', '.join(f'{s:.2f}' for s in resumed)} s"
+        f"{len(done_in_all & uncertain)} were there; resumed after {', '.join(f'{s:.2f}' for s in resumed)} s"
     )
 
 
@@ -200,31 +163,14 @@ def test_a_batch_that_a_killed_server_did_not_answer_is_uncertain_and_each_job_w
 # --- a disk that fails -----------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def can_trace() -> None:
-    if shutil.which("strace") is None:
-        pytest.skip("strace is not installed: apt-get install strace")
-    if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode:
-        pytest.skip("ptrace is not allowed here")
-
-
-@contextlib.contextmanager
-def failing_write(server: BeanstalkServer, call: str = "write") -> Iterator[None]:
-    """The next call of this kind on the server's log fails."""
+def failing_write(server: BeanstalkServer) -> AbstractContextManager[None]:
+    """The next write to the server's log fails."""
     (log,) = server.binlog_files[-1:]
-    command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(server.pid), "-P", str(log)]
-    inject = ["-e", f"trace={call}", "-e", f"inject={call}:error=EIO:when=1"]
-    with subprocess.Popen([*command, *inject], stderr=subprocess.DEVNULL) as tracer:
-        try:
-            status = Path(f"/proc/{server.pid}/status")
-            until(lambda: "TracerPid:\t0" not in status.read_text())
-            yield
-        finally:
-            tracer.terminate()
+    return strace.injecting(server, "write", "error=EIO:when=1", "-P", str(log))
 
 
-@pytest.mark.usefixtures("can_trace")
 def test_a_log_that_failed_once_is_off_for_good_and_only_the_doctor_tells(new_beanstalk: NewBeanstalk) -> None:
+    strace.require()
     server = new_beanstalk(binlog=True, fsync_ms=0)
     with open_backend(server.url) as backend:
         backend.enqueue(QUEUE, [new(b"before")])
