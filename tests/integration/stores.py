@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from servers.beanstalk import BeanstalkServer
-from servers.mysql import MysqlServer, running
+from servers.mysql import any_server
 from servers.redis import RedisServer
 
 if TYPE_CHECKING:
@@ -35,9 +35,8 @@ def _beanstalk(_folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _mysql(_folder: Path) -> Iterator[str]:
-    with contextlib.ExitStack() as stack:
-        databases = running() or stack.enter_context(MysqlServer())
-        yield stack.enter_context(databases.database()).url
+    with any_server() as server, server.database() as place:
+        yield place.url
 
 
 #: a backend's name -> its store, as the URL

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from servers.mysql import MysqlDatabases, MysqlServer, Place, running
+from servers.mysql import MysqlDatabases, Place, any_server
 from shell import Shell
 
 import multiq
@@ -21,11 +21,7 @@ NAMES = [f"{migration.version:04}_{migration.name}" for migration in schema.ship
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlDatabases]:
-    named = running()
-    if named is not None:
-        yield named
-        return
-    with MysqlServer() as server:
+    with any_server() as server:
         yield server
 
 

@@ -216,5 +216,16 @@ def running() -> MysqlDatabases | None:
     )
 
 
+@contextlib.contextmanager
+def any_server() -> Iterator[MysqlDatabases]:
+    """The one that is running, or else one of our own; for tests that leave it as they found it."""
+    named = running()
+    if named is not None:
+        yield named
+        return
+    with MysqlServer() as server:
+        yield server
+
+
 def _tls(certificate: Certificate) -> dict[str, object]:
     return {"ssl_cert": certificate.pair, "ssl_key": certificate.pair, "ssl_ca": certificate.authority}

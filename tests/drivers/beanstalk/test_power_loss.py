@@ -25,10 +25,8 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 QUEUE = "mail"
-SECONDS = (
-    2.5  # of enqueuing, between two syncs of a second each; longer where a busy machine has not enqueued ENOUGH...
-)
-ENOUGH = 100
+SECONDS = 2.5  # of enqueuing, between two syncs of a second each...
+ENOUGH = 100  # ...or longer, where a busy machine has not enqueued so many...
 IDLE = 1.5  # ...and of nothing, until the failure
 
 _CALL = re.compile(r"\d+ +(write|lseek|fdatasync|fsync)\(\d+<(?P<path>[^>]*)>.*= (?P<result>\d+)$")

@@ -7,7 +7,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 import pytest
-from servers.mysql import MysqlDatabases, MysqlServer, Place, running
+from servers.mysql import MysqlDatabases, MysqlServer, Place, any_server
 
 from multiq.backend import NewJob
 from multiq.registry import open_backend
@@ -21,11 +21,7 @@ if TYPE_CHECKING:
 @pytest.fixture(scope="session")
 def mysql_server() -> Iterator[MysqlDatabases]:
     """One server for all tests that leave it as they found it, each in a database of its own."""
-    named = running()
-    if named is not None:
-        yield named
-        return
-    with MysqlServer() as server:
+    with any_server() as server:
         yield server
 
 
