@@ -108,6 +108,13 @@ class SqliteBackend(Backend):
         """The file, as an absolute path."""
         return self._database.path
 
+    def make_nothing(self) -> None:
+        """From now on a file that is not there, or has no tables of ours, is ``BackendUnavailable`` and is not made.
+
+        For who looks from outside: in the wrong folder "no jobs" would be the wrong answer.
+        """
+        self._database.makes = False
+
     # --- producing ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:

@@ -53,6 +53,8 @@ class Database:
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
         self.synchronous = synchronous
+        self.makes = True
+        """Whether a file that is not there is made, and tables in one without."""
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._bell: tuple[int, Bell] | None = None
@@ -66,7 +68,7 @@ class Database:
 
     def open(self, timeout: float) -> sqlite3.Connection:
         """A new connection of SQLite's. Waits *timeout* seconds for whoever has the file locked."""
-        return opening.open_file(self.path, self.synchronous, timeout)
+        return opening.open_file(self.path, self.synchronous, timeout, makes=self.makes)
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import sqlite3
+import stat
 import threading
 from pathlib import Path
 
@@ -34,13 +35,16 @@ def refuse_what_is_no_path(path: str) -> None:
         raise UrlInvalid(f"{path!r} is no file name: it holds a NUL character")
 
 
-def open_file(path: str, synchronous: str, timeout: float) -> sqlite3.Connection:
-    """A connection to the file, made if need be, with all tables in place.
+def open_file(path: str, synchronous: str, timeout: float, *, makes: bool = True) -> sqlite3.Connection:
+    """A connection to the file, with all tables in place. Unless it *makes* a file and tables, they must be there.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
     require_library()
-    _make_file(path)
+    if makes:
+        _make_file(path)
+    else:
+        _find_file(path)
     sqlite = sqlite3.connect(
         path,
         timeout=0,  # see failures.patiently
@@ -49,6 +53,8 @@ def open_file(path: str, synchronous: str, timeout: float) -> sqlite3.Connection
         cached_statements=_STATEMENTS_KEPT,
     )
     try:
+        if not makes:
+            _find_tables(sqlite, path, timeout)
         _prepare(sqlite, path, synchronous, timeout)
     except BaseException:
         sqlite.close()
@@ -80,9 +86,7 @@ def _make_file(path: str) -> None:
     it, those of another thread's connection included.
     """
     with making:
-        if Path(path).is_dir():
-            raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
-        if Path(path).exists():
+        if _is_there(path):
             return
         try:
             os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -93,6 +97,35 @@ def _make_file(path: str) -> None:
             raise UrlInvalid(f"{path} cannot be made: there is no folder {folder} (make it first)") from exc
         except OSError as exc:
             raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc
+
+
+def _find_file(path: str) -> None:
+    if not _is_there(path):
+        raise _nothing_there(f"there is no file {path}")
+
+
+def _find_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
+    if patiently(lambda: schema.version(sqlite, path), timeout) is None:
+        raise _nothing_there(f"the file {path} has no tables of multiq's")
+
+
+def _nothing_there(what: str) -> BackendUnavailable:
+    return BackendUnavailable(
+        f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
+        "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
+    )
+
+
+def _is_there(path: str) -> bool:
+    try:
+        mode = Path(path).stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError as exc:  # Path.exists lets some of them through as they are
+        raise BackendUnavailable(f"{path} cannot be reached: {exc.strerror}") from exc
+    if stat.S_ISDIR(mode):
+        raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
+    return True
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:

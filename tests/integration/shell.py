@@ -89,6 +89,10 @@ class Shell:
             text=True,
         )
 
+    def make_store(self) -> None:
+        """An empty one, as a worker leaves it."""
+        self.app.backend.queues()
+
     def all_environment(self, **environment: str) -> dict[str, str]:
         return {**os.environ, **self.environment, **environment}
 

@@ -138,7 +138,45 @@ def test_a_connection_that_leads_nowhere_is_told(shell: Shell, url: str, code: i
     assert sorted(shell.folder.iterdir()) == files
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["stats"], ["stats", "mail"], ["jobs", "mail"], ["peek", "x"], ["peek", "x", "-q", "mail"], ["top", "--once"],
+        ["top", "--once", "--workers"], ["kick", "mail"], ["kick", "--id", "x"], ["delete", "x"],
+        ["reschedule", "x", "--delay", "0"], ["purge", "mail"], ["purge", "mail", "--yes"], ["resume", "mail"], ["up"],
+        ["restart"],
+    ],
+    ids=" ".join,
+)  # fmt: skip
+def test_in_the_wrong_folder_nothing_is_made_and_the_way_out_is_told(shell: Shell, command: list[str]) -> None:
+    files = sorted(shell.folder.iterdir())
+    done = shell(*command, MULTIQ_URL="")
+    assert (done.code, done.out) == (1, "")
+    assert done.err.startswith(f"error: there is no file {shell.folder}/multiq.db: nothing was enqueued there yet")
+    assert "multiq -c sqlite:////" in done.err
+    assert shell(*command, "--json", MULTIQ_URL="").error["type"] == "BackendUnavailable"
+    assert sorted(shell.folder.iterdir()) == files
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["enqueue", "--body", "1"],
+        ["enqueue", "shop.tasks:app", "mail.reset", "--args", '["a@x"]'],
+        ["worker", "shop.tasks:app", "--stop-when-empty"],
+        ["pause", "mail", "1h"],
+        ["down"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_what_has_something_to_put_there_makes_the_store(shell: Shell, command: list[str]) -> None:
+    assert shell.run(*command, MULTIQ_URL="").code == 0
+    assert (shell.folder / "multiq.db").exists()
+    assert shell.run("stats", MULTIQ_URL="").code == 0
+
+
 def test_with_json_an_error_is_one_line_of_json_on_standard_error(shell: Shell) -> None:
+    shell.make_store()
     done = shell("peek", "gone", "--json")
     assert done.out == ""
     assert json.loads(done.err) == {
@@ -170,6 +208,7 @@ def test_an_error_never_moves_the_cursor(shell: Shell) -> None:
 
 @pytest.mark.parametrize("how", [["--traceback"], []])
 def test_a_traceback_is_shown_on_request_only(shell: Shell, how: list[str]) -> None:
+    shell.make_store()
     assert "Traceback" not in shell("peek", "gone").err
     done = shell("peek", "gone", *how, **({} if how else {"MULTIQ_TRACEBACK": "1"}))
     assert done.code == 3

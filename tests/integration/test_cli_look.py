@@ -80,6 +80,7 @@ def test_stats_as_json_has_the_documented_keys(shell: Shell) -> None:
 
 
 def test_stats_of_nothing_says_where_it_looked(shell: Shell) -> None:
+    shell.make_store()
     done = shell("stats")
     assert done.code == 0
     assert done.out == f"no queue on {shell.url} holds a job\n"
@@ -147,6 +148,7 @@ def test_pages_as_json_carry_the_cursor(shell: Shell) -> None:
 
 
 def test_a_queue_without_jobs_says_so(shell: Shell) -> None:
+    shell.make_store()
     assert shell("jobs", "mail").out == "queue mail has no jobs\n"
     assert shell("jobs", "mail", "buried").out == "queue mail has no buried jobs\n"
 
@@ -237,6 +239,7 @@ def test_top_once_prints_one_look(shell: Shell) -> None:
 
 
 def test_top_without_a_terminal_ends_after_one_look(shell: Shell) -> None:
+    shell.make_store()
     assert "no queue holds a job" in shell.run("top").out
 
 

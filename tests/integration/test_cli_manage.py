@@ -59,6 +59,7 @@ def test_kick_takes_one_unless_told(shell: Shell, mail: Queue) -> None:
 
 
 def test_kick_of_nothing_is_no_error(shell: Shell) -> None:
+    shell.make_store()
     done = shell("kick", "mail", "10")
     assert (done.code, done.out) == (0, "kicked 0 jobs of queue mail\n")
 

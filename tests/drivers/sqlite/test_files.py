@@ -20,6 +20,7 @@ from multiq.errors import (
     BackendCorrupt,
     BackendFull,
     BackendNotInstalled,
+    BackendUnavailable,
     MultiqError,
     OptionInvalid,
     PayloadTooLarge,
@@ -136,6 +137,16 @@ def test_a_file_of_another_user_is_refused_with_advice(open_folder: Path) -> Non
     complaint = _complaint_of_nobody(open_folder / "new.db")
     assert complaint.startswith("BackendUnavailable")
     assert "Permission denied" in complaint
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
+def test_a_folder_that_nobody_may_enter_is_told_like_any_other_trouble(open_folder: Path) -> None:
+    closed = open_folder / "closed"
+    closed.mkdir(mode=0o700)
+    path = closed / "jobs.db"
+    with SqliteBackend(str(path)) as backend:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+    assert _complaint_of_nobody(path) == f"BackendUnavailable {path} cannot be reached: Permission denied\n"
 
 
 def _complaint_of_nobody(path: Path) -> str:
@@ -281,6 +292,62 @@ def test_after_close_it_opens_again(backend: SqliteBackend) -> None:
     backend.close()
     assert backend.stats("q").reserved == 1
     assert consumer.settle([Ack(lease)]) == [None]
+
+
+# --- looking where nothing is ---
+
+
+def test_who_looks_makes_no_file(path: Path, backend: SqliteBackend) -> None:
+    backend.make_nothing()
+    looks: list[Callable[[], object]] = [
+        backend.queues,
+        lambda: backend.stats("q"),
+        lambda: backend.peek("q", "1"),
+        lambda: backend.jobs("q", State.READY),
+        lambda: backend.kick("q", 1),
+        lambda: backend.delete("q", "1"),
+        lambda: backend.purge("q", [State.READY]),
+    ]
+    for look in looks:
+        with pytest.raises(BackendUnavailable, match=f"there is no file {path}: nothing was enqueued there yet"):
+            look()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_who_looks_makes_no_tables_and_leaves_the_journal_as_it_is(path: Path, backend: SqliteBackend) -> None:
+    with sqlite3.connect(path) as theirs:
+        theirs.execute("CREATE TABLE orders (number INTEGER)")
+    theirs.close()
+    before = path.read_bytes()
+    backend.make_nothing()
+    with pytest.raises(BackendUnavailable, match=f"the file {path} has no tables of multiq's"):
+        backend.queues()
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_who_looks_finds_what_others_made_meanwhile_and_misses_what_they_removed(
+    path: Path, backend: SqliteBackend
+) -> None:
+    backend.make_nothing()
+    with pytest.raises(BackendUnavailable):
+        backend.queues()
+    with SqliteBackend(str(path)) as other:
+        other.enqueue("q", [NewJob(b"x", "1")])
+    assert backend.queues() == ["q"]
+    assert backend.peek("q", "1").body == b"x"
+    for name in list(path.parent.iterdir()):
+        name.unlink()
+    with pytest.raises(BackendUnavailable, match="there is no file"):
+        backend.queues()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_a_file_of_another_kind_is_told_to_who_looks_as_well(path: Path, backend: SqliteBackend) -> None:
+    path.write_bytes(b"These are my notes, not a database.\n" * 100)
+    backend.make_nothing()
+    with pytest.raises(BackendCorrupt, match="not an SQLite database"):
+        backend.queues()
 
 
 # --- the library ---
