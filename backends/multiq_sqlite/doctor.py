@@ -39,7 +39,7 @@ def examine(database: Database) -> list[Finding]:
     path = Path(os.path.realpath(database.path))
     return [
         *_place(path),
-        *([*_file(path), *_inside(path)] if path.exists() else [_no_file(path)]),
+        *_what_is_there(path),
         _synchronous(database.synchronous),
         Finding("ok", "SQLite", f"Python brings version {sqlite3.sqlite_version}"),
     ]
@@ -110,8 +110,16 @@ def _space(folder: Path) -> Finding:
 # --- the file --------------------------------------------------------------------------------------------
 
 
-def _no_file(path: Path) -> Finding:
-    return Finding("unknown", "file", f"{path} is not there yet: the first job makes it", "look again when it is")
+def _what_is_there(path: Path) -> Iterator[Finding]:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        yield Finding("unknown", "file", f"{path} is not there yet: the first job makes it", "look again when it is")
+    except OSError as exc:
+        yield Finding("bad", "file", f"this user cannot reach it: {exc.strerror}", f"chmod u+x {path.parent}")
+    else:
+        yield from _file(path)
+        yield from _inside(path)
 
 
 def _file(path: Path) -> Iterator[Finding]:

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import sqlite3
+import subprocess
+import sys
+import tempfile
 from typing import TYPE_CHECKING
 
 import pytest
@@ -48,6 +53,23 @@ def test_a_missing_file_is_not_made(path: Path, backend: SqliteBackend) -> None:
 def test_a_missing_folder_is_bad(tmp_path: Path) -> None:
     with SqliteBackend(str(tmp_path / "nowhere" / "jobs.db")) as backend:
         assert found(backend)["folder"].level == "bad"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
+def test_a_folder_that_this_user_may_not_enter_is_bad_and_the_rest_is_looked_at() -> None:
+    # imported while still root, who can read wherever this checkout is
+    source = """
+import codecs, os, sys
+from multiq_sqlite.backend import SqliteBackend
+codecs.lookup("unicode_escape")
+os.setgid(65534); os.setuid(65534)
+print({finding.what: finding.level for finding in SqliteBackend(sys.argv[1]).doctor()})
+"""
+    with tempfile.TemporaryDirectory() as folder:  # which nobody else may enter
+        command = [sys.executable, "-c", source, f"{folder}/jobs.db"]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+    levels = ast.literal_eval(done.stdout)
+    assert (levels["folder"], levels["file"], levels["synchronous"]) == ("bad", "bad", "ok")
 
 
 def test_synchronous_normal_is_a_weakness_that_is_named(path: Path) -> None:
