@@ -1,4 +1,4 @@
-"""What the scripts that set multiq beside a limit share: turns, medians, latency, accounting, the table.
+"""What all scripts here share: options, turns, medians, latency, accounting, workers, the table.
 
 A figure of multiq and its limit are taken in turns (A B A B...), because such numbers move with the machine's mood;
 the ratio is of the medians.
@@ -37,11 +37,11 @@ BODY = encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [12345]))
 _PAUSE = 0.02  # seconds between two jobs, so that each finds the worker idle
 
 
-def arguments(about: str | None, **extra: int) -> argparse.Namespace:
-    """The options that all scripts have; *extra* adds more numbers with their defaults."""
-    parser = argparse.ArgumentParser(description=(about or "").split("\n", 1)[0])
-    for name, default in {"repeats": 5, "jobs": 20_000, "samples": 300, **extra}.items():
-        parser.add_argument(f"--{name}", type=int, default=default)
+def arguments(about: str | None, **numbers: int) -> argparse.Namespace:
+    """A script's options: its *numbers* with their defaults, and ``--json``."""
+    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, default in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{default:,} unless told")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
@@ -59,14 +59,11 @@ def report(title: str, measurements: Mapping[str, Callable[[], Figures]], *, as_
         Console().print(_table(title, figures))
 
 
-def in_turns(
-    repeats: int, ours: Callable[[], float], limit: Callable[[], float], clean: Callable[[], object] = lambda: None
-) -> Figures:
-    """Medians of two rates, both measured *repeats* times, each after *clean*."""
+def in_turns(repeats: int, ours: Callable[[], float], limit: Callable[[], float]) -> Figures:
+    """Medians of two rates, both measured *repeats* times."""
     rates: dict[str, list[float]] = {"multiq": [], "limit": []}
     for _ in range(repeats):
         for name, measure in (("multiq", ours), ("limit", limit)):
-            clean()
             rates[name].append(measure())
     medians = {name: statistics.median(values) for name, values in rates.items()}
     return {
@@ -77,20 +74,26 @@ def in_turns(
     }
 
 
-def median_rate(repeats: int, measure: Callable[[], float], clean: Callable[[], object] = lambda: None) -> float:
-    """The median of one rate, measured *repeats* times, each after *clean*."""
-    rates = []
-    for _ in range(repeats):
-        clean()
-        rates.append(measure())
-    return statistics.median(rates)
+def median_rate(repeats: int, measure: Callable[[], float]) -> float:
+    """The median of one rate, measured *repeats* times."""
+    return statistics.median(measure() for _ in range(repeats))
+
+
+def timed(work: Callable[[], object]) -> float:
+    """How many seconds it takes."""
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start
 
 
 def per_second(count: int, work: Callable[[], object]) -> float:
     """How many of *count* things *work* does a second."""
-    start = time.perf_counter()
-    work()
-    return count / (time.perf_counter() - start)
+    return count / timed(work)
+
+
+def median_and_p99(values: Sequence[float]) -> tuple[float, float]:
+    """What half of the values are at or below, and 99 of 100."""
+    return statistics.median(values), sorted(values)[int(len(values) * 0.99)]
 
 
 def expect(seen: int | None, wanted: int) -> None:
@@ -105,10 +108,16 @@ def environment(url: str, stamps: Path | None = None) -> dict[str, str]:
 
 
 class Workers:
-    """A worker of the benchmark's app in processes of its own, one inline loop each, until the end of the ``with``."""
+    """A worker of the benchmark's app in processes of its own, until the end of the ``with``.
 
-    def __init__(self, url: str, *, processes: int, stamps: Path | None = None) -> None:
-        code = f"import multiq, bench_app; multiq.Worker(bench_app.app, processes={processes}, threads=1).run()"
+    Each process runs one inline loop unless *threads* or *concurrency* say otherwise.
+    """
+
+    def __init__(
+        self, url: str, *, processes: int, threads: int = 1, concurrency: int = 0, stamps: Path | None = None
+    ) -> None:
+        slots = f"processes={processes}, threads={threads}, concurrency={concurrency}"
+        code = f"import multiq, bench_app; multiq.Worker(bench_app.app, {slots}).run()"
         self._process = subprocess.Popen([sys.executable, "-c", code], env=environment(url, stamps))  # noqa: S603 - our own interpreter
 
     @property
@@ -124,20 +133,26 @@ class Workers:
 
 
 def send(stamps: Path, count: int, delay: float = 0.0) -> list[float]:
-    """Enqueue one by one, each finding the worker idle. Returns how late each began, in ms, sorted."""
+    """Enqueue one by one, each finding the worker idle. Returns how late each began, in ms."""
     stamps.write_text("")
     task = stamp.options(delay=delay) if delay else stamp
     for _ in range(count):
         time.sleep(_PAUSE)
         task.enqueue(time.monotonic_ns() + int(delay * 1e9))
-    while len(stamps.read_text().split()) < count:
+    while len(late := lateness(stamps)) < count:
         time.sleep(_PAUSE)
-    return sorted(int(line) / 1e6 for line in stamps.read_text().split())
+    return late
+
+
+def lateness(stamps: Path) -> list[float]:
+    """How late each job that has stamped the file began, in ms."""
+    return [int(line) / 1e6 for line in stamps.read_text().split()]
 
 
 def latencies(name: str, values: Sequence[float]) -> Figures:
-    """Median and 99th percentile of sorted milliseconds."""
-    return {f"{name} p50 ms": statistics.median(values), f"{name} p99 ms": values[int(len(values) * 0.99)]}
+    """Median and 99th percentile of milliseconds."""
+    median, p99 = median_and_p99(values)
+    return {f"{name} p50 ms": median, f"{name} p99 ms": p99}
 
 
 def _table(title: str, figures: dict[str, Figures]) -> Table:

@@ -1,102 +1,55 @@
 """multiq on Redis with a long queue, on a private server: ``python benchmarks/redis_backlog.py --help``.
 
-Three questions. What a waiting job costs in memory; what enqueue and reserve cost in front of a million of them,
-compared with an empty queue; and how long everybody else waits when a hundred thousand jobs fall due in one instant.
-Needs the extra ``dev``, and redis-server (``.ci/install-servers``).
+Three questions. What a waiting job costs in memory; what enqueue, reserve and ack cost in front of a million of them
+(``--waiting``), compared with an empty queue; and how long everybody else waits when a hundred thousand jobs
+(``--due``) fall due in one instant. Needs the extra ``dev``, and redis-server (``.ci/install-servers``).
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import subprocess
 import sys
 import time
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.table import Table
-
-from multiq.backend import Ack, Lease, NewJob
-from multiq.ids import new_ids
-from multiq.registry import open_backend
-
-sys.path.append(str(Path(__file__).parent.parent / "tests"))
-
+from backlog import QUEUE, batches, beside_empty, fill, some_jobs, verbs
+from beside import Figures, arguments, median_and_p99, report, timed
 from servers.redis import RedisServer
 
+from multiq.backend import Ack, Lease
+from multiq.registry import open_backend
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    import argparse
     from typing import Self
 
     from multiq.backend import Backend
 
-QUEUE = "mail"
-BODY = b"x" * 100
-BATCH = 1_000
-SAMPLES = 500
-
 
 def main() -> None:
-    options = _arguments()
-    figures: dict[str, float] = {}
-    console = Console(stderr=True)
-    with console.status("") as status:
-        for name, measure in (("waiting jobs", waiting_jobs), ("due at once", due_at_once)):
-            status.update(name)
-            with RedisServer() as server, open_backend(server.url) as backend:
-                figures.update(measure(server, backend, options))
-    if options.json:
-        print(json.dumps(figures, indent=2))
-        return
-    table = Table("figure", "value")
-    for name, value in figures.items():
-        table.add_row(name, f"{value:,.2f}")
-    Console().print(table)
+    options = arguments(__doc__, waiting=1_000_000, due=100_000)
+    measurements = {"waiting jobs": partial(waiting_jobs, options), "due at once": partial(due_at_once, options)}
+    report("multiq on Redis with a long queue", measurements, as_json=options.json)
 
 
 # --- a long queue ----------------------------------------------------------------------------------------
 
 
-def waiting_jobs(server: RedisServer, backend: Backend, options: argparse.Namespace) -> dict[str, float]:
+def waiting_jobs(options: argparse.Namespace) -> Figures:
     """Memory per waiting job, and the price of the verbs in front of all of them."""
-    empty = _verbs(backend)
-    before = _memory(server)
-    for start in range(0, options.waiting, BATCH):
-        backend.enqueue(QUEUE, _jobs(min(BATCH, options.waiting - start)))
-    per_job = (_memory(server) - before) / options.waiting
-    full = _verbs(backend)
-    figures: dict[str, float] = {
+    with RedisServer() as server, open_backend(server.url) as backend:
+        (empty,) = verbs(backend)
+        before = _memory(server)
+        fill(backend, options.waiting)
+        per_job = (_memory(server) - before) / options.waiting
+        (full,) = verbs(backend)
+    return {
         "waiting jobs": options.waiting,
         "bytes of the server's memory per waiting job, 100-byte body": per_job,
+        **beside_empty(empty, full),
     }
-    for verb, (median, p99) in full.items():
-        figures[f"{verb}, empty queue: median ms"] = empty[verb][0] * 1000
-        figures[f"{verb}, full queue: median ms"] = median * 1000
-        figures[f"{verb}, full queue: p99 ms"] = p99 * 1000
-        figures[f"{verb}, full : empty"] = median / empty[verb][0]
-    return figures
-
-
-def _verbs(backend: Backend) -> dict[str, tuple[float, float]]:
-    """Median and p99 seconds of each verb; the queue is as long afterwards as before."""
-    with backend.consumer([QUEUE]) as consumer:
-        enqueue, reserve, settle = [], [], []
-        for _ in range(SAMPLES):
-            (job,) = _jobs(1)
-            enqueue.append(_timed(lambda job=job: backend.enqueue(QUEUE, [job])))  # type: ignore[misc]
-            leases: list[Lease] = []
-            reserve.append(_timed(lambda into=leases: into.extend(consumer.reserve(1, 0))))  # type: ignore[misc]
-            settle.append(_timed(lambda leases=leases: consumer.settle([Ack(leases[0])])))  # type: ignore[misc]
-    return {"enqueue": _summary(enqueue), "reserve": _summary(reserve), "ack": _summary(settle)}
-
-
-def _timed(call: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    call()
-    return time.perf_counter() - start
 
 
 def _memory(server: RedisServer) -> int:
@@ -106,29 +59,29 @@ def _memory(server: RedisServer) -> int:
 # --- one instant -----------------------------------------------------------------------------------------
 
 
-def due_at_once(server: RedisServer, backend: Backend, options: argparse.Namespace) -> dict[str, float]:
+def due_at_once(options: argparse.Namespace) -> Figures:
     """All jobs are due at one moment: how long another client's PING takes until they are handed out."""
     lead = 2 + options.due / 15_000  # seconds to enqueue them in
-    moment = time.time() + lead
-    for start in range(0, options.due, BATCH):
-        backend.enqueue(QUEUE, _jobs(min(BATCH, options.due - start), delay=max(0.001, moment - time.time())))
-    with Bystander(server) as quiet:
-        time.sleep(1)
-    time.sleep(max(0, moment - time.time()))
-    server.set("slowlog-log-slower-than", "500")  # microseconds
-    start_at = time.perf_counter()
-    with Bystander(server) as bystander:
-        _drain(backend, options.due)
-    took = time.perf_counter() - start_at
+    with RedisServer() as server, open_backend(server.url) as backend:
+        moment = time.time() + lead
+        for size in batches(options.due):
+            backend.enqueue(QUEUE, some_jobs(size, delay=max(0.001, moment - time.time())))
+        with Bystander(server) as quiet:
+            time.sleep(1)
+        time.sleep(max(0, moment - time.time()))
+        server.set("slowlog-log-slower-than", "500")  # microseconds
+        with Bystander(server) as bystander:
+            took = timed(lambda: _drain(backend, options.due))
+        slowest = _slowest(server)
     busy = bystander.waits
     return {
         "jobs due at once": options.due,
         "handed out and acked per second": options.due / took,
         "PING meanwhile: median ms": statistics.median(busy) * 1000,
-        "PING meanwhile: p99 ms": _summary(busy)[1] * 1000,
+        "PING meanwhile: p99 ms": median_and_p99(busy)[1] * 1000,
         "PING meanwhile: longest ms": max(busy) * 1000,
         "PING on a quiet server: longest ms": max(quiet.waits) * 1000,
-        "longest command in the server's slow log, ms": _slowest(server),
+        "longest command in the server's slow log, ms": slowest,
     }
 
 
@@ -183,26 +136,6 @@ print(*waits)
     def __exit__(self, *_exception: object) -> None:
         answer, _ = self._process.communicate()
         self.waits = [float(word) for word in answer.split()]
-
-
-# --- shared ----------------------------------------------------------------------------------------------
-
-
-def _jobs(count: int, delay: float = 0) -> list[NewJob]:
-    return [NewJob(BODY, job_id, delay=delay) for job_id in new_ids(count)]
-
-
-def _summary(times: list[float]) -> tuple[float, float]:
-    ordered = sorted(times)
-    return ordered[len(ordered) // 2], ordered[len(ordered) * 99 // 100]
-
-
-def _arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--waiting", type=int, default=1_000_000, help="jobs in the long queue")
-    parser.add_argument("--due", type=int, default=100_000, help="jobs that fall due at once")
-    parser.add_argument("--json", action="store_true")
-    return parser.parse_args()
 
 
 if __name__ == "__main__":

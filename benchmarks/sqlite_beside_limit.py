@@ -29,6 +29,7 @@ from beside import (
     per_second,
     report,
     send,
+    timed,
 )
 from limits import limit_of
 
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = arguments(__doc__, repeats=5, jobs=20_000, samples=300)
     with tempfile.TemporaryDirectory(prefix="multiq-bench-") as folder:
         named = {name: partial(measure, Path(folder), options) for name, measure in MEASUREMENTS.items()}
         report("multiq on SQLite", named, as_json=options.json)
@@ -125,8 +126,8 @@ def import_time(folder: Path, options: argparse.Namespace) -> Figures:
     path = folder / "none.db"
     ours, nothing = [], []
     for _ in range(options.repeats * 2):
-        ours.append(_timed("import multiq", path))
-        nothing.append(_timed("pass", path))
+        ours.append(timed(lambda: _python("import multiq", path)))
+        nothing.append(timed(lambda: _python("pass", path)))
     return {"import multiq ms": (statistics.median(ours) - statistics.median(nothing)) * 1000}
 
 
@@ -153,12 +154,6 @@ def _beside(
             return limit(plain)
 
     return in_turns(options.repeats, lambda: ours(fresh()), leanest)
-
-
-def _timed(code: str, path: Path) -> float:
-    start = time.perf_counter()
-    _python(code, path)
-    return time.perf_counter() - start
 
 
 def _python(code: str, path: Path) -> subprocess.CompletedProcess[str]:

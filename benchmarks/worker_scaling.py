@@ -9,7 +9,6 @@ that the worker's start does not count.
 from __future__ import annotations
 
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -17,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bench_app import anap, app, compute, nap
-from beside import HERE, arguments, environment, expect, report
+from beside import HERE, Workers, arguments, expect, median_rate, report
 
 sys.path.append(str(HERE.parent / "tests" / "integration"))
 from stores import STORES
@@ -34,7 +33,7 @@ _SHARE = 0.1  # of the jobs, at the beginning and at the end, that are not count
 
 
 def main() -> None:
-    options = arguments(__doc__)
+    options = arguments(__doc__, repeats=5, jobs=20_000)
     with tempfile.TemporaryDirectory() as folder, STORES["redis"](Path(folder)) as url:
         app.connect(url)
         measurements = {
@@ -55,31 +54,27 @@ def processes(url: str, repeats: int, jobs: int) -> Figures:
     rates: dict[int, list[float]] = {1: [], 2: []}
     for _ in range(repeats):
         for number, found in rates.items():
-            found.append(drained(url, compute, f"processes={number}", jobs))
+            found.append(drained(url, compute, jobs, processes=number))
     one, two = statistics.median(rates[1]), statistics.median(rates[2])
     return {"one /s": one, "two /s": two, "ratio": two / one}
 
 
 def reached(url: str, repeats: int, jobs: int, task: Task[[float], Any], *, threads: int, concurrency: int) -> Figures:
     """The rate of one process, beside what its slots can do at most."""
-    mode = f"processes=1, threads={threads}, concurrency={concurrency}"
     limit = max(threads, concurrency) / NAP
-    rate = statistics.median(drained(url, task, mode, jobs) for _ in range(repeats))
+    rate = median_rate(repeats, lambda: drained(url, task, jobs, threads=threads, concurrency=concurrency))
     return {"jobs /s": rate, "arithmetic limit /s": limit, "share": rate / limit}
 
 
-def drained(url: str, task: Task[[float], Any], mode: str, jobs: int) -> float:
-    """Jobs per second of a worker in this *mode*."""
+def drained(
+    url: str, task: Task[[float], Any], jobs: int, *, processes: int = 1, threads: int = 1, concurrency: int = 0
+) -> float:
+    """Jobs per second of a worker with these slots."""
     task.enqueue_many([(NAP,)] * jobs)
-    code = f"import multiq, bench_app; multiq.Worker(bench_app.app, {mode}).run()"
-    process = subprocess.Popen([sys.executable, "-c", code], env=environment(url))  # noqa: S603 - our own interpreter
-    try:
+    with Workers(url, processes=processes, threads=threads, concurrency=concurrency):
         begun = _when(jobs * (1 - _SHARE))
         ended = _when(jobs * _SHARE)
         _when(0)
-    finally:
-        process.terminate()
-        process.wait()
     expect(QUEUE.stats().reserved, 0)
     return (begun[1] - ended[1]) / (ended[0] - begun[0])
 

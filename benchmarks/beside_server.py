@@ -1,0 +1,200 @@
+"""multiq beside the leanest loop on a server: what is measured is the same on each; a subclass knows its server."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+from bench_app import app, noop
+from beside import (
+    BODY,
+    QUEUE,
+    Figures,
+    Workers,
+    expect,
+    in_turns,
+    latencies,
+    median_rate,
+    per_second,
+    send,
+)
+from limits import limit_of
+
+from multiq.backend import NewJob
+from multiq.bench.place import PUT_AT_ONCE as BULK
+from multiq.ids import new_id, new_ids
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from multiq.bench.place import Limit
+
+IDLE_SECONDS = 10
+_LOOK = 0.002  # seconds between two looks whether the queue is empty
+
+
+class BesideServer(ABC):
+    """The measurements on one server; all that they leave behind goes before the next."""
+
+    asks: ClassVar[str] = "commands"
+    """What ``asked`` counts."""
+    drain_asks: ClassVar[str] = "commands"
+    """What ``asked_by_drain`` counts."""
+    singles: ClassVar[float] = 1 / 4
+    """How many of ``--jobs`` are enqueued one by one."""
+    delay: ClassVar[float] = 0.5
+    """Seconds of a delayed job; the server may know whole ones only."""
+    settling: ClassVar[float] = 1
+    """Seconds until a worker that has begun to wait asks as little as it ever will."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.jobs: int = options.jobs
+        self.repeats: int = options.repeats
+        self.samples: int = options.samples
+
+    def measurements(self) -> dict[str, Callable[[], Figures]]:
+        """Each with its name, in the order in which they are taken."""
+        return {
+            "enqueue one by one": self.single_enqueue,
+            "bulk enqueue by 1,000": self.bulk_enqueue,
+            "drain, two inline workers": self.drain,
+            "one idle worker": self.latency,
+            "idle worker": self.idle,
+        }
+
+    # --- what a server is asked for ---
+
+    @abstractmethod
+    def empty(self) -> AbstractContextManager[str]:
+        """The URL of a store without jobs."""
+
+    def connected(self) -> AbstractContextManager[str]:
+        """The same, with the app on it and its first call behind it."""
+        return self.empty()
+
+    @abstractmethod
+    def all_wait(self, url: str, workers: int) -> None:
+        """Return when so many worker processes wait for jobs there."""
+
+    @abstractmethod
+    def emptiness(self, url: str) -> AbstractContextManager[Callable[[], bool]]:
+        """Whether all jobs are gone, as cheaply as the server can be asked behind multiq's back."""
+
+    @abstractmethod
+    def asked(self) -> int:
+        """What workers have asked of the server so far."""
+
+    def asked_by_drain(self) -> int:
+        """The same, where a drain is to be counted otherwise."""
+        return self.asked()
+
+    def limit_one_by_one(self, count: int) -> float:
+        """The leanest way to put jobs with a round trip each: how many a second."""
+        return self._leanest(lambda limit: limit.put_one_by_one(count))
+
+    # --- the three figures beside their limits ---
+
+    def single_enqueue(self) -> Figures:
+        """The backend's enqueue of one job at a time, its id included."""
+        count = int(self.jobs * self.singles)
+
+        def put() -> None:
+            for _ in range(count):
+                app.backend.enqueue(QUEUE, [NewJob(BODY, new_id())])
+
+        def as_tasks() -> None:
+            for number in range(count):
+                noop.enqueue(number)
+
+        return self._enqueue(count, put, as_tasks, lambda: self.limit_one_by_one(count))
+
+    def bulk_enqueue(self) -> Figures:
+        """The backend's enqueue of 1,000 jobs at a time, ids included."""
+
+        def put() -> None:
+            for _ in range(0, self.jobs, BULK):
+                app.backend.enqueue(QUEUE, [NewJob(BODY, job_id) for job_id in new_ids(BULK)])
+
+        return self._enqueue(
+            self.jobs, put, self._enqueue_many, lambda: self._leanest(lambda limit: limit.put_in_batches(self.jobs))
+        )
+
+    def drain(self) -> Figures:
+        """Two inline worker processes, against one loop that forgets the last 100 and takes the next 100."""
+        counted: list[float] = []
+
+        def ours() -> float:
+            with self.connected() as url, Workers(url, processes=2):
+                self.all_wait(url, 2)
+                app.queue().pause(3600)
+                self._enqueue_many()
+                time.sleep(0.2)
+                with self.emptiness(url) as is_empty:
+                    before = self.asked_by_drain()
+                    rate = per_second(self.jobs, lambda: _work_off(is_empty))
+                    counted.append((self.asked_by_drain() - before) / self.jobs)
+            return rate
+
+        def theirs(limit: Limit) -> float:
+            limit.put_in_batches(self.jobs)
+            return limit.take_in_batches()
+
+        figures = in_turns(self.repeats, ours, lambda: self._leanest(theirs))
+        return {**figures, f"{self.drain_asks} per job": statistics.median(counted)}
+
+    # --- figures without a limit ---
+
+    def latency(self) -> Figures:
+        """Pickup by a worker that waits, and how late it begins delayed jobs."""
+        with tempfile.TemporaryDirectory(prefix="multiq-bench-") as folder, self.connected() as url:
+            stamps = Path(folder, "stamps")
+            with Workers(url, processes=1, stamps=stamps):
+                self.all_wait(url, 1)
+                send(stamps, 20)  # warm
+                pickup = latencies("pickup", send(stamps, self.samples))
+                return {**pickup, **latencies("delayed, late", send(stamps, self.samples, self.delay))}
+
+    def idle(self) -> Figures:
+        """What a worker that waits asks of the server."""
+        with self.connected() as url, Workers(url, processes=1):
+            self.all_wait(url, 1)
+            time.sleep(self.settling)
+            before = self.asked()
+            time.sleep(IDLE_SECONDS)
+            return {f"{self.asks}/s": (self.asked() - before) / IDLE_SECONDS}
+
+    # --- how ---
+
+    def _enqueue(
+        self, count: int, put: Callable[[], object], put_tasks: Callable[[], object], limit: Callable[[], float]
+    ) -> Figures:
+        """By the backend, against the limit; and through a task: arguments encoded, a handle made."""
+
+        def measured(work: Callable[[], object]) -> float:
+            with self.connected():
+                rate = per_second(count, work)
+                expect(app.queue().stats().ready, count)
+                return rate
+
+        figures = in_turns(self.repeats, lambda: measured(put), limit)
+        return {**figures, "as tasks /s": median_rate(self.repeats, lambda: measured(put_tasks))}
+
+    def _enqueue_many(self) -> None:
+        for at in range(0, self.jobs, BULK):
+            noop.enqueue_many([(number,) for number in range(at, at + BULK)])
+
+    def _leanest(self, work: Callable[[Limit], float]) -> float:
+        with self.empty() as url, limit_of(url, BODY) as limit:
+            return work(limit)
+
+
+def _work_off(is_empty: Callable[[], bool]) -> None:
+    app.queue().resume()
+    while not is_empty():
+        time.sleep(_LOOK)
