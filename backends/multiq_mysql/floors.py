@@ -14,12 +14,8 @@ through the entries of the next priority, state and queue. So who finds nothing 
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from .statements import Sql
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 CHEAP = 0.002  # seconds; what takes no longer is done every time
 MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
@@ -104,10 +100,9 @@ class Lane:
             self.bottom.looked(took)
         self._is_empty = not rows
 
-    def taken(self, places: Sequence[tuple[int, int]]) -> None:
-        """The first ones, as (priority, seq) in their order, are taken."""
-        if places:
-            self._last = places[-1]
+    def taken(self, last: tuple[int, int]) -> None:
+        """All are taken up to this one: its priority and seq."""
+        self._last = last
 
     def enqueued(self, priority: int) -> None:
         """This process has enqueued something: more urgent than where the floor is?"""

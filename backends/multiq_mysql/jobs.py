@@ -10,7 +10,7 @@ from multiq.backend import STORED_STATES, JobRecord, State
 from multiq.clock import nanoseconds
 from multiq.errors import OptionInvalid
 
-from .statements import Sql, literal, render, template
+from .statements import Sql, literal, render, rendered, template
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -50,10 +50,15 @@ def packed(job_id: str) -> bytes:
 
 def unpacked(kept: bytes) -> str:
     """The id that ``packed`` was given."""
-    if len(kept) == _UUID_BYTES:
-        text = kept.hex()
+    return unhexed(kept.hex())
+
+
+def unhexed(kept: str) -> str:
+    """``unpacked`` of bytes in hex."""
+    if len(kept) == 2 * _UUID_BYTES:
+        text = kept.lower()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-    return kept.lstrip(_NO_UUID).decode("utf-8", "surrogatepass")
+    return bytes.fromhex(kept).lstrip(_NO_UUID).decode("utf-8", "surrogatepass")
 
 
 def _packed_hex(job_id: str) -> str:
@@ -147,7 +152,7 @@ def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, S
     """
     order = Sql("ASC" if horizon else "DESC")
     parts = [
-        render("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, order=order, **floor)
+        rendered("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, order=order, **floor)
         for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
     ]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"

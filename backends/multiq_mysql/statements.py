@@ -32,6 +32,12 @@ def render(verb: str, **values: Value) -> str:
     return template(verb).format_map({name: literal(value) for name, value in values.items()})
 
 
+@functools.lru_cache(maxsize=256, typed=True)
+def rendered(verb: str, **values: int | bytes | Sql) -> str:
+    """``render``, remembered: for statements that a consumer sends again and again."""
+    return render(verb, **values)
+
+
 def literal(value: Value) -> str:
     """A value as SQL: a number, bytes in hex, or numbers with commas between."""
     match value:

@@ -1,6 +1,7 @@
 -- The best jobs of one kind of ready ones. The index gives the order, so that no more rows are locked than are handed
 -- out: a sort would lock the whole queue. SKIP LOCKED: what another consumer is just taking is not waited for.
-SELECT CONCAT_WS(' ', seq, priority, ttr, attempt, crashes, kicks, {now} - enqueued_at), id, body
+-- In one text, as in look.sql.
+SELECT CONCAT_WS(',', HEX(id), priority, seq, ttr, attempt, crashes, kicks, {now} - enqueued_at), body
 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
 WHERE queue = {queue} AND state = {state} AND {floor}
 ORDER BY place, seq

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 import pytest
 
-from multiq.backend import Ack, Bury, NewJob, Release, State
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State
 from multiq.errors import BackendCorrupt, BackendTimeout, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.registry import open_backend
@@ -178,6 +178,16 @@ def test_verdicts_from_several_reserves_and_a_lost_one(backend: MysqlBackend, jo
     assert backend.queues() == []
 
 
+def test_a_queue_that_is_named_twice_hands_out_a_job_once(backend: MysqlBackend, jobs: Jobs) -> None:
+    backend.enqueue("q", jobs(3))
+    backend.enqueue("r", jobs(3))
+    for queues in (["q", "q", "r"], ["s", "r", "r", "q"]):
+        consumer = backend.consumer(queues)
+        leases = consumer.reserve(5, 0)
+        assert len({(lease.queue, lease.id) for lease in leases}) == len(leases) == 5
+        assert consumer.settle([GiveBack(lease) for lease in leases]) == [None] * 5
+
+
 # --- replays ---------------------------------------------------------------------------------------------
 
 
@@ -292,7 +302,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_scan_goes_on_where_the_last_one_ended() -> None:
     lane = Lane(may_wait=True)
     assert lane.sql is BOTTOM
-    lane.taken([(5, 1), (5, 9)])
+    lane.taken((5, 9))
     lane.looked(1.0, rows=2)
     assert lane.sql is BOTTOM  # so few jobs cannot have been what was slow
     lane.bottom.taken(floors.MANY)
