@@ -10,24 +10,16 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-from shell import Shell
 
 from multiq.bench import report
 from multiq.bench.workloads import WORKLOADS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
+    from shell import Shell
+
 pytestmark = pytest.mark.timeout(180)
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
 
 
 def bench(shell: Shell, *arguments: str) -> tuple[int, str, report.Report]:

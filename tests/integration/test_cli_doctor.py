@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-from shell import Shell
-
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
+    from shell import Shell
 
 
 def test_a_fit_backend_is_told_line_by_line_and_exits_with_0(shell: Shell) -> None:

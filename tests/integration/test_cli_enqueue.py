@@ -7,22 +7,21 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
-from shell import Shell
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from shell import Shell
+
     from multiq import JobInfo
 
 
 @pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
+def shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """Whose app can be imported, by each test anew."""
     monkeypatch.setattr(sys, "path", [*sys.path])
-    shell = Shell(tmp_path)
     yield shell
-    shell.app.close()
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
         del sys.modules[name]
 

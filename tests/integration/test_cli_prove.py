@@ -8,23 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from shell import Shell
 
 from multiq.capabilities import MEASURES, POWERS
 from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from shell import Shell
 
 PAGE = Path(__file__).parents[2] / "docs" / "backends.md"
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
 
 
 def test_backends_lists_what_is_installed_with_every_capability(shell: Shell) -> None:

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 from servers.mysql import MysqlDatabases, Place, any_server
-from shell import Shell
 
 import multiq
 from multiq_mysql import schema
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
+
+    from shell import Shell
 
 TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
 NAMES = [f"{migration.version:04}_{migration.name}" for migration in schema.shipped()]
@@ -29,14 +29,6 @@ def server() -> Iterator[MysqlDatabases]:
 def place(server: MysqlDatabases) -> Iterator[Place]:
     with server.database() as made:
         yield made
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
 
 
 def tables(server: MysqlDatabases, place: Place) -> tuple[str, ...]:

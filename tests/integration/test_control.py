@@ -6,31 +6,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 from processes import until, worker
-from shell import Shell
-from stores import NAMES, STORES
 from worker_app import app, quick, read_diary
 
 from multiq.control import DOWN, RESTART, Control
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
-
-@pytest.fixture(params=NAMES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store, and the test app's producer side on it."""
-    with STORES[request.param](tmp_path) as url:
-        app.connect(url)
-        yield url
-        app.close()
+    from shell import Shell
 
 
 @pytest.fixture
-def shell(tmp_path: Path, url: str) -> Shell:
-    made = Shell(tmp_path)
-    made.environment = {"MULTIQ_URL": url}
-    return made
+def shell(shell: Shell, url: str) -> Shell:
+    """On each backend."""
+    shell.environment = {"MULTIQ_URL": url}
+    return shell
 
 
 def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, url: str, shell: Shell) -> None:

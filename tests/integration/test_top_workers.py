@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import until, worker
-from shell import Shell
-from stores import NAMES, STORES
 from worker_app import app, nap, quick
 
 from multiq import roll_call
@@ -17,26 +15,18 @@ from multiq.control import ROLL_CALLS
 from multiq.roll_call import RollCall
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
+
+    from shell import Shell
 
     from multiq.roll_call import Answer
 
 
-@pytest.fixture(params=NAMES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store, and the test app's producer side on it."""
-    with STORES[request.param](tmp_path) as url:
-        app.connect(url)
-        yield url
-        app.close()
-
-
 @pytest.fixture
-def shell(tmp_path: Path, url: str) -> Shell:
-    made = Shell(tmp_path)
-    made.environment = {"MULTIQ_URL": url}
-    return made
+def shell(shell: Shell, url: str) -> Shell:
+    """On each backend."""
+    shell.environment = {"MULTIQ_URL": url}
+    return shell
 
 
 def look(shell: Shell) -> dict[str, Any]:

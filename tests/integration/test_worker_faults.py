@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 from processes import until, worker
-from stores import NAMES, STORES
 from worker_app import (
     EXCEPTIONS,
     aendless,
@@ -35,21 +34,11 @@ from multiq.backend import Ack, NewJob
 from multiq.ids import new_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from processes import WorkerProcess
 
 WAYS = ["told", "asleep", "deaf", "stuck"]
-
-
-@pytest.fixture(params=NAMES)
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty store, and the test app's producer side on it."""
-    with STORES[request.param](tmp_path) as url:
-        app.connect(url)
-        yield url
-        app.close()
 
 
 def words(process: WorkerProcess, word: str) -> list[int]:
