@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "127.0.0.1"
-PATIENCE = 20.0  # seconds; guards against a hang, and nobody waits for it
+PATIENCE = 60.0  # seconds; guards against a hang, and nobody waits for it
 _PORTS = range(20000, 32000)  # below those that the kernel hands out by itself, and a cluster's bus (+10000) fits
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed, and users' PATHs do not look
 _LOG_SHOWN = 3000  # characters

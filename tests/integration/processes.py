@@ -47,7 +47,7 @@ class WorkerProcess:
     def send(self, number: signal.Signals) -> None:
         self.process.send_signal(number)
 
-    def wait(self, timeout: float = 30) -> int:
+    def wait(self, timeout: float = 60) -> int:
         """The exit code; a worker that hangs fails the test with its log."""
         try:
             return self.process.wait(timeout)
@@ -78,7 +78,7 @@ def worker(folder: Path, url: str, arguments: str = "") -> Iterator[WorkerProces
         process.kill()
 
 
-def until(condition: Callable[[], object], *, timeout: float = 30, what: Callable[[], str] | None = None) -> None:
+def until(condition: Callable[[], object], *, timeout: float = 60, what: Callable[[], str] | None = None) -> None:
     """Wait for a condition; a hang fails the test."""
     give_up_at = time.monotonic() + timeout
     while not condition():

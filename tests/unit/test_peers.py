@@ -191,7 +191,7 @@ def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals, tmp_
         started: list[psutil.Process] = []
         until(_seen(runner.pid, started, 4), "the program, a supervisor and its children run")
         runner.send_signal(number)
-        assert runner.wait(30) != 0
+        assert runner.wait(60) != 0
     until(lambda: not any(process.is_running() for process in started), "all have ended")
 
 

@@ -126,7 +126,7 @@ def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backe
     # Given two who sleep, and a delayed job, of which the bell tells one
     one, other = backend.consumer([QUEUE]), backend.consumer([QUEUE])
     found: list[Any] = []
-    waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 4))) for c in (one, other)]
+    waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 60))) for c in (one, other)]
     for count, thread in enumerate(waiting, start=1):
         thread.start()
         asleep(server, count)
@@ -139,7 +139,7 @@ def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backe
     # Then the other one takes the job when it is due, and not when it would have looked for itself
     waiting[1].join()
     assert len(found) == 1
-    assert time.monotonic() - enqueued_at < 3.5
+    assert time.monotonic() - enqueued_at < 30
     one.close()
     other.close()
 
