@@ -10,25 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from shell import Shell
 
 from multiq import errors
 from multiq.cli import SECTIONS, cli, exits
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from shell import Shell
 
 CANARY = "S3CR3T-canary"
 COMMANDS = [name for section in SECTIONS.values() for name in section]
 DOCS = Path(__file__).parents[2] / "docs"
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
 
 
 # --- exit codes ------------------------------------------------------------------------------------------

@@ -6,21 +6,11 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from shell import Shell
 
 from multiq.backend import State
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-    from pathlib import Path
-
-
-@pytest.fixture
-def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    monkeypatch.chdir(tmp_path)
-    shell = Shell(tmp_path)
-    yield shell
-    shell.app.close()
+    from shell import Shell
 
 
 def one_in_each_state(shell: Shell) -> dict[str, str]:
