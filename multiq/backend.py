@@ -353,6 +353,12 @@ class Backend(ABC):
         reason = "its store has no tables that a person would have to bring up"
         raise Unsupported("schema", self.declared.backend, reason, backends_with_a_schema())
 
+    def make_nothing(self) -> None:  # noqa: B027 - most stores are there, or are a server's to make
+        """From now on a store that its first use would make, a file or tables, is a ``BackendError`` if it is missing.
+
+        For who looks from outside: in the wrong place "no jobs" would be the wrong answer.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Drop all connections. Jobs held by this backend's consumers are left to their leases' ends."""

@@ -109,10 +109,7 @@ class SqliteBackend(Backend):
         return self._database.path
 
     def make_nothing(self) -> None:
-        """From now on a file that is not there, or has no tables of ours, is ``BackendUnavailable`` and is not made.
-
-        For who looks from outside: in the wrong folder "no jobs" would be the wrong answer.
-        """
+        """From now on a file that is not there, or has no tables of ours, is ``BackendUnavailable`` and is not made."""
         self._database.makes = False
 
     # --- producing ---

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import sys
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING
 
 from multiq.app import App
 from multiq.errors import JobNotFound, MultiqError, OptionInvalid
@@ -26,14 +26,6 @@ class JobNowhere(JobNotFound):
     sentence = "no queue has job {job_id}: it is done, was deleted, or was never there"
 
 
-@runtime_checkable
-class MadeByItsFirstUse(Protocol):
-    """A backend whose store its first use would make, wherever that is: a file in the current folder, say."""
-
-    def make_nothing(self) -> None:
-        """From now on a store that is not there is ``BackendUnavailable``."""
-
-
 def open_app(*, makes: bool = False) -> App:
     """An app without tasks on the chosen connection.
 
@@ -41,7 +33,7 @@ def open_app(*, makes: bool = False) -> App:
     wrong folder, and should be told. Raises ``SettingsInvalid``, ``UrlInvalid``, ``BackendNotInstalled``.
     """
     app = App(chosen_connection())
-    if not makes and isinstance(app.backend, MadeByItsFirstUse):
+    if not makes:
         app.backend.make_nothing()
     return app
 
