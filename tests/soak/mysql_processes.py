@@ -11,18 +11,15 @@ transactions were run again. Exits with 1 and says why if the lists differ, or i
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import random
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from multiq.backend import Ack, Bury, GiveBack, Lease, NewJob, Release, State, Touch, Verdict
+from multiq.backend import Ack, NewJob, State, Touch
 from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_ids
 from multiq.registry import open_backend
@@ -31,13 +28,13 @@ from multiq_mysql import replay
 sys.path.append(str(Path(__file__).parent.parent))
 
 from servers.mysql import MysqlServer
+from soak import hammer
+from soak.hammer import QUEUES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
+    from multiq.backend import Lease, Verdict
     from multiq.errors import LeaseLost
 
-QUEUES = ["high", "default", "low"]
 SHORT, LONG = 1.0, 60.0  # seconds that a lease lasts
 LATE = 0.2  # of the jobs with a short lease: so many are forgotten until it has ended
 
@@ -61,84 +58,52 @@ def main() -> int:
 
 def supervise(folder: Path, count: int, seconds: float, url: str) -> int:
     """Run the processes, work off what they leave, compare."""
-    command = [sys.executable, "-W", "error", __file__, "--work", str(folder)]
-    processes = [
-        subprocess.Popen([*command, str(number), str(seconds), url], stderr=subprocess.PIPE, text=True)
-        for number in range(count)
-    ]
-    complaints = [process.communicate()[1] for process in processes]
-    failed = [complaint for process, complaint in zip(processes, complaints, strict=True) if process.returncode]
-    if failed:
-        print(f"{len(failed)} of {count} processes failed:\n{failed[0]}")
+    if not hammer.run(__file__, folder, count, seconds, url):
         return 1
+    time.sleep(SHORT * 1.5)  # the last leases that were forgotten
     Hammer(folder, "rest", url).work_off()
-    return judge(folder, seconds)
+    return judge(hammer.Sum(folder), seconds)
 
 
-def judge(folder: Path, seconds: float) -> int:
-    """Compare what was enqueued with what was acked."""
-    diaries = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-    enqueued = Counter(job_id for diary in diaries for job_id in diary["enqueued"])
-    acked = Counter(job_id for diary in diaries for job_id in diary["acked"])
-    calls = sum(diary["calls"] for diary in diaries)
-    jobs = sum(diary["jobs"] for diary in diaries)
-    refused = sum(diary["refused"] for diary in diaries)
-    replays = sum((Counter(diary["replays"]) for diary in diaries), Counter[str]())
-    lost, doubled = enqueued - acked, acked - enqueued
+def judge(total: hammer.Sum, seconds: float) -> int:
+    """Whether what was enqueued is what was acked."""
+    calls, jobs, refused = total.of("calls"), total.of("jobs"), total.of("refused")
+    replays = sum((Counter(diary["replays"]) for diary in total.diaries), Counter[str]())
     print(
-        f"{len(diaries) - 1} processes, {seconds:g} s: {sum(enqueued.values()):,} jobs enqueued, "
-        f"{sum(acked.values()):,} acked, {sum(lost.values())} lost, {sum(doubled.values())} doubled; "
+        f"{total.told(seconds)}; "
         f"{refused:,} verdicts refused after their leases; {calls / seconds:,.0f} calls/s and {jobs / seconds:,.0f} "
-        f"verbs on jobs/s, slowest call {max(diary['slowest'] for diary in diaries) * 1000:.0f} ms; "
+        f"verbs on jobs/s, slowest call {total.slowest * 1000:.0f} ms; "
         f"run again, per 10,000 calls: {sum(replays.values()) / calls * 10_000:.2f}, per 10,000 verbs on jobs: "
         f"{sum(replays.values()) / jobs * 10_000:.2f} ({dict(replays)})"
     )
-    return 1 if lost or doubled or not enqueued or not refused else 0
+    return 0 if total.is_right and refused else 1
 
 
-class Hammer:
+class Hammer(hammer.Hammer):
     """One process at work."""
 
     def __init__(self, folder: Path, name: str, url: str) -> None:
-        self.backend = open_backend(url)
-        self.consumer = self.backend.consumer(QUEUES)
-        self.luck = random.Random(name)
-        self.diary_file = folder / f"{name}.json"
-        self.enqueued: list[str] = []
-        self.acked: list[str] = []
-        self.calls = 0
+        super().__init__(open_backend(url), folder, name)
         self.jobs = 0
         self.refused = 0
-        self.slowest = 0.0
-        self.verdicts: list[Verdict] = []
         self.forgotten: list[tuple[float, Lease]] = []
         """Leases that are acked too late, and from when on they are."""
 
-    def run(self, seconds: float) -> int:
-        """Enqueue and reserve for so long."""
-        end = time.monotonic() + seconds
-        while time.monotonic() < end:
-            self._timed(self._enqueue)
-            for _ in range(3):
-                self._timed(self._exchange)
-            if self.luck.random() < 0.1:
-                self._timed(self._manage)
-            self._timed(self._too_late)
-        self._settle_rest()
-        self._write_diary()
-        return 0
+    def turn(self) -> None:
+        self.timed(self._enqueue)
+        for _ in range(3):
+            self.timed(self._exchange)
+        if self.luck.random() < 0.1:
+            self.timed(self._manage)
+        self.timed(self._too_late)
 
-    def work_off(self) -> None:
-        """Ack all that there is."""
-        time.sleep(SHORT * 1.5)  # the last leases that were forgotten
-        for queue in QUEUES:
-            self.backend.kick(queue, 1_000_000)
-        while leases := self.consumer.reserve(500, 2.0):
-            self._note([Ack(lease) for lease in leases], self.consumer.settle([Ack(lease) for lease in leases]))
-        left = {queue: self.backend.stats(queue) for queue in self.backend.queues()}
-        if left:
-            print(f"left over: {left}")
-        self._write_diary()
+    def refuse(self, verdict: Verdict, answer: LeaseLost) -> None:
+        if verdict.lease.ttr != SHORT:
+            super().refuse(verdict, answer)
+        self.refused += 1  # this machine was slow
+
+    def diary(self) -> dict[str, Any]:
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": replay.counted}
 
     def _enqueue(self) -> None:
         luck = self.luck
@@ -161,22 +126,14 @@ class Hammer:
         answers, leases = self.consumer.exchange(
             sent, self.luck.choice([1, 10, 50, 100]), self.luck.choice([0.0, 0.01])
         )
-        self._note(sent, answers)
+        self.note(sent, answers)
         self.jobs += len(sent) + len(leases)
         self.verdicts = []
         for lease in leases:
             if lease.ttr == SHORT and self.luck.random() < LATE:
                 self.forgotten.append((time.monotonic() + SHORT * 1.1, lease))
             else:
-                self.verdicts.append(self._verdict(lease))
-
-    def _verdict(self, lease: Lease) -> Verdict:
-        dice = self.luck.random()
-        if dice < 0.85:
-            return Ack(lease)
-        if dice < 0.9:
-            return Release(lease, delay=self.luck.choice([0.0, 0.05]), reason="later")
-        return Bury(lease, "set aside") if dice < 0.93 else GiveBack(lease)
+                self.verdicts.append(self.verdict(lease))
 
     def _manage(self) -> None:
         queue = self.luck.choice(QUEUES)
@@ -202,37 +159,6 @@ class Hammer:
             raise AssertionError("an ack was taken after its lease had ended")
         self.refused += len(due)
         self.jobs += len(due)
-
-    def _settle_rest(self) -> None:
-        sent = [GiveBack(verdict.lease) for verdict in self.verdicts]
-        self._note(sent, self.consumer.settle(sent))
-
-    def _note(self, sent: Sequence[Verdict], answers: Sequence[LeaseLost | None]) -> None:
-        for verdict, answer in zip(sent, answers, strict=True):
-            if answer is None:
-                self.acked += [verdict.lease.id] if isinstance(verdict, Ack) else []
-            elif verdict.lease.ttr == SHORT:
-                self.refused += 1  # this machine was slow
-            else:
-                raise AssertionError(f"a lease was lost before its time: {answer}")
-
-    def _timed(self, call: Callable[[], None]) -> None:
-        started = time.monotonic()
-        call()
-        self.calls += 1
-        self.slowest = max(self.slowest, time.monotonic() - started)
-
-    def _write_diary(self) -> None:
-        diary = {
-            "enqueued": self.enqueued,
-            "acked": self.acked,
-            "calls": self.calls,
-            "jobs": self.jobs,
-            "refused": self.refused,
-            "slowest": self.slowest,
-            "replays": replay.counted,
-        }
-        self.diary_file.write_text(json.dumps(diary))
 
 
 if __name__ == "__main__":
