@@ -86,7 +86,7 @@ class Doubts:
         lease = doubt.verdict.lease
         ((line, body),) = session.ask(b"stats-job %b" % lease.id.encode(), is_safe=True)
         facts = job_facts(body) if line.startswith(b"OK ") else None
-        if facts is not None and facts.state == b"reserved" and facts.reserves == doubt.held.reserves:
+        if facts is not None and facts.state == b"reserved" and facts.reserves == doubt.held.facts.reserves:
             return False
         del self._open[token]
         self.remember(doubt.verdict, None if _has_counted(doubt, facts) else LeaseLost(lease.queue, lease.id))
@@ -95,11 +95,11 @@ class Doubts:
 
 def _has_counted(doubt: _Doubt, job: JobFacts | None) -> bool:
     """Whether a verdict was carried out, as far as the job tells. Else it is, or will be, run again."""
-    held = doubt.held
+    before = doubt.held.facts
     if job is None:
         return isinstance(doubt.verdict, Ack)
-    if isinstance(doubt.verdict, Ack) or job.reserves != held.reserves:
+    if isinstance(doubt.verdict, Ack) or job.reserves != before.reserves:
         return False
     if isinstance(doubt.verdict, Bury):
-        return job.buries > held.buries
-    return job.releases > held.releases
+        return job.buries > before.buries
+    return job.releases > before.releases

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import NamedTuple
 
@@ -20,9 +21,8 @@ class Facts(NamedTuple):
 
 
 class JobFacts(NamedTuple):
-    """A job, as its ``stats-job`` tells. Times are whole seconds, rounded down."""
+    """A job, as its ``stats-job`` tells, its id aside. Times are whole seconds, rounded down."""
 
-    id: bytes
     tube: bytes
     state: bytes
     priority: int
@@ -81,14 +81,16 @@ class TubeFacts(NamedTuple):
 
 
 _LINE_END = 2  # bytes
+_STRANGE_JOB = "a job's stats are not as expected"
 
 NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
-    rb"---\nid: (\d+)\ntube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
+    rb"tube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
     rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\n"
     rb"kicks: (\d+)\n"
 )
+_JOB_ID = re.compile(rb"---\nid: \d+\n")
 _SERVER = re.compile(rb"\nmax-job-size: (\d+)\n.*\nbinlog-current-index: (\d+)\n", re.DOTALL)
 _TUBE = re.compile(
     rb"\ncurrent-jobs-ready: (\d+)\ncurrent-jobs-reserved: (\d+)\ncurrent-jobs-delayed: (\d+)\n"
@@ -108,11 +110,19 @@ def server_facts(body: bytes) -> Facts:
 
 def job_facts(body: bytes) -> JobFacts:
     """Read the body of the reply to ``stats-job``."""
+    found = _JOB_ID.match(body)
+    if found is None:
+        raise ProtocolError(_STRANGE_JOB)
+    return _job_facts(body[found.end() :])
+
+
+@functools.lru_cache(maxsize=64)  # jobs that are taken together mostly differ in nothing but their ids
+def _job_facts(body: bytes) -> JobFacts:
     found = _JOB.match(body)
     if found is None:
-        raise ProtocolError("a job's stats are not as expected")
-    job, tube, state, *numbers = found.groups()
-    return JobFacts(job, tube, state, *map(int, numbers))
+        raise ProtocolError(_STRANGE_JOB)
+    tube, state, *numbers = found.groups()
+    return JobFacts(tube, state, *map(int, numbers))
 
 
 def tube_facts(body: bytes) -> TubeFacts:

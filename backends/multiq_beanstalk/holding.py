@@ -22,25 +22,23 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .connection import Reply, Wire
+    from .facts import JobFacts
     from .jobs import Reserved
 
 
 @dataclass(slots=True)
 class Held:
-    """A lease, and what its job's counters were when it began."""
+    """A lease, and what its job was like when it began."""
 
     wire: Wire
     ends_at: float
-    ttr: int
-    reserves: int
-    releases: int
-    buries: int
+    facts: JobFacts
     pokes: int = 0
     """Since its end."""
 
     def extend(self, touched_at: float) -> None:
         """It was touched by a command that was sent then."""
-        self.ends_at = touched_at + self.ttr
+        self.ends_at = touched_at + self.facts.ttr
 
 
 class Holding:
@@ -96,7 +94,7 @@ class Holding:
             first_end = min(first_end, ends_at)
             self._count += 1
             token = f"{self._prefix}.{self._count:x}"
-            self._held[token] = Held(wire, ends_at, facts.ttr, facts.reserves, facts.releases, facts.buries)
+            self._held[token] = Held(wire, ends_at, facts)
             wire.held.add(token)
             leases.append(
                 Lease(

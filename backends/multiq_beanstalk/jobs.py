@@ -68,13 +68,13 @@ def is_queue(tube: str) -> bool:
     return True
 
 
-def record(queue: str, facts: JobFacts, body: bytes) -> JobRecord:
+def record(queue: str, number: bytes, facts: JobFacts, body: bytes) -> JobRecord:
     """A job, for whoever asked."""
     state = State(facts.state.decode())
     due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, facts.time_left)))
     return JobRecord(
         queue=queue,
-        id=facts.id.decode(),
+        id=number.decode(),
         state=state,
         body=body,
         priority=facts.priority,

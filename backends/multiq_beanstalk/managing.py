@@ -47,7 +47,7 @@ class Manager:
             facts = self._job_facts(stats)
         if not found.startswith(b"FOUND ") or facts is None or facts.tube != queue.encode():
             raise JobNotFound(queue, job_id)
-        return record(queue, facts, body)
+        return record(queue, number, facts, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
         """The first job in a state, None if there is none or it cannot be seen, and how many there are."""
@@ -65,9 +65,10 @@ class Manager:
                         return None, count
                     continue
                 line, body = heads[0]
-                facts = self._job_facts(session.ask(b"stats-job %b" % line.split()[1], is_safe=True)[0])
+                number = line.split()[1]
+                facts = self._state(session, number)
                 if facts is not None and facts.state == state.value.encode():
-                    return record(queue, facts, body), max(count, 1)
+                    return record(queue, number, facts, body), max(count, 1)
         return None, 0
 
     def queues(self) -> list[str]:
@@ -101,7 +102,7 @@ class Manager:
         number = _number(queue, job_id)
         with self._wires.borrowed() as session:
             facts = self._unreserved(session, queue, number)
-            if not self._delete(session, facts):
+            if not self._delete(session, number, facts):
                 self._unreserved(session, queue, number)
                 raise JobNotFound(queue, job_id)
 
@@ -126,7 +127,7 @@ class Manager:
                 raise JobNotFound(queue, job_id)
             new = self._put_again(session, queue, NewJob(body, job_id, facts.priority, delay, float(facts.ttr)))
             try:
-                self._replace(session, queue, facts, new, is_due=delay <= 0)
+                self._replace(session, queue, number, facts, new, is_due=delay <= 0)
             except FAILURES as exc:
                 error = explain(exc, self._wires.address, self._wires.timeout)
                 raise type(error)(
@@ -148,17 +149,17 @@ class Manager:
             raise refused(line, self._wires.address)
         return line[9:]
 
-    def _replace(self, session: Session, queue: str, old: JobFacts, new: bytes, *, is_due: bool) -> None:
+    def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes, *, is_due: bool) -> None:
         try:
-            is_gone = self._delete(session, old)
+            is_gone = self._delete(session, old, facts)
         except ConnectionError:
             # on another connection, once more: if it is not there any more, then because of us
             session.renew()
-            is_gone = self._delete(session, old) or self._state(session, old.id) is None
+            is_gone = self._delete(session, old, facts) or self._state(session, old) is None
         if not is_gone:
             session.ask(b"delete %b" % new)
-            self._unreserved(session, queue, old.id)
-            raise JobNotFound(queue, old.id.decode())
+            self._unreserved(session, queue, old)
+            raise JobNotFound(queue, old.decode())
         if is_due:
             session.ask(b"kick-job %b" % new, is_safe=True)
 
@@ -198,7 +199,7 @@ class Manager:
                 number = head.split()[1]
                 if must_look:
                     facts = self._state(session, number)
-                    purged += facts is not None and facts.state == b"buried" and self._delete(session, facts)
+                    purged += facts is not None and facts.state == b"buried" and self._delete(session, number, facts)
                     before = []
                 else:
                     before = [b"delete %b" % number]
@@ -222,15 +223,15 @@ class Manager:
     def _state(self, session: Session, number: bytes) -> JobFacts | None:
         return self._job_facts(session.ask(b"stats-job %b" % number, is_safe=True)[0])
 
-    def _delete(self, session: Session, job: JobFacts) -> bool:
+    def _delete(self, session: Session, number: bytes, job: JobFacts) -> bool:
         """Delete what nobody holds. False: somebody holds it, or it is gone.
 
         A job that was buried with its put, for lack of memory, is not in the log, and deleting it would spoil the log.
         Kicking writes it there.
         """
         if job.state == b"buried" and job.file == 0 and session.facts().has_log:
-            self._kick(session, job.id)
-        ((line, _),) = session.ask(b"delete %b" % job.id)
+            self._kick(session, number)
+        ((line, _),) = session.ask(b"delete %b" % number)
         if line not in {b"DELETED", b"NOT_FOUND"}:
             raise refused(line, self._wires.address)
         return line == b"DELETED"
