@@ -231,6 +231,10 @@ class MysqlBackend(Backend):
 
         return MysqlSchema(self.login, self.timeout)
 
+    def make_nothing(self) -> None:
+        """From now on a database without tables of ours is ``SchemaNotReady``, and gets none."""
+        self._database.makes = False
+
     def close(self) -> None:
         self._database.close()
 

@@ -86,6 +86,8 @@ class Database:
         self.login = login
         self.timeout = timeout
         """Seconds that a call waits for the server."""
+        self.makes = True
+        """Whether tables are made in a database that has none."""
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes; None: nobody has asked yet."""
         self.incarnation: tuple[Any, ...] = ()
@@ -117,7 +119,7 @@ class Database:
         except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
             raise BackendUnavailable(f"{self.login.place} cannot be logged in to: {exc}") from exc
         try:
-            schema.ensure(opened)
+            schema.ensure(opened, makes=self.makes)
             self._ask_facts(opened)
         except BaseException:
             _drop(opened)

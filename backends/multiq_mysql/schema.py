@@ -132,15 +132,27 @@ def read(folder: Traversable) -> tuple[Migration, ...]:
     return migrations
 
 
-def ensure(connection: Connection[Any], *, timeout: float = 5.0, migrations: Sequence[Migration] | None = None) -> None:
+def ensure(
+    connection: Connection[Any],
+    *,
+    timeout: float = 5.0,
+    makes: bool = True,
+    migrations: Sequence[Migration] | None = None,
+) -> None:
     """Make sure, with one question, that the tables are fit for this multiq; make them where there are none at all.
 
-    Older ones are left alone: bringing them up may take long, and is for a person to decide. *connection*
-    autocommits. Raises ``SchemaNotReady`` with the command, ``BackendCorrupt`` if this multiq is too old,
-    ``BackendTimeout``, ``pymysql.MySQLError``.
+    Older ones are left alone: bringing them up may take long, and is for a person to decide. Unless it *makes* tables,
+    they must be there. *connection* autocommits. Raises ``SchemaNotReady`` with the way out, ``BackendCorrupt`` if this
+    multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
+    if not found.version and not makes:
+        raise SchemaNotReady(
+            f"the database {_database(connection)} has no tables of multiq's: nothing was enqueued there yet, and no "
+            "worker has run; if your jobs are elsewhere, say where, with multiq -c mysql://user@host/database or in "
+            "MULTIQ_URL"
+        )
     if not found.version:
         try:
             with _alone(connection, timeout):

@@ -11,7 +11,9 @@ import pymysql
 import pytest
 from servers.process import until
 
+from multiq.backend import NewJob
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+from multiq.registry import open_backend
 from multiq_mysql import schema
 
 if TYPE_CHECKING:
@@ -70,6 +72,19 @@ def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
         with connection.cursor() as cursor:
             cursor.execute("SELECT @@lock_wait_timeout")
             assert cursor.fetchall() == before
+
+
+def test_who_looks_makes_no_tables_and_finds_those_that_are_there(mysql_server: MysqlDatabases, place: Place) -> None:
+    # Given one who looks at a database without jobs
+    with open_backend(place.url) as looking, open_backend(place.url) as program:
+        looking.make_nothing()
+        # Then it is told so, and the database stays as it is
+        with pytest.raises(SchemaNotReady, match=rf"{place.name} has no tables of multiq's.*MULTIQ_URL"):
+            looking.queues()
+        assert tables(mysql_server, place) == ()
+        # And once a program has been there, it sees what that did
+        program.enqueue("mail", [NewJob(b"x", "one")])
+        assert looking.queues() == ["mail"]
 
 
 def test_many_that_begin_together_make_the_tables_once(mysql_server: MysqlDatabases, place: Place) -> None:
