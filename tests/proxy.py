@@ -52,6 +52,14 @@ class CutReply(Fault):
     """The server gets the whole request and carries it out; the client gets *at* bytes of the reply."""
 
 
+def places(size: int, every_byte: int = 1000) -> list[int]:
+    """Where to cut so many bytes: at each if there are no more than *every_byte*, else at both ends, and in between."""
+    if size <= every_byte:
+        return list(range(size))
+    ends = every_byte // 3
+    return [*range(ends), *range(ends, size - ends, max(1, (size - 2 * ends) // ends)), *range(size - ends, size)]
+
+
 @dataclass(frozen=True)
 class Pass:
     """The mode that changes nothing."""

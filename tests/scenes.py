@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 
@@ -13,7 +13,7 @@ from multiq.errors import JobNotFound
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from proxy import Proxy
+    from proxy import Fault, Proxy
 
     from multiq.backend import Backend, Consumer, JobRecord, Lease, Verdict
 
@@ -89,6 +89,12 @@ def play(stage: Stage, scene: Scene, before: Callable[[], None] = lambda: None) 
     scene.then(stage, answer)
     in_step(stage)
     return sizes
+
+
+def play_with(stage: Stage, scene: Scene, fault: Fault) -> None:
+    """Play it with a fault in the call, which must happen."""
+    sent, replied = play(stage, scene, lambda: stage.proxy.arm(fault))
+    assert not stage.proxy.is_armed, f"nothing was cut: {fault} of {sent} sent and {replied} replied bytes"
 
 
 def in_step(stage: Stage) -> None:
@@ -233,17 +239,24 @@ def named(stage: Stage, names: list[str]) -> None:
 # --- the verbs -------------------------------------------------------------------------------------------
 
 
-def some_and_a_late_one(stage: Stage) -> None:
+class Given(Protocol):
+    """A stage of any kind, before the call."""
+
+    def put(self, *ids: str, queue: str = ..., delay: int = ...) -> None: ...
+    def hold(self, *ids: str) -> None: ...
+
+
+def some_and_a_late_one(stage: Given) -> None:
     stage.put(*SEVERAL)
     stage.put("late", delay=3600)
 
 
-def two_queues(stage: Stage) -> None:
+def two_queues(stage: Given) -> None:
     stage.put("a")
     stage.put("x", "y", queue=OTHER)
 
 
-def two_held_and_three_waiting(stage: Stage) -> None:
+def two_held_and_three_waiting(stage: Given) -> None:
     stage.hold("a", "b")
     stage.put("c", "d", "e")
 

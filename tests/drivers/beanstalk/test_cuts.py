@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from proxy import CutReply, CutRequest, Pass, Proxy, Slice
+from proxy import CutReply, CutRequest, Pass, Proxy, Slice, places
+from scenes import OTHER, QUEUE, some_and_a_late_one, two_held_and_three_waiting, two_queues
 from servers.beanstalk import BareClient, BeanstalkServer
 from servers.process import until
 
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend, Consumer, JobRecord, Lease, Page, QueueStats, Verdict
 
-QUEUE = "mail"
-OTHER = "other"
 EVERY_BYTE = 400  # of a reply up to this length; of a longer one the two ends, and a spread between them
 VARIES = 8  # bytes by which replies differ in length from one time to the next, as ids and ages have more digits
 
@@ -322,21 +321,6 @@ def perhaps_purged(stage: Stage, _: BackendUnavailable) -> None:
 # --- the verbs -------------------------------------------------------------------------------------------
 
 
-def some_and_a_late_one(stage: Stage) -> None:
-    stage.put(*ABC)
-    stage.put("late", delay=3600)
-
-
-def two_queues(stage: Stage) -> None:
-    stage.put("a")
-    stage.put("x", "y", queue=OTHER)
-
-
-def two_held_and_three_waiting(stage: Stage) -> None:
-    stage.hold("a", "b")
-    stage.put("c", "d", "e")
-
-
 def paused_with_jobs(stage: Stage) -> None:
     stage.put(*ABC)
     stage.pause()
@@ -485,20 +469,12 @@ def in_step(stage: Stage) -> None:
     assert stage.state("next") is None
 
 
-def places(size: int) -> list[int]:
-    """Where to cut so many bytes."""
-    if size <= EVERY_BYTE:
-        return list(range(size))
-    ends = EVERY_BYTE // 3
-    return [*range(ends), *range(ends, size - ends, max(1, (size - 2 * ends) // ends)), *range(size - ends, size)]
-
-
 @every_verb
 def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(stage: Stage, scene: Scene) -> None:
     play(stage, scene)
     _, size = play(stage, scene)
     assert size > 0
-    for at in places(size):
+    for at in places(size, EVERY_BYTE):
         play_with(stage, scene, CutReply(at=at, rst=at % 2 == 1), size)
 
 
@@ -506,7 +482,7 @@ def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(stage: St
 def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(stage: Stage, scene: Scene) -> None:
     play(stage, scene)
     size, _ = play(stage, scene)
-    for at in places(size):
+    for at in places(size, EVERY_BYTE):
         play_with(stage, scene, CutRequest(at=at), size)
 
 

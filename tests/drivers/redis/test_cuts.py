@@ -9,9 +9,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from drivers.redis.places import places
-from proxy import CutReply, CutRequest, Pass, Proxy, Slice
-from scenes import OTHER, QUEUE, THREE_JOBS, Scene, Stage, enqueued, every_verb, play
+from proxy import CutReply, CutRequest, Pass, Proxy, Slice, places
+from scenes import OTHER, QUEUE, THREE_JOBS, Scene, Stage, enqueued, every_verb, play, play_with
 from servers.redis import RedisServer
 
 from multiq.errors import BackendUnavailable
@@ -52,8 +51,7 @@ def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage,
     _, size = play(stage, scene)
     assert size > 0
     for at in places(size):
-        play(stage, scene, lambda at=at: stage.proxy.arm(CutReply(at=at, rst=at % 2 == 1)))  # type: ignore[misc]
-        assert not stage.proxy.is_armed, f"nothing was cut at byte {at} of {size}"
+        play_with(stage, scene, CutReply(at=at, rst=at % 2 == 1))
 
 
 @every_verb
@@ -61,8 +59,7 @@ def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stag
     play(stage, scene)  # a server that does not know the scripts yet is sent their text, too
     size, _ = play(stage, scene)
     for at in sorted({0, 1, size // 2, size - 1}):
-        play(stage, scene, lambda at=at: stage.proxy.arm(CutRequest(at=at)))  # type: ignore[misc]
-        assert not stage.proxy.is_armed, f"nothing was cut at byte {at} of {size}"
+        play_with(stage, scene, CutRequest(at=at))
 
 
 @every_verb

@@ -8,9 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from drivers.redis.places import places
-from proxy import CutReply, CutRequest, Pass, Proxy, Slice
-from scenes import QUEUE, Scene, Stage, play
+from proxy import CutReply, CutRequest, Pass, Proxy, Slice, places
+from scenes import QUEUE, Scene, Stage, play, play_with
 from servers.redis import RedisServer
 
 from multiq.backend import Ack, Bury, NewJob, Release, State
@@ -170,16 +169,14 @@ def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
 def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
     _, size = sizes(stage, scene)
     for at in places(size):
-        play(stage, scene, lambda at=at: stage.proxy.arm(CutReply(at=at, rst=at % 2 == 1)))  # type: ignore[misc]
-        assert not stage.proxy.is_armed, f"nothing was cut at byte {at} of {size}"
+        play_with(stage, scene, CutReply(at=at, rst=at % 2 == 1))
 
 
 @every_scene
 def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
     size, _ = sizes(stage, scene)
     for at in range(0, size, max(1, size // 40)):
-        play(stage, scene, lambda at=at: stage.proxy.arm(CutRequest(at=at)))  # type: ignore[misc]
-        assert not stage.proxy.is_armed, f"nothing was cut at byte {at} of {size}"
+        play_with(stage, scene, CutRequest(at=at))
 
 
 @every_scene

@@ -8,8 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from drivers.redis.places import places
-from proxy import CutReply, Proxy
+from proxy import CutReply, Proxy, places
 from servers.process import until
 
 from multiq.backend import Ack, NewJob
