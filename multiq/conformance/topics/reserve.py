@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from multiq.backend import PRIORITY_MAX, Bury, Release, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.backend import PRIORITY_MAX, Ack, Bury, Release, State
+from multiq.conformance.base import ALL, LONG, Topic, promise, requires
 
 NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts before 2 and 9
 
@@ -221,6 +221,20 @@ class ReserveTests(Topic):
         assert self.bodies() == [b"old", b"young"]
 
     # --- order between queues ---
+
+    @promise("3.3", "3.6")
+    @pytest.mark.parametrize("limit", [1, ALL])
+    def test_a_queue_that_is_named_twice_counts_where_it_is_named_first(self, limit: int) -> None:
+        # Given a consumer that names a queue before and behind another one
+        other = self.another_queue()
+        consumer = self.another_consumer(self.queue, other, self.queue)
+        for queue in (self.queue, other):
+            self.enqueue_all(queue.encode(), queue.encode(), queue=queue)
+        # When it takes all there is, then each job comes once, and those of the queue named first come first
+        found = [lease for _ in range(5) for lease in self.reserve(limit, by=consumer)]
+        assert [lease.body for lease in found] == [name.encode() for name in (self.queue,) * 2 + (other,) * 2]
+        assert len({lease.id for lease in found}) == 4
+        self.settle(*[Ack(lease) for lease in found], by=consumer)
 
     @promise("3.3")
     def test_earlier_queues_come_first_against_all_priorities(self) -> None:
