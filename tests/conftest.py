@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes")
+pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell starts what it puts into the background so, and everything that the tests start would inherit it

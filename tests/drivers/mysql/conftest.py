@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, cast
 
 import pytest
 from servers.mysql import MysqlDatabases, MysqlServer, Place, any_server
 
-from multiq.backend import NewJob
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -45,14 +43,3 @@ def backend(place: Place) -> Iterator[MysqlBackend]:
     with open_backend(place.url) as backend:
         backend.stats("q")
         yield cast("MysqlBackend", backend)
-
-
-@pytest.fixture
-def jobs() -> Callable[..., list[NewJob]]:
-    """Makes jobs with ids of their own: ``jobs(3, delay=1)``."""
-    numbers = itertools.count(1)
-
-    def make(count: int = 1, body: bytes = b"x", **options: float) -> list[NewJob]:
-        return [NewJob(body=body, id=f"job-{next(numbers)}", **options) for _ in range(count)]  # type: ignore[arg-type]
-
-    return make

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from waits import ENDS, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
 from multiq.errors import BackendUnavailable
@@ -61,16 +62,9 @@ def test_a_producer_of_this_process_wakes_at_once(
         producer.join()
 
 
-@pytest.mark.parametrize("end", ["delay", "lease", "pause"])
-def test_time_alone_wakes(backend: MysqlBackend, jobs: Jobs, end: str) -> None:
-    started = time.time()
-    backend.enqueue("q", jobs(1, delay=1.0 if end == "delay" else 0.0, ttr=1.0))
-    if end == "lease":
-        assert len(backend.consumer(["q"]).reserve(1, 0)) == 1
-    if end == "pause":
-        backend.pause("q", 1.0)
-    assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
-    assert time.time() - started >= 1.0
+@pytest.mark.parametrize("end", ENDS)
+def test_time_alone_wakes(backend: MysqlBackend, end: str) -> None:
+    woken_by_time(backend, end)
 
 
 def test_another_process_wakes(backend: MysqlBackend, place: Place) -> None:
@@ -97,11 +91,7 @@ def test_another_process_wakes(backend: MysqlBackend, place: Place) -> None:
 
 @pytest.mark.parametrize("idle", [0.05, 1.2])
 def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: MysqlBackend, idle: float, no_looks: None) -> None:
-    consumer = backend.consumer(["q"])
-    threading.Timer(idle, consumer.interrupt).start()
-    assert consumer.reserve(1, 100) == []
-    consumer.interrupt()
-    assert consumer.reserve(1, 100) == []
+    woken_by_interrupt(backend.consumer(["q"]), idle)
 
 
 def test_one_process_looks_once_for_all_who_wait(backend: MysqlBackend, looks: list[str]) -> None:

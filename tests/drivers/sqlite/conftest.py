@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import subprocess
 import sys
 import textwrap
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.backend import NewJob
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
@@ -36,17 +34,6 @@ def path(tmp_path: Path) -> Path:
 def backend(path: Path) -> Iterator[SqliteBackend]:
     with SqliteBackend(str(path)) as backend:
         yield backend
-
-
-@pytest.fixture
-def jobs() -> Callable[..., list[NewJob]]:
-    """Makes jobs with ids of their own: ``jobs(3, delay=1)``."""
-    numbers = itertools.count(1)
-
-    def make(count: int = 1, body: bytes = b"x", **options: float) -> list[NewJob]:
-        return [NewJob(body=body, id=f"job-{next(numbers)}", **options) for _ in range(count)]  # type: ignore[arg-type]
-
-    return make
 
 
 @pytest.fixture

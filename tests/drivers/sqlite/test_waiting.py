@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from waits import ENDS, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
 from multiq.clock import ManualClock
@@ -44,6 +45,14 @@ def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
         producer.stdin.flush()
 
     return enqueue
+
+
+@pytest.fixture
+def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who waits would not look by itself for a minute."""
+    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
 
 
 @pytest.mark.parametrize("hints", ["of the kernel", "not available"])
@@ -101,12 +110,8 @@ def test_consumers_give_back_their_file_descriptors(backend: SqliteBackend) -> N
 
 
 def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
-    backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+    backend: SqliteBackend, jobs: Jobs, no_looks: None
 ) -> None:
-    # Given a consumer that would not look by itself for a minute
-    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
     with SqliteBackend(backend.path) as same_file:
         producer = threading.Timer(0.2, same_file.enqueue, ("q", jobs()))
         producer.start()
@@ -114,21 +119,9 @@ def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
         producer.join()
 
 
-@pytest.mark.parametrize("end", ["delay", "lease", "pause"])
-def test_time_alone_wakes_a_consumer(
-    backend: SqliteBackend, jobs: Jobs, monkeypatch: pytest.MonkeyPatch, end: str
-) -> None:
-    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
-    started = time.time()
-    backend.enqueue("q", jobs(1, delay=1.0 if end == "delay" else 0.0, ttr=1.0))
-    if end == "lease":
-        assert len(backend.consumer(["q"]).reserve(1, 0)) == 1
-    if end == "pause":
-        backend.pause("q", 1.0)
-    assert len(backend.consumer(["q"]).reserve(1, 50)) == 1
-    assert time.time() - started >= 1.0
+@pytest.mark.parametrize("end", ENDS)
+def test_time_alone_wakes_a_consumer(backend: SqliteBackend, end: str, no_looks: None) -> None:
+    woken_by_time(backend, end)
 
 
 def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> None:
@@ -141,11 +134,7 @@ def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> Non
 
 @pytest.mark.parametrize("idle", [0.1, 0.5])
 def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: SqliteBackend, idle: float) -> None:
-    consumer = backend.consumer(["q"])
-    threading.Timer(idle, consumer.interrupt).start()
-    assert consumer.reserve(1, 100) == []
-    consumer.interrupt()
-    assert consumer.reserve(1, 100) == []
+    woken_by_interrupt(backend.consumer(["q"]), idle)
 
 
 def test_a_file_that_is_replaced_while_a_consumer_waits(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
