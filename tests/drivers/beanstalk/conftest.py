@@ -8,8 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from servers.beanstalk import BeanstalkServer
 
+from multiq.registry import open_backend
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from servers.beanstalk import BareClient
+
+    from multiq.backend import Backend
 
 
 @pytest.fixture(scope="session")
@@ -24,3 +30,22 @@ def new_beanstalk() -> Iterator[Callable[..., BeanstalkServer]]:
     """Starts a server for this test alone: ``new_beanstalk(binlog=True)``."""
     with ExitStack() as stack:
         yield lambda **options: stack.enter_context(BeanstalkServer(**options))
+
+
+@pytest.fixture
+def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
+    """One for this test alone, as it comes."""
+    return new_beanstalk()
+
+
+@pytest.fixture
+def backend(server: BeanstalkServer) -> Iterator[Backend]:
+    with open_backend(server.url) as backend:
+        yield backend
+
+
+@pytest.fixture
+def client(server: BeanstalkServer) -> Iterator[BareClient]:
+    """Behind multiq's back."""
+    with server.client() as client:
+        yield client

@@ -86,11 +86,6 @@ class Rival:
 
 
 @pytest.fixture
-def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
-    return new_beanstalk()
-
-
-@pytest.fixture
 def rival(server: BeanstalkServer) -> Iterator[Rival]:
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         yield Rival(backend, consumer)

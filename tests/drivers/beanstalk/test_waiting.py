@@ -15,8 +15,6 @@ from multiq.ids import new_id
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from servers.beanstalk import BareClient, BeanstalkServer
 
     from multiq.backend import Backend
@@ -27,23 +25,6 @@ QUEUES = (QUEUE, "other", "third")
 
 def new(body: bytes = b"x", **options: Any) -> NewJob:
     return NewJob(body, new_id(), **options)
-
-
-@pytest.fixture
-def server(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
-    return new_beanstalk()
-
-
-@pytest.fixture
-def backend(server: BeanstalkServer) -> Iterator[Backend]:
-    with open_backend(server.url) as backend:
-        yield backend
-
-
-@pytest.fixture
-def client(server: BeanstalkServer) -> Iterator[BareClient]:
-    with server.client() as client:
-        yield client
 
 
 def commands(client: BareClient) -> int:

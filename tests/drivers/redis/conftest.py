@@ -9,8 +9,12 @@ import pytest
 from servers.certificate import Certificate
 from servers.redis import RedisCluster, RedisServer, SentinelTrio
 
+from multiq.registry import open_backend
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from multiq.backend import Backend
 
 
 @pytest.fixture(scope="session")
@@ -25,6 +29,18 @@ def new_redis() -> Iterator[Callable[..., RedisServer]]:
     """Starts a server for this test alone: ``new_redis(appendonly="yes")``."""
     with ExitStack() as stack:
         yield lambda **config: stack.enter_context(RedisServer(**config))
+
+
+@pytest.fixture
+def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
+    """One for this test alone, as it comes."""
+    return new_redis()
+
+
+@pytest.fixture
+def backend(server: RedisServer) -> Iterator[Backend]:
+    with open_backend(server.url) as backend:
+        yield backend
 
 
 @pytest.fixture(scope="session")

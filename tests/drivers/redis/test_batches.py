@@ -14,24 +14,11 @@ from multiq.registry import open_backend
 from multiq_redis import producing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from servers.redis import RedisServer
 
     from multiq.backend import Backend
 
 QUEUE = "mail"
-
-
-@pytest.fixture
-def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
-    return new_redis()
-
-
-@pytest.fixture
-def backend(server: RedisServer) -> Iterator[Backend]:
-    with open_backend(server.url) as backend:
-        yield backend
 
 
 def batch(count: int, size: int = 1) -> list[NewJob]:

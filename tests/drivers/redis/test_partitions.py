@@ -17,7 +17,7 @@ from multiq_redis import keys
 from multiq_redis.jobs import line_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Iterator
 
     from servers.redis import RedisCluster, RedisServer
 
@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 QUEUE = "mail"
 SPREAD = 8
 LINES = [keys.line(QUEUE, number) for number in range(SPREAD)]
-
-
-@pytest.fixture
-def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
-    return new_redis()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-import pytest
 from proxy import CutReply, Proxy, places
 from servers.process import until
 
@@ -17,25 +16,12 @@ from multiq.registry import open_backend
 from multiq_redis import keys
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
     from servers.redis import RedisServer
 
     from multiq.backend import Backend
 
 QUEUE = "mail"
 HINT = keys.hint(keys.base("multiq", QUEUE))
-
-
-@pytest.fixture
-def server(new_redis: Callable[..., RedisServer]) -> RedisServer:
-    return new_redis()
-
-
-@pytest.fixture
-def backend(server: RedisServer) -> Iterator[Backend]:
-    with open_backend(server.url) as backend:
-        yield backend
 
 
 def asleep(server: RedisServer, count: int = 1) -> None:
