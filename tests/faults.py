@@ -194,6 +194,23 @@ class Load:
             number += 1
 
 
+def no_acknowledged_job_is_lost(server: Server, url: str, folder: Path, end: str) -> None:
+    """Neither is any uncertain: the ids are ours, so that an enqueue of which nobody heard is made again."""
+    with worker(folder, url, "threads=2") as process:
+        with Load() as load:
+            # When the server ends in the middle of it, again and again
+            for _ in range(3):
+                load.goes_on()
+                getattr(server, end)()
+                time.sleep(0.2)
+                server.start()
+            load.goes_on(what=lambda: process.log)
+        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
+        until(lambda: app.backend.queues() == [])
+    assert load.uncertain == []
+
+
 def delays_leases_and_counts_outlive_a_kill(server: Server, backend: Backend, consumer: Consumer) -> None:
     job_ids = backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600), new(delay=3600), new()])
     held, failed, spoilt = [consumer.reserve(1, 0)[0] for _ in range(3)]

@@ -15,11 +15,11 @@ import pytest
 from faults import (
     DEADLINE,
     QUEUE,
-    Load,
     all_timed_out,
     delays_leases_and_counts_outlive_a_kill,
     leaves_no_open_file,
     new,
+    no_acknowledged_job_is_lost,
     numbers,
     outlives_a_stop,
     somebody_else,
@@ -231,19 +231,7 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
     server = new_mysql()
     with server.database() as place:
         producer(hasty(place.url))
-        with worker(tmp_path, app.url, "threads=2") as process:
-            with Load() as load:
-                # When the server ends in the middle of it, again and again
-                for _ in range(3):
-                    load.goes_on()
-                    getattr(server, end)()
-                    time.sleep(0.2)
-                    server.start()
-                load.goes_on(what=lambda: process.log)
-            # Then the worker goes on by itself, and does every job of which somebody was told that it is there
-            until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
-            until(lambda: app.backend.queues() == [])
-        assert load.uncertain == []
+        no_acknowledged_job_is_lost(server, app.url, tmp_path, end)
 
 
 def test_delays_leases_and_counts_outlive_a_killed_server(new_mysql: NewMysql) -> None:
