@@ -30,6 +30,8 @@ _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _LINGER_NOT = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
 _LONGEST_LINE = 512  # bytes; the server's are shorter
+_SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
+_MANY = 80  # bytes that are sure to come: so many are waited for together
 _DEFAULT = "default"
 _NOW = int(socket.MSG_DONTWAIT)
 _LOOK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
@@ -145,8 +147,11 @@ class Wire:
             self.drop()
             raise
 
-    def read_many(self, count: int, deadline: float) -> list[Reply]:
-        """The next *count* replies. Those that came before a failure are on the exception, as ``partly_read``."""
+    def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
+        """The next *count* replies, the first *lines* of them to commands that are slow, and answered without a body.
+
+        Those that came before a failure are on the exception, as ``partly_read``.
+        """
         replies: list[Reply] = []
         if self._unread:
             self.catch_up(deadline)
@@ -165,7 +170,10 @@ class Wire:
                     replies.append((line, buffer[end + 2 : body_end]))
                     at = body_end + 2
                 self._at = at
-                if len(replies) < count:
+                sure = (lines - len(replies)) * _SHORTEST_REPLY - (size - at)
+                if sure >= _MANY:
+                    self._receive(deadline, sure)
+                elif len(replies) < count:
                     replies.append(self._read(deadline))  # not all there yet
         except BaseException as exc:
             self.drop()
@@ -180,7 +188,7 @@ class Wire:
             while len(lines) < count:
                 end = self._buffer.rfind(b"\r\n")
                 if end < self._at:
-                    self._receive(deadline)
+                    self._receive(deadline, (count - len(lines)) * _SHORTEST_REPLY - (len(self._buffer) - self._at))
                     continue
                 lines += self._buffer[self._at : end].split(b"\r\n")
                 self._at = end + 2
@@ -265,13 +273,21 @@ class Wire:
             have += len(parts[-1])
         self._buffer, self._at = b"".join(parts), 0
 
-    def _receive(self, deadline: float) -> None:
-        self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline), 0
+    def _receive(self, deadline: float, sure: int = 0) -> None:
+        self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline, sure), 0
 
-    def _receive_some(self, deadline: float) -> bytes:
+    def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
+        """What is there, as soon as anything is; or else as many bytes as are *sure* to come, if these are many.
+
+        The server sends each reply by itself, and takes its time for each if it syncs its log. To be woken by every
+        one of them costs more than all else that is done for a job.
+        """
         self._grant(deadline)
         try:
-            data = self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE)
+            if sure >= _MANY:
+                data = self.sock.recv(sure, socket.MSG_WAITALL)
+            else:
+                data = self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE)
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:

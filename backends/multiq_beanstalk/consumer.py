@@ -192,7 +192,7 @@ class BeanstalkConsumer(Consumer):
         replies: list[Reply] = []
         try:
             wire.send(b"".join([command(verdict) for _, verdict, _ in said]) + packet, deadline)
-            replies = wire.read_many(len(said) + count, deadline)
+            replies = wire.read_many(len(said) + count, deadline, lines=len(said))
         except FAILURES as exc:
             replies = getattr(exc, "partly_read", replies)
             for place, (at, verdict, held) in enumerate(said):
