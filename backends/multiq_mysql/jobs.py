@@ -78,7 +78,7 @@ def inserts(
 
     *ready* is the state of those without a delay.
     """
-    head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
+    head, tail = _insert_into(table)
     name = literal(queue.encode())
     statements = []
     rows: list[str] = []
@@ -100,14 +100,25 @@ def body_limit(packet: int) -> int:
     return max(0, (packet - _OVERHEAD) // 2)
 
 
+@functools.lru_cache(maxsize=16)
+def _insert_into(table: str) -> tuple[str, str]:
+    """What stands before and behind the rows."""
+    head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
+    return head, tail
+
+
 def _row(name: str, job: NewJob, now: str, ready: int) -> str:
     job_id = _packed_hex(job.id)
     if len(job_id) > 2 * _LONGEST_ID:
         raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
-    state, place = (DELAYED, f"{now}+{microseconds(job.delay)}") if job.delay > 0 else (ready, job.priority)
-    return (
-        f"({name},x'{job_id}',{state:d},{place},{job.priority:d},{microseconds(job.ttr):d},{now},x'{job.body.hex()}')"
-    )
+    return f"({name},x'{job_id}',{_settings(job.priority, job.delay, job.ttr, now, ready)},x'{job.body.hex()}')"
+
+
+@functools.lru_cache(maxsize=256)
+def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> str:
+    """A new row from state to enqueued_at: the same for most jobs."""
+    state, place = (DELAYED, f"{now}+{microseconds(delay)}") if delay > 0 else (ready, priority)
+    return f"{state:d},{place},{priority:d},{microseconds(ttr):d},{now}"
 
 
 # --- looking ---------------------------------------------------------------------------------------------
