@@ -18,6 +18,7 @@ safe forks            a connection belongs to the process that opened it        
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import struct
 import threading
@@ -190,15 +191,14 @@ class Session:
         """Run statements, sent in one packet, and return their answers. The first error ends it."""
         left = max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT)
         opened: Any = self._opened
-        opened._read_timeout = opened._write_timeout = left  # noqa: SLF001 - PyMySQL has no other way to change them
+        opened._read_timeout = opened._write_timeout = _rounded(left)  # noqa: SLF001 - no other way to change them
         self.is_broken = True  # until the last reply is here
-        answers = []
-        cursor = self._opened.cursor()
         try:
-            cursor.execute(";".join(texts))
-            answers.append(Answer(cursor.fetchall(), cursor.rowcount))
-            while cursor.nextset():
-                answers.append(Answer(cursor.fetchall(), cursor.rowcount))
+            opened.query(";".join(texts))
+            answers = [_answer(opened)]
+            while opened._result.has_next:  # noqa: SLF001
+                opened.next_result()
+                answers.append(_answer(opened))
         except pymysql.MySQLError as exc:
             self.is_broken = is_lost(exc)
             raise
@@ -344,6 +344,17 @@ class Connection:
         opened, self._opened = self._opened, None
         if opened is not None:
             _drop(opened)
+
+
+def _answer(opened: Any) -> Answer:
+    """What was read last, without the cursor that would copy it."""
+    result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
+    return Answer(result.rows or (), result.affected_rows)
+
+
+def _rounded(seconds: float) -> float:
+    """Up to a tenth: a timeout that is the same as the call's before costs no system call."""
+    return math.ceil(seconds * 10) / 10
 
 
 def _number(opened: Any) -> int:
