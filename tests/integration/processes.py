@@ -25,6 +25,7 @@ class WorkerProcess:
     def __init__(self, folder: Path, url: str, arguments: str = "") -> None:
         self.diary = folder / "diary"
         self._log = folder / f"worker-{time.monotonic_ns()}.log"
+        self._is_gone = False
         code = (
             "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
             f"sys.exit(multiq.Worker(worker_app.app, {arguments}).run())"
@@ -50,16 +51,27 @@ class WorkerProcess:
     def wait(self, timeout: float = 60) -> int:
         """The exit code; a worker that hangs fails the test with its log."""
         try:
-            return self.process.wait(timeout)
+            code = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
             self.kill()
             raise AssertionError(f"the worker did not end within {timeout} s; its log:\n{self.log}") from None
+        self._signal(0)  # to learn whether it has left any child
+        return code
 
     def kill(self) -> None:
         """SIGKILL for the whole group: supervisor and children."""
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(self.process.pid, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
         self.process.wait()
+        self._is_gone = True
+
+    def _signal(self, number: int) -> None:
+        """To the whole group. Once nobody is left in it, and we know, its id may be that of somebody else's."""
+        if self._is_gone:
+            return
+        try:
+            os.killpg(self.process.pid, number)
+        except ProcessLookupError:
+            self._is_gone = True
 
     def wait_until_working(self) -> None:
         until(lambda: "working" in self.log, what=lambda: f"the worker works; its log:\n{self.log}")
