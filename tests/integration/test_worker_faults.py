@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import TYPE_CHECKING
 
 import psutil
@@ -34,6 +35,7 @@ from multiq.backend import Ack, NewJob
 from multiq.ids import new_id
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from processes import WorkerProcess
@@ -49,6 +51,17 @@ def pid_of(process: WorkerProcess, job: int) -> int:
     """The process in which a job began last."""
     until(lambda: job in words(process, "start"))
     return [pid for said, number, pid, _ in read_diary(process.diary) if (said, number) == ("start", job)][-1]
+
+
+def is_taken_over(taker: WorkerProcess, stopped: Sequence[psutil.Process]) -> None:
+    """Wait until the job of stopped processes has begun once more."""
+    missed_at = time.monotonic() + 8
+    until(lambda: words(taker, "start").count(1) == 2 or time.monotonic() > missed_at)
+    if not app.backend.capabilities.portable_leases:
+        # beanstalkd may miss the end of a lease until its holder says a word: docs/durability.md
+        for process in stopped:
+            process.resume()
+    until(lambda: words(taker, "start").count(1) == 2)
 
 
 def counts() -> tuple[int | None, ...]:
@@ -199,7 +212,7 @@ def test_w5_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_wh
             member.suspend()
         # When another worker has got the job since, and the first one goes on
         with worker(tmp_path, url, "processes=1") as second:
-            until(lambda: words(second, "start").count(1) == 2)
+            is_taken_over(second, group)
             for member in group:
                 member.resume()
             # Then the first one's verdict is refused, and the second one's counts
@@ -216,7 +229,7 @@ def test_a_stopped_child_s_job_is_not_kept_alive_by_the_keeper(tmp_path: Path, u
         victim = psutil.Process(pid_of(process, 1))
         victim.suspend()
         # Then its job goes to another one, as it does not go on here
-        until(lambda: words(process, "start").count(1) == 2)
+        is_taken_over(process, [victim])
         victim.resume()
         until(lambda: words(process, "end").count(1) == 2)
 
