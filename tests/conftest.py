@@ -9,6 +9,8 @@ import pytest
 
 pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits")
 
+pytest_plugins = ["shell", "stores"]  # a command line on a SQLite file, and a store on each backend
+
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell starts what it puts into the background so, and everything that the tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)

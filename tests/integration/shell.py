@@ -8,12 +8,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import pytest
 from click.testing import CliRunner
 
 import multiq
 from multiq.cli import cli
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
 TASKS = """
@@ -108,3 +110,12 @@ class Shell:
                     for job in self.app.queue(name).jobs(state)
                 ]
         return found
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """``multiq`` in a folder of its own, which is the current one, on a SQLite file there."""
+    monkeypatch.chdir(tmp_path)
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()

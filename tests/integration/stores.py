@@ -6,9 +6,11 @@ import contextlib
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+import pytest
 from servers.beanstalk import BeanstalkServer
 from servers.mysql import any_server
 from servers.redis import RedisServer
+from worker_app import app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,3 +50,12 @@ STORES: dict[str, Callable[[Path], AbstractContextManager[str]]] = {
 }
 
 NAMES = [name for name in STORES if find_spec(f"multiq_{name}.backend")]
+
+
+@pytest.fixture(params=NAMES)
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    """An empty store on each backend, and the test app's producer side on it."""
+    with STORES[request.param](tmp_path) as url:
+        app.connect(url)
+        yield url
+        app.close()
