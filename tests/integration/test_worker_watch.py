@@ -101,7 +101,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         yield watched
     finally:
         watched.app.close()
-        with contextlib.suppress(ProcessLookupError):
+        if watched.process.poll() is None:
             os.killpg(watched.process.pid, signal.SIGKILL)
         watched.process.wait()
 
