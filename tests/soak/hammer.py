@@ -10,6 +10,7 @@ import random
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 QUEUES = ["high", "default", "low"]
 
 
-class Hammer:
+class Hammer(ABC):
     """One process at work: a store's own says what it does to it."""
 
     def __init__(self, backend: Backend, folder: Path, name: str) -> None:
@@ -40,9 +41,9 @@ class Hammer:
         self.slowest = 0.0
         self.verdicts: list[Verdict] = []
 
+    @abstractmethod
     def turn(self) -> None:
         """Enqueue, reserve, settle, and whatever else."""
-        raise NotImplementedError
 
     def refuse(self, verdict: Verdict, answer: LeaseLost) -> None:
         """A verdict was refused."""
