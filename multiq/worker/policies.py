@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from multiq.backend import Consumer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiq.backend import Lease, Verdict
     from multiq.errors import LeaseLost
@@ -25,13 +25,13 @@ class Shares:
 
     A job that a queue gave is charged to it as 1 / weight, and who was charged least is asked first. So the shares
     are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its share to
-    the others, and is owed nothing for it later. Where all begin alike the order is drawn by weight (*draw* is
-    ``random.expovariate``): else, of many workers that take one job each, none would ever take one of the last queue.
+    the others, and is owed nothing for it later. Where all begin alike, *dice* say where in the round: else, of many
+    workers that take one job each, none would ever take one of the last queue.
     """
 
-    def __init__(self, weights: Mapping[str, int], draw: Callable[[float], float] = random.expovariate) -> None:
+    def __init__(self, weights: Mapping[str, int], dice: random.Random | None = None) -> None:
         self._weights = dict(weights)
-        self._draw = draw
+        self._dice = dice or random.SystemRandom()  # the others' would throw the same in all forked children
         self._charged: dict[str, float] = {}
         self._begin()
 
@@ -54,8 +54,11 @@ class Shares:
             self._charged[queue] = max(self._charged[queue], least)
 
     def _begin(self) -> None:
-        # the smallest of exponential times falls to each queue as often as its weight says
-        self._charged = {queue: self._draw(weight) for queue, weight in self._weights.items()}
+        # as whoever comes upon a round that goes on for ever: the next job is each queue's as often as its weight says,
+        # and each of the others is somewhere between two of its jobs
+        (first,) = self._dice.choices(list(self._weights), list(self._weights.values()))
+        self._charged = {queue: self._dice.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
+        self._charged[first] = 0.0
 
 
 class SharingConsumer(Consumer):

@@ -23,7 +23,7 @@ JOBS = 10_000
 
 
 def seeded(weights: dict[str, int], seed: int = 7) -> Shares:
-    return Shares(weights, random.Random(seed).expovariate)
+    return Shares(weights, random.Random(seed))
 
 
 def fill(backend: MemoryBackend, counts: dict[str, int]) -> None:
@@ -94,11 +94,28 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
     assert abs(taken(consumer, [10] * 20)["late"] - 100) <= 20
 
 
-def test_the_first_job_of_many_short_lived_workers_is_drawn_by_weight() -> None:
+@pytest.mark.parametrize("jobs", [1, 2, 3, 5])
+def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
+    # Given workers that begin anew each time
     weights = {"high": 3, "low": 1}
-    draw = random.Random(5).expovariate
-    first = Counter(Shares(weights, draw).order()[0] for _ in range(4000))
-    assert 0.70 < first["high"] / 4000 < 0.80
+    dice = random.Random(5)
+    backend = MemoryBackend()
+    fill(backend, dict.fromkeys(weights, 4000 * jobs))
+    counts: Counter[str] = Counter()
+    # When each takes a few jobs, one by one
+    for _ in range(4000):
+        counts += taken(SharingConsumer(backend.consumer(list(weights)), Shares(weights, dice)), [1] * jobs)
+    # Then all of them together keep the shares
+    assert 0.73 < counts["high"] / counts.total() < 0.77
+
+
+def test_chance_never_owes_a_queue_more_than_a_job() -> None:
+    weights = {"paid": 3, "free": 1}
+    for seed in range(1000):
+        backend = MemoryBackend()
+        fill(backend, dict.fromkeys(weights, 40))
+        counts = taken(SharingConsumer(backend.consumer(list(weights)), seeded(weights, seed)), [1] * 40)
+        assert 9 <= counts["free"] <= 11, (seed, counts)
 
 
 def test_queues_that_are_emptied_each_time_are_all_served() -> None:
