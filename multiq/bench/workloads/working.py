@@ -223,8 +223,10 @@ def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
         time.sleep(_STANDSTILL)
         last = list(reader.runs())[-1]
         if not last.end:
+            # before, as it runs no more: afterwards somebody else may be at the job already
+            killed_at = time.monotonic_ns()
             os.kill(reader.pid, signal.SIGKILL)
-            return last, time.monotonic_ns()
+            return last, killed_at
         os.kill(reader.pid, signal.SIGCONT)
         time.sleep(_STANDSTILL)
 
