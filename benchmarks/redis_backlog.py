@@ -38,13 +38,17 @@ def main() -> None:
 
 
 def waiting_jobs(options: argparse.Namespace) -> Figures:
-    """Memory per waiting job, and the price of the verbs in front of all of them."""
-    with RedisServer() as server, open_backend(server.url) as backend:
-        (empty,) = verbs(backend)
+    """Memory per waiting job, and the price of the verbs in front of all of them, in turns with an empty server."""
+    with (
+        RedisServer() as server,
+        open_backend(server.url) as long,
+        RedisServer() as other,
+        open_backend(other.url) as short,
+    ):
         before = _memory(server)
-        fill(backend, options.waiting)
+        fill(long, options.waiting)
         per_job = (_memory(server) - before) / options.waiting
-        (full,) = verbs(backend)
+        empty, full = verbs(short, long)
     return {
         "waiting jobs": options.waiting,
         "bytes of the server's memory per waiting job, 100-byte body": per_job,
