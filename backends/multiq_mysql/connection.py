@@ -293,7 +293,9 @@ class Connection:
     def start_over_in_child(self) -> None:
         """After a fork: the parent's session is forgotten, without a word on its wire."""
         self._lock = threading.Lock()
-        self._drop()
+        opened, self._opened = self._opened, None
+        if opened is not None:
+            _leave_to_parent(opened)
 
     def __del__(self) -> None:
         if getattr(self, "_opened", None) is not None:
@@ -365,6 +367,18 @@ def _number(opened: Any) -> int:
 def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     """Whether it is the same server, and running since the same second or so."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1
+
+
+def _leave_to_parent(opened: Any) -> None:
+    """In a forked child: close our end of the socket, and leave the reader on it alone.
+
+    Another thread of the parent's may be in the middle of a read: it holds the reader's lock, here for ever, and to
+    close the reader would wait for that.
+    """
+    sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
+    if sock is not None:
+        with contextlib.suppress(OSError):
+            os.close(sock.detach())
 
 
 def _drop(opened: pymysql.connections.Connection[Any]) -> None:

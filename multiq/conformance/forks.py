@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
+import traceback
 import warnings
 from typing import TYPE_CHECKING
 
@@ -22,9 +24,12 @@ def fork(work: Callable[[], object]) -> int:
         child = os.fork()
     if child == 0:
         status = 1
+        faulthandler.dump_traceback_later(HANGS / 2, file=2)  # where one hangs, its parent cannot see
         try:
             work()
             status = 0
+        except BaseException:  # noqa: BLE001 - told, and by the exit code, too
+            os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
     return child

@@ -6,6 +6,7 @@ One deterministic test each. The server is real, and so is what is done to it.
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
@@ -34,6 +35,7 @@ from servers.process import HOST
 from worker_app import app, nap
 
 from multiq.backend import Ack, GiveBack
+from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
 from multiq_mysql import replay
@@ -438,3 +440,21 @@ def kill_all(server: MysqlDatabases, place: Place) -> None:
     for (thread,) in server.ask(asked, place.name):
         server.ask(f"KILL {thread}")
     until(lambda: not server.ask(asked, place.name))
+
+
+def test_a_process_forks_while_another_of_its_threads_reads_a_reply(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(place.url) as backend, mysql_server.client(place.name) as client, client.cursor() as cursor:
+        # Given a thread that waits for an answer, which somebody's lock holds up
+        backend.enqueue(QUEUE, [new()])
+        cursor.execute("LOCK TABLES multiq_jobs WRITE, multiq_queues WRITE")
+        asking = threading.Thread(target=backend.stats, args=(QUEUE,))
+        asking.start()
+        until(lambda: any("multiq_jobs" in str(row[7]) for row in mysql_server.ask("SHOW FULL PROCESSLIST")))
+        # When the process forks, then the child begins
+        child = fork(lambda: None)
+        assert ended_well(child)
+        # And the parent's thread gets its answer
+        cursor.execute("UNLOCK TABLES")
+        asking.join()
+        # And another child makes calls of its own
+        assert ended_well(fork(lambda: backend.stats(QUEUE)))
