@@ -1,7 +1,8 @@
 # Everything sets itself up: a fresh clone and Python 3.11 or newer are enough for each of these.
 #
 #   make demo     three examples, one worker, about ten seconds
-#   make test     the whole suite; one part of it: make test ARGS="tests/unit -k backoff"
+#   make test     the suite; one part of it: make test ARGS="tests/unit -k backoff"
+#   make test-long     the tests that take long and rarely fail
 #   make lint     ruff (rules and format) and the import contracts
 #   make types    mypy --strict
 #   make bench    multiq on SQLite beside a plain loop over sqlite3
@@ -21,14 +22,18 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; d
 # the demo needs little; where all of it is there already, nothing is installed again
 DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
 
-.PHONY: demo test lint types bench bench-peers clean
+.PHONY: demo test test-long lint types bench bench-peers clean
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
 
 test: $(VENV)/.dev
 	@.ci/install-servers
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE) $(ARGS)
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not long" $(ARGS)
+
+test-long: $(VENV)/.dev
+	@.ci/install-servers
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m long $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

@@ -24,6 +24,7 @@ SEED = int(os.environ.get("MULTIQ_TEST_SEED", "20261121"))
 MODES = ["", "threads=4", "processes=2"]
 
 
+@pytest.mark.long
 @pytest.mark.timeout(900)
 def test_every_job_is_done_and_every_repetition_explained_by_a_kill(tmp_path: Path) -> None:
     # Given jobs of 0 to 40 ms, and three workers of different kinds
