@@ -68,6 +68,8 @@ class JobTimedOut(JobEvent, frozen=True, kw_only=True):
     """A run was ended because it took longer than its ``timeout``. ``JobRetried`` or ``JobBuried`` follows."""
 
     timeout: float
+    stack: str | None = None
+    """Where its thread was when its process had to end for it; None: the job ended by itself, or it cannot be told."""
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):

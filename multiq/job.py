@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -217,6 +218,18 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     """None if the body could not be understood."""
     lease: Lease
     envelope: Envelope | None
+    deadline: float | None = None
+    """When its ``timeout`` is over, as ``time.monotonic()``; None: it has none."""
+
+    def check(self) -> None:
+        """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
+
+        For long work in plain functions on threads, which nobody can interrupt: call it between two steps.
+        """
+        if self.deadline is not None and time.monotonic() >= self.deadline:
+            from .retry import SoftTimeout
+
+            raise SoftTimeout
 
     @property
     def id(self) -> str:

@@ -131,6 +131,7 @@ def worker(
             raise click.UsageError("--watch needs a supervisor, which rolls: -p 1 or more")
     if check:
         return 0
+    runner.owns_process = True
     runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
     _announce(app, app_path)
     with contextlib.ExitStack() as stack:

@@ -1,15 +1,23 @@
 """What the processes of one worker tell one another of themselves: memory that they share, made before the first fork.
 
 Writing is an assignment, and reading too; nobody waits for anybody. What stands there outlives the process that
-wrote it. All of it are numbers; moments are ``time.monotonic``, one clock for all processes of a host.
+wrote it. All of it are numbers; moments are ``time.monotonic``, one clock for all processes of a host. The leases that
+children hold stand in tables of their own (``inflight``).
 """
 
 from __future__ import annotations
 
 import mmap
 import time
+from typing import TYPE_CHECKING
+
+from .inflight import FREE, make_tables
+
+if TYPE_CHECKING:
+    from .inflight import Table
 
 _CELL = 8  # bytes
+_SPARE = 2  # tables beyond two for each child: its own, and that of a dead one before it, not yet settled
 
 
 class _Cell:
@@ -41,16 +49,21 @@ class WorkerRow(Row):
     supervisor_beat = _Cell(1)
     """When the supervisor last went round; twice a second at least."""
     stops = _Cell(2)
-    """How often it was told to stop."""
+    """How often it was told to stop. The supervisor writes it; children look, should a signal not reach them."""
     is_paused = _Cell(3)
+    """Whether it was paused by a signal. The supervisor writes it, children heed it."""
     is_down = _Cell(4)
-    """Whether the connection is, as the keeper heard."""
+    """Whether the connection is down, as the keeper was told by the backend. Children heed it."""
     contact = _Cell(5)
     """When the backend last answered the keeper."""
     crashed = _Cell(6)
     """Children that died, so far."""
     replaced = _Cell(7)
     """Children that ended because they were to be replaced, so far."""
+    restarts = _Cell(9)
+    """How often the keeper was told by the backend that all workers are to restart."""
+    asked_at = _Cell(8)
+    """When the keeper began to ask the backend whether the connection is down, the last time that it got an answer."""
 
 
 class ChildRow(Row):
@@ -61,16 +74,23 @@ class ChildRow(Row):
     beat = _Cell(1)
     """When the child last went round."""
     taken = _Cell(2)
-    """Jobs that were taken and not given back, so far."""
+    """Jobs that were taken and not given back, so far, by all children of this place."""
+    table = _Cell(3)
+    """The number of the child's in-flight table."""
 
 
 class Board:
-    """The rows of one worker with so many *processes*."""
+    """The rows of one worker with so many *processes*, and in-flight tables of so many *slots*."""
 
-    def __init__(self, processes: int) -> None:
+    def __init__(self, processes: int, slots: int = 1) -> None:
         shared = mmap.mmap(-1, _CELL * Row.room * (1 + processes))
         cells = memoryview(shared).cast("d")
         rows = [cells[at : at + Row.room] for at in range(0, len(cells), Row.room)]
         self.worker = WorkerRow(rows[0])
         self.children = [ChildRow(row) for row in rows[1:]]
+        self.tables = make_tables(2 * processes + _SPARE, slots)
         self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
+
+    def free_table(self) -> Table | None:
+        """One that a child may be given; None: the dead ones before it have left too much that is not settled yet."""
+        return next((table for table in self.tables if table.state == FREE), None)

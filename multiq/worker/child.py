@@ -25,6 +25,7 @@ from multiq.events import (
 from .board import Board
 from .executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from .heartbeat import TICK, Heartbeat
+from .inflight import NEVER
 from .lifetime import Lifetime
 from .limits import Limits
 from .policies import sharing
@@ -36,11 +37,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.app import App
-    from multiq.backend import Backend, Lease, Verdict
+    from multiq.backend import Backend
 
-    from .board import ChildRow
-    from .ledger import Ledger
-    from .runner import Call
+    from .board import ChildRow, WorkerRow
+    from .inflight import Held, InFlight
+    from .limits import Limit
 
 _log = logging.getLogger("multiq.worker")
 
@@ -93,11 +94,12 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
 class Child:
     """Runs until it is told to stop, or until its own limits say so.
 
-    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *ledger* is where the supervisor and the
-    keeper read what is held here, *row* where they see that it goes on; without a ledger there is nobody to replace
-    this process, so a job that does not heed its time limit runs on. *leave* ends the process where an aborted job
-    cannot be left behind otherwise; without it (somebody else's process) such a job runs on to its end, and its
-    result does not count.
+    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
+    keeper read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
+    without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
+    on. *leave* ends the process where an aborted job cannot be left behind otherwise. Unless the process is the worker's
+    own (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does
+    not count.
     """
 
     def __init__(
@@ -105,15 +107,20 @@ class Child:
         app: App,
         settings: ChildSettings,
         *,
-        ledger: Ledger | None = None,
+        inflight: InFlight | None = None,
         row: ChildRow | None = None,
+        worker: WorkerRow | None = None,
         leave: Callable[[int], None] | None = None,
+        owns_process: bool = False,
     ) -> None:
         self._app = app
         self._settings = settings
-        self._ledger = ledger
-        self._row = row or Board(1).children[0]
+        self._inflight = inflight
+        board = Board(1)
+        self._row = row or board.children[0]
+        self._worker = worker or board.worker
         self._leave = leave
+        self._owns_process = owns_process
         self._events = app.events
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._stopping: str | None = None
@@ -123,21 +130,26 @@ class Child:
         self._limit = Lifetime(settings)
         self._given_back = threading.Event()
         self._paused = False
+        self._was_down_at: float | None = None
         self._was_paused = False
         self._taken = 0
+        self._taken_before = int(self._row.taken)  # by those that filled this place before
+        self._is_asked = False
         self._counting = threading.Lock()
         self._changed = threading.Event()
         consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
-        self._pump = Pump(consumer, app.events, self.name, ledger)
-        self._limits = Limits(settings.kill_after, untouchable=("multiq", _package_of(app.backend)))
-        if ledger is not None:
-            self._limits.on_begin = ledger.limit
+        self._pump = Pump(consumer, app.events, self.name, inflight)
+        self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
         self._runner = Runner(app, self._limits)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
         self._heartbeat = Heartbeat(self._beat, on_death=self.abort)
 
     # --- from outside ---
+
+    def interrupting(self) -> None:
+        """From now on, inline jobs are interrupted when their time is over. To be called in the main thread."""
+        self._limits.interrupting()
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
@@ -158,27 +170,29 @@ class Child:
             self._pump.close()
         return self._stopped()
 
-    def stop(self, reason: str = "asked to", code: int = EXIT_OK) -> None:
-        """Take no more jobs, give back what has not begun, finish what runs within the grace. Exit with *code*."""
-        if self._stopping is None:
-            self._exit_code = code
+    def stop(self) -> None:
+        """Take no more jobs, give back what has not begun, finish what runs within the grace."""
+        if not self._is_asked:
+            self._is_asked = True
             self._deadline = time.monotonic() + self._settings.grace
-            self._stopping = reason
-            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
-        self._nudge()
+        self._end("asked to", EXIT_OK)
 
-    def abort(self) -> None:
-        """Give everything back, now. What runs is not waited for, and its result will not count."""
-        self._aborted = True
-        self.stop("asked to, at once")
+    def abort(self, *, by_signal: bool = False) -> None:
+        """Give everything back, now. What runs is not waited for, and its result will not count.
+
+        A job that has the main thread goes on there, unless this process may be ended: it is a worker's own, or the
+        operator has sent a second signal (*by_signal*).
+        """
+        self._aborted = self._is_asked = True
+        self._end("asked to, at once", EXIT_OK)
         self._let_go()
-        if self._is_inline and self._leave is not None:
+        if self._is_inline and self._leave is not None and (self._owns_process or by_signal):
             self._leave(self._stopped())
 
     @property
-    def stopping(self) -> bool:
-        """Whether a stop was asked for already."""
-        return self._stopping is not None
+    def is_asked_to_stop(self) -> bool:
+        """Whether a stop was asked for already; one that it began by itself does not count."""
+        return self._is_asked
 
     def pause(self) -> None:
         """Reserve nothing until ``resume``; what runs goes on, and so do its heartbeats."""
@@ -189,6 +203,14 @@ class Child:
         """Reserve again."""
         self._paused = False
         self._nudge()
+
+    def look(self) -> None:
+        """What the board says of the whole worker has changed: heed it now."""
+        self._nudge()
+
+    def was_down(self, asked_at: float) -> None:
+        """The connection was down when it was asked at this moment: until the keeper has asked since, take no jobs."""
+        self._was_down_at = asked_at
 
     # --- the loop ---
 
@@ -201,12 +223,12 @@ class Child:
         """Once round: settle what is finished, reserve what there is room for, have it run."""
         executor = self._executor
         self._row.beat = time.monotonic()
-        if not self._is_inline:
-            self._tick()
-        if self._paused != self._was_paused:
+        self._pump.beat()
+        self._heed_board()
+        if self._is_paused != self._was_paused:
             self._tell_pause()
         if self._limit.is_reached(self._taken):
-            self.stop(self._limit.reason, self._limit.code)
+            self._end(self._limit.reason, self._limit.code)
             return
         finished = executor.take_finished()
         room = self._room()
@@ -218,34 +240,63 @@ class Child:
         if self._app.fetch_hooks and not self._may_fetch():
             self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
             return
-        leases = self._pump.exchange(finished, room, self._patience())
-        self._prefetch.saw_batch(room, len(leases))
-        self._count(len(leases))
-        if leases and self._stopping is not None:
-            self._give_back(leases)  # told to stop while it asked: none of these begins
-        elif leases:
+        helds = self._pump.exchange(finished, room, self._patience())
+        self._prefetch.saw_batch(room, len(helds))
+        self._count(len(helds))
+        if helds and self._stopping is not None:
+            self._give_back(helds)  # told to stop while it asked: none of these begins
+        elif helds:
             self._hold(True)
-            executor.start(leases)
+            executor.start(helds)
         elif executor.busy == 0:
             self._found_nothing()
 
+    def _end(self, reason: str, code: int) -> None:
+        """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
+        if self._stopping is None:
+            self._exit_code = code
+            self._stopping = reason
+            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+        self._nudge()
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(self._paused or self._worker.is_paused or self._is_down)
+
+    @property
+    def _is_down(self) -> bool:
+        """As the keeper was told last; before it was, as this process was told at its start."""
+        if self._was_down_at is not None and self._worker.asked_at < self._was_down_at:
+            return True
+        return bool(self._worker.is_down)
+
+    def _heed_board(self) -> None:
+        """Should the supervisor's signals not arrive (a job has taken them for itself), its board tells the same."""
+        if self._worker.stops > 1 and not self._aborted:
+            self.abort()
+        elif self._worker.stops and not self._is_asked:
+            self.stop()
+
     def _tell_pause(self) -> None:
         """Told by the loop itself: from now on it reserves nothing, or again."""
-        self._was_paused = self._paused
+        self._was_paused = self._is_paused
         kind = WorkerPaused if self._was_paused else WorkerResumed
         self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
         """How many more jobs to ask for."""
-        if self._paused:
+        if self._is_paused:
             return 0
         size = self._prefetch.size
-        if size > self._settings.at_a_time and self._is_held_up():
-            size = self._settings.at_a_time  # what waits behind long jobs would be given back, and come again
-        room = size - self._executor.busy
-        if self._settings.max_jobs is not None:
-            room = min(room, self._settings.max_jobs - self._taken)
-        return room
+        if self._executor.is_held_up:
+            size = min(size, self._executor.capacity)  # what waits behind long jobs would be given back, and come again
+        return int(min(size - self._executor.busy, self._jobs_left))
+
+    @property
+    def _jobs_left(self) -> float:
+        """How many jobs ``max_jobs`` leaves to this place, whichever processes have filled it."""
+        most = self._settings.max_jobs
+        return NEVER if most is None else most - self._taken_before - self._taken
 
     def _may_fetch(self) -> bool:
         """Whether no hook of the app's says no."""
@@ -253,31 +304,32 @@ class Child:
             try:
                 if hook(self.name) is False:
                     return False
-            except (Exception, SystemExit):  # noqa: BLE001 - logged, and no veto
+            except BaseException:  # noqa: BLE001 - logged, and no veto
                 _log.exception("a before_fetch hook failed; the worker goes on as if it had agreed")
         return True
 
-    def _wait(self, finished: list[Verdict], patience: float) -> None:
+    def _wait(self, finished: list[Held], patience: float) -> None:
         """No room, or not allowed: settle, and sleep until something changes."""
         if finished or self._pump.owes:
             self._pump.settle(finished)
-        done = self._settings.max_jobs is not None and self._taken >= self._settings.max_jobs
-        if done and self._executor.busy == 0:
-            self.stop(f"took {self._taken} jobs")
+        if self._jobs_left <= 0 and self._executor.busy == 0:
+            self._end(f"took {self._settings.max_jobs} jobs", EXIT_OK)
             return
+        if self._executor.busy == 0:
+            self._hold(False)
         self._changed.wait(patience)
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
-            return 0.0 if self._settings.stop_when_empty and not self._paused else min(_IDLE, self._limit.ends_in())
+            return 0.0 if self._settings.stop_when_empty and not self._is_paused else min(_IDLE, self._limit.ends_in())
         return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
         if self._settings.stop_when_empty and not self._pump.is_down:
-            self.stop("the queues are empty")
+            self._end("the queues are empty", EXIT_OK)
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""
@@ -288,6 +340,7 @@ class Child:
                 self._pump.settle(finished)
             if self._executor.busy == 0 and not self._pump.owes:
                 return
+            self._heed_board()
             if time.monotonic() >= self._deadline:
                 self.abort()
                 return
@@ -298,38 +351,32 @@ class Child:
     # --- beside the jobs ---
 
     def _beat(self) -> None:
-        """The heartbeat's work. Inline, a job has the loop's own thread, so what else the loop does is done here."""
+        """The heartbeat's work, in its own thread: what a job, or a hook of the user's, must not keep from happening.
+
+        Keep leases alive; let no long job keep finished or waiting ones; watch limits and the grace.
+        """
         self._watch_limits()
+        executor = self._executor
         if self._is_inline:
             self._row.beat = time.monotonic()
-            self._tick()
-
-    def _tick(self) -> None:
-        """While jobs are held: keep leases alive; let no long job keep finished or waiting ones."""
-        executor = self._executor
         self._pump.beat()
-        if executor.waiting and self._is_held_up():
+        if executor.waiting and (executor.is_held_up or self._limit.is_memory_reached()):
             self._give_back_waiting()
         if executor.running_for() > TICK:
             finished = executor.take_finished()
             if finished:
                 self._pump.settle(finished)
+        self._heed_board()
         if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
             self.abort()
 
-    def _is_held_up(self) -> bool:
-        """Whether all who could run a job are in one, and not all of those jobs are short."""
-        executor = self._executor
-        return executor.at_work >= self._settings.at_a_time and executor.running_for() > TICK
-
     def _watch_limits(self) -> None:
         """Tell jobs that run longer than they may; end the process for one that does not listen."""
-        self._limits.tell()
-        overdue = self._limits.overdue()
-        for call in overdue:
-            self._events.emit(JobOverdue(job=call.job, timeout=call.timeout or 0.0))
-        if overdue and self._ledger is not None and self._leave is not None:
-            self.stop("a job does not heed its time limit")
+        overdue = self._limits.look()
+        for limit in overdue:
+            self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
+        if overdue and self._inflight is not None and self._leave is not None:
+            self._end("a job does not heed its time limit", EXIT_OVERDUE)
             self._let_go(overdue)
             self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
             self._events.finish(_CUT_EVENTS)
@@ -343,13 +390,15 @@ class Child:
             self._heartbeat.holding.clear()
 
     def _give_back_waiting(self) -> None:
-        leases = self._executor.take_back()
-        if leases:
-            self._give_back(leases)
+        helds = self._executor.take_back()
+        if helds:
+            self._give_back(helds)
 
-    def _give_back(self, leases: Sequence[Lease]) -> None:
-        self._count(-len(leases))
-        self._pump.settle([GiveBack(lease) for lease in leases])
+    def _give_back(self, helds: Sequence[Held]) -> None:
+        self._count(-len(helds))
+        for held in helds:
+            held.verdict = GiveBack(held.lease)
+        self._pump.settle(helds)
 
     def _count(self, change: int) -> None:
         """The loop takes jobs and the heartbeat gives some back."""
@@ -357,21 +406,32 @@ class Child:
             self._taken += change
             self._row.taken += change
 
-    def _let_go(self, overdue: Sequence[Call] = ()) -> None:
+    def _let_go(self, overdue: Sequence[Limit] = ()) -> None:
         """Settle all that is held, without waiting long: the pump may hang in a call that nobody answers."""
-        thread = threading.Thread(target=self._settle_all, args=(overdue,), name="multiq-abort", daemon=True)
+        stacks = [(limit.held, self._executor.stack_of(limit)) for limit in overdue]
+        thread = threading.Thread(target=self._settle_all, args=(stacks,), name="multiq-abort", daemon=True)
         thread.start()
         self._given_back.wait(_ABORT_WAIT)
 
-    def _settle_all(self, overdue: Sequence[Call]) -> None:
+    def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
         executor = self._executor
         finished = executor.take_finished()
-        late = [call.job.lease for call in overdue]
-        left = [lease for lease in (*executor.take_back(), *executor.running()) if lease not in late]
+        late = dict(overdue)
+        left = [held for held in (*executor.take_back(), *executor.running()) if held not in late]
         self._pump.interrupt()
         try:
-            timed_out = [self._runner.timed_out(lease) for lease in late]
-            self._pump.settle([*finished, *timed_out, *(GiveBack(lease) for lease in left)])
+            for held in (*late, *left):
+                held.is_aborted = True
+            for held in left:
+                held.verdict = GiveBack(held.lease)
+            says = []
+            for held, stack in overdue:
+                held.verdict, say = self._runner.timed_out(held.lease, stack)
+                says.append((held, held.verdict, say))
+            if self._pump.settle([*finished, *late, *left]):
+                for held, verdict, say in says:
+                    if not held.is_lost and held.verdict is verdict:  # else the job has ended just in time
+                        say()
         finally:
             self._given_back.set()
 
@@ -400,12 +460,12 @@ class Child:
         self._pump.interrupt()
 
     def _make_executor(self) -> Executor:
-        settings, ledger = self._settings, self._ledger
+        settings, common = self._settings, (self._runner, self._prefetch, self._wake)
         if settings.concurrency:
-            return CoroutineExecutor(self._runner, self._prefetch, self._wake, settings.concurrency, ledger)
+            return CoroutineExecutor(*common, settings.concurrency, self._inflight, limits=self._limits)
         if settings.threads > 1:
-            return ThreadExecutor(self._runner, self._prefetch, self._wake, settings.threads, ledger)
-        return InlineExecutor(self._runner, self._prefetch, self._wake, ledger)
+            return ThreadExecutor(*common, settings.threads, self._inflight)
+        return InlineExecutor(*common, self._inflight)
 
 
 def _package_of(backend: Backend) -> str:

@@ -4,63 +4,74 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import queue
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
 
-from multiq.backend import Ack, GiveBack
+from multiq.backend import GiveBack
 
-from .loop import new_event_loop
+from .heartbeat import TICK
+from .limits import frame_of, stack_of
+from .loop import PATIENCE, end_tasks, new_event_loop
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextvars import Context
 
-    from multiq.backend import Lease, Verdict
+    from multiq.backend import Verdict
 
-    from .ledger import Ledger
+    from .inflight import Held, InFlight
+    from .limits import Limit, Limits
     from .prefetch import Prefetch
     from .runner import Runner
 
+_log = logging.getLogger("multiq.worker")
+
+job_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("multiq_job_tasks", default=None)
+"""The tasks that the job of this context has on the shared event loop."""
+
 
 class Executor(ABC):
-    """Runs leases' jobs and collects their verdicts. ``on_done`` is called after each job, in its thread.
+    """Runs the jobs of held leases and collects their verdicts. ``on_done`` is called after each, in its thread.
 
-    With a *ledger*, those outside of the process can see which jobs have begun.
+    With *inflight*, those outside of the process can see which jobs have begun.
     """
 
     loop: asyncio.AbstractEventLoop | None = None
     """The event loop that all jobs which are coroutines run on, if there is one."""
 
     def __init__(
-        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], ledger: Ledger | None = None
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InFlight | None = None
     ) -> None:
         self._runner = runner
         self._prefetch = prefetch
         self._on_done = on_done
-        self._ledger = ledger
-        self._finished: deque[Verdict] = deque()
-        self._running: dict[int, tuple[Lease, float]] = {}
+        self._inflight = inflight
+        self._finished: deque[Held] = deque()
+        self._running: dict[Held, None] = {}  # in the order in which they began
         self._held = 0
         self._counting = threading.Lock()
 
-    def start(self, leases: Sequence[Lease]) -> None:
+    def start(self, helds: Sequence[Held]) -> None:
         """Run these jobs: inline before returning, elsewhere soon."""
-        self._count(len(leases))
-        self._start(leases)
+        self._count(len(helds))
+        self._start(helds)
 
-    def take_back(self) -> list[Lease]:
-        """Leases whose jobs have not begun, and now never will here."""
+    def take_back(self) -> list[Held]:
+        """What has not begun, and now never will here."""
         taken = self._take_waiting()
         self._count(-len(taken))
         return taken
 
-    def take_finished(self) -> list[Verdict]:
-        """The verdicts since the last call."""
-        taken: list[Verdict] = []
+    def take_finished(self) -> list[Held]:
+        """What has got its verdict since the last call."""
+        taken: list[Held] = []
         with contextlib.suppress(IndexError):
             while True:
                 taken.append(self._finished.popleft())
@@ -69,7 +80,7 @@ class Executor(ABC):
 
     @property
     def busy(self) -> int:
-        """How many jobs were handed over, and neither their verdicts nor their leases taken back yet."""
+        """How many jobs were handed over and not yet taken back, with a verdict or without."""
         return self._held
 
     @property
@@ -78,87 +89,101 @@ class Executor(ABC):
         """How many jobs have not begun."""
 
     @property
-    def at_work(self) -> int:
-        """How many jobs run now."""
-        return len(self._running)
+    @abstractmethod
+    def is_held_up(self) -> bool:
+        """Whether jobs wait, or would have to wait, behind one that is not short."""
 
-    def running(self) -> list[Lease]:
-        """The leases of the jobs that run now."""
-        return [lease for lease, _ in list(self._running.values())]
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many jobs can run at a time now."""
+
+    def running(self) -> list[Held]:
+        """The jobs that run now."""
+        return list(self._running)
 
     def running_for(self) -> float:
         """Seconds since the oldest running job began."""
-        running = list(self._running.values())  # in the order in which they began
-        return time.monotonic() - running[0][1] if running else 0.0
+        running = self.running()
+        return time.monotonic() - running[0].began_at if running else 0.0
+
+    def stack_of(self, limit: Limit) -> str | None:
+        """Where an overdue job is in its code."""
+        return stack_of(frame_of(limit.thread))
 
     @abstractmethod
     def close(self) -> None:
         """Let go of threads and loops; what still runs is left alone."""
 
     @abstractmethod
-    def _start(self, leases: Sequence[Lease]) -> None: ...
+    def _start(self, helds: Sequence[Held]) -> None: ...
 
     @abstractmethod
-    def _take_waiting(self) -> list[Lease]: ...
+    def _take_waiting(self) -> list[Held]: ...
 
     def _count(self, change: int) -> None:
         if change:
             with self._counting:
                 self._held += change
 
-    def _begin(self, lease: Lease) -> None:
-        start = time.monotonic()
-        self._running[id(lease)] = (lease, start)
-        if self._ledger is not None:
-            self._ledger.begin(lease, start)
+    def _begin(self, held: Held) -> bool:
+        """Its job begins. False: it must not, as the lease is over (the process was stopped meanwhile, perhaps)."""
+        now = time.monotonic()
+        if now >= held.ends_at:
+            _log.debug("[%s] %s does not begin: its lease is over", held.lease.queue, held.lease.id)
+            held.verdict = GiveBack(held.lease)
+            self._finished.append(held)
+            return False
+        held.began_at = now
+        self._running[held] = None
+        if self._inflight is not None:
+            self._inflight.begin(held)
+        return True
 
-    def _end(self, lease: Lease, verdict: Verdict) -> None:
-        self._finished.append(verdict)
-        _, start = self._running.pop(id(lease))
-        if self._ledger is not None:
-            self._ledger.end(lease, acked=type(verdict) is Ack)
-        self._prefetch.saw_job(time.monotonic() - start)
+    def _end(self, held: Held) -> None:
+        """Its job has run, and its verdict is there."""
+        if self._inflight is not None:
+            self._inflight.end(held)
+        del self._running[held]
+        self._finished.append(held)
+        self._prefetch.saw_job(time.monotonic() - held.began_at)
 
 
 class InlineExecutor(Executor):
     """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job."""
 
     def __init__(
-        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], ledger: Ledger | None = None
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InFlight | None = None
     ) -> None:
-        super().__init__(runner, prefetch, on_done, ledger)
-        self._waiting: deque[Lease] = deque()
+        super().__init__(runner, prefetch, on_done, inflight)
+        self._waiting: deque[Held] = deque()
 
-    def _start(self, leases: Sequence[Lease]) -> None:
-        self._waiting.extend(leases)
-        ledger = self._ledger
-        marks, place = ledger.turns(leases[0]) if ledger is not None else (None, 0)
-        verdict: Verdict | None = None
+    def _start(self, helds: Sequence[Held]) -> None:
+        self._waiting.extend(helds)
+        take, run, begin, end = self._waiting.popleft, self._runner.run, self._begin, self._end
         while True:
             try:
-                lease = self._waiting.popleft()
+                held = take()
             except IndexError:  # all done, or taken back by the heartbeat
-                break
-            key, start = id(lease), time.monotonic()
-            self._running[key] = (lease, start)
-            if marks is not None:
-                marks[place] = start
-                place += 1
-            verdict = self._runner.run(lease)
-            self._finished.append(verdict)
-            del self._running[key]
-            self._prefetch.saw_job(time.monotonic() - start)
-            if ledger is not None and type(verdict) is not Ack:
-                ledger.end(lease, acked=False)
-        if ledger is not None and type(verdict) is Ack:
-            ledger.end(verdict.lease, acked=True)  # the beginning of the next one told the end of all others
+                return
+            if begin(held):
+                held.verdict = run(held)
+                end(held)
 
-    def _take_waiting(self) -> list[Lease]:
+    def _take_waiting(self) -> list[Held]:
         return _drained(self._waiting)
 
     @property
     def waiting(self) -> int:
         return len(self._waiting)
+
+    @property
+    def is_held_up(self) -> bool:
+        return self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        return 1
 
     def close(self) -> None:
         self._runner.close_loop()
@@ -173,50 +198,61 @@ class ThreadExecutor(Executor):
         prefetch: Prefetch,
         on_done: Callable[[], None],
         threads: int,
-        ledger: Ledger | None = None,
+        inflight: InFlight | None = None,
     ) -> None:
-        super().__init__(runner, prefetch, on_done, ledger)
-        self._inbox: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
+        super().__init__(runner, prefetch, on_done, inflight)
+        self._inbox: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
         self._threads = [
             threading.Thread(target=self._serve, name=f"multiq-job-{number}", daemon=True) for number in range(threads)
         ]
         for thread in self._threads:
             thread.start()
 
-    def _start(self, leases: Sequence[Lease]) -> None:
-        for lease in leases:
-            self._inbox.put(lease)
+    def _start(self, helds: Sequence[Held]) -> None:
+        for held in helds:
+            self._inbox.put(held)
 
-    def _take_waiting(self) -> list[Lease]:
-        taken: list[Lease] = []
+    def _take_waiting(self) -> list[Held]:
+        taken: list[Held] = []
         with contextlib.suppress(queue.Empty):
             while True:
-                lease = self._inbox.get_nowait()
-                if lease is not None:
-                    taken.append(lease)
+                held = self._inbox.get_nowait()
+                if held is not None:
+                    taken.append(held)
         return taken
 
     @property
     def waiting(self) -> int:
         return self._inbox.qsize()
 
+    @property
+    def is_held_up(self) -> bool:
+        return len(self._running) >= len(self._threads) and self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        return len(self._threads)
+
     def close(self) -> None:
         for _ in self._threads:
             self._inbox.put(None)
 
     def _serve(self) -> None:
-        while (lease := self._inbox.get()) is not None:
-            self._begin(lease)
-            self._end(lease, self._runner.run(lease))
+        while (held := self._inbox.get()) is not None:
+            if self._begin(held):
+                held.verdict = self._runner.run(held)
+                self._end(held)
             self._on_done()
         self._runner.close_loop()
 
 
 class CoroutineExecutor(Executor):
-    """Coroutine tasks on one event loop in a thread of its own; plain functions go to a pool beside it."""
+    """Coroutine tasks on one event loop in a thread of its own; plain functions on a pool of threads beside it.
+
+    A plain function that waits for a thread of the pool has not begun, and keeps no coroutine from beginning.
+    """
 
     _POOL_AT_MOST = 32  # threads for plain functions
-    _PATIENCE = 2.0  # seconds for cancelled coroutines to clean up after themselves
 
     def __init__(
         self,
@@ -224,74 +260,175 @@ class CoroutineExecutor(Executor):
         prefetch: Prefetch,
         on_done: Callable[[], None],
         concurrency: int,
-        ledger: Ledger | None = None,
+        inflight: InFlight | None = None,
+        *,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(runner, prefetch, on_done, ledger)
+        super().__init__(runner, prefetch, on_done, inflight)
         self._concurrency = concurrency
-        self._waiting: deque[Lease] = deque()
+        self._waiting: deque[Held] = deque()
+        self._plain: deque[Held] = deque()  # those that wait for a thread of the pool
+        self._threads = min(concurrency, self._POOL_AT_MOST)
+        self._in_pool = 0
+        self._is_pool_short = False
         self.loop = self._loop = new_event_loop()
-        self._pool = ThreadPoolExecutor(min(concurrency, self._POOL_AT_MOST), "multiq-job")
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
+        if limits is not None:
+            limits.share(self._loop, self._holder)
+        self._pool = ThreadPoolExecutor(self._threads, "multiq-job")
+        self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
+        self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
-    def _start(self, leases: Sequence[Lease]) -> None:
-        self._waiting.extend(leases)
+    def _start(self, helds: Sequence[Held]) -> None:
+        self._waiting.extend(helds)
         self._loop.call_soon_threadsafe(self._fill)
 
-    def _take_waiting(self) -> list[Lease]:
-        return _drained(self._waiting)
+    def _take_waiting(self) -> list[Held]:
+        plain = _drained(self._plain)
+        self._is_pool_short = self._is_pool_short or bool(plain)
+        return [*plain, *_drained(self._waiting)]
 
     @property
     def waiting(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) + len(self._plain)
+
+    @property
+    def is_held_up(self) -> bool:
+        full = self._at_work >= self._concurrency or bool(self._plain) or self._is_pool_short
+        return full and self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        """Where plain functions were given back because the pool is full, nothing more until a thread of it is free."""
+        return self._at_work if self._is_pool_short else self._concurrency
+
+    @property
+    def _at_work(self) -> int:
+        return len(self._tasks) + self._in_pool
+
+    def stack_of(self, limit: Limit) -> str | None:
+        if limit.thread is not None:
+            return super().stack_of(limit)
+        if self._holder() is limit.held:
+            return stack_of(frame_of(self._thread.ident))
+        for task, (held, _) in list(self._tasks.items()):
+            if held is limit.held:
+                return "".join(f"{frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
+        return None
 
     def close(self) -> None:
-        self._concurrency = 0
+        self._is_closing = self._runner.is_ending = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._pool.shutdown(wait=False, cancel_futures=True)
-        self._thread.join(self._PATIENCE)
+        self._thread.join(2 * PATIENCE + 1)
 
     def _serve(self) -> None:
         asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-        for task in self._tasks:
-            task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*self._tasks, return_exceptions=True))
-        self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+        while not self._is_closing:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001 - SystemExit of a job's own task: no reason for the others to end
+                _log.exception("a task of a job has ended the event loop's run; the loop goes on")
+        stuck = end_tasks(self._loop, asyncio.all_tasks(self._loop))
+        if stuck:
+            _log.error("%d tasks swallow their cancellation and were left", stuck)
+        with contextlib.suppress(BaseException):
+            self._loop.run_until_complete(asyncio.wait_for(self._loop.shutdown_asyncgens(), PATIENCE))
         self._loop.close()
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
-        while len(self._tasks) < self._concurrency:
+        while self._plain and self._in_pool < self._threads and self._at_work < self._concurrency:
+            with contextlib.suppress(IndexError):  # taken back meanwhile
+                self._begin_plain(self._plain.popleft())
+        while self._at_work < self._concurrency and not self._is_closing:
             try:
-                lease = self._waiting.popleft()
+                held = self._waiting.popleft()
             except IndexError:  # all have begun, or were taken back
                 return
-            self._begin(lease)
-            task = self._loop.create_task(self._run_one(lease))
-            self._tasks.add(task)  # the loop itself keeps only weak references
-            task.add_done_callback(self._make_room)
+            if not self._runner.is_coroutine(held.lease):
+                if self._in_pool < self._threads:
+                    self._begin_plain(held)
+                else:
+                    self._plain.append(held)
+            elif self._begin(held):
+                self._begin_coroutine(held)
+            else:
+                self._on_done()
+
+    def _begin_coroutine(self, held: Held) -> None:
+        context, tasks = self._runner.fresh_context(), set[asyncio.Task[Any]]()
+        context.run(job_tasks.set, tasks)
+        task = self._loop.create_task(self._run_one(held, tasks), context=context)
+        self._tasks[task] = held, tasks  # the loop itself keeps only weak references
+        task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+        del self._tasks[task]
         self._fill()
 
-    async def _run_one(self, lease: Lease) -> None:
-        verdict: Verdict = GiveBack(lease)
+    async def _run_one(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
+        verdict: Verdict = GiveBack(held.lease)
         try:
-            if self._runner.is_coroutine(lease):
-                verdict = await self._runner.arun(lease)
-            else:
-                verdict = await self._loop.run_in_executor(self._pool, self._runner.run, lease)
+            verdict = await self._runner.arun(held)
         finally:
-            self._end(lease, verdict)
+            held.verdict = verdict
+            self._end(held)
             self._on_done()
+            self._cancel_leftovers(held, tasks)
+
+    def _cancel_leftovers(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
+        left = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
+        for task in left:
+            task.cancel()
+        if left:
+            where = held.lease.queue, held.lease.id
+            _log.warning("[%s] %s left %d tasks behind on the event loop; they are cancelled", *where, len(left))
+
+    def _begin_plain(self, held: Held) -> None:
+        self._in_pool += 1
+        self._pool.submit(self._run_plain, held)
+
+    def _run_plain(self, held: Held) -> None:
+        """In a thread of the pool."""
+        if self._begin(held):
+            held.verdict = self._runner.run(held)
+            self._end(held)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended meanwhile
+            self._loop.call_soon_threadsafe(self._leave_pool)
+
+    def _leave_pool(self) -> None:
+        self._in_pool -= 1
+        self._is_pool_short = False
+        self._fill()
+        self._on_done()
+
+    def _holder(self) -> Held | None:
+        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
+        current = asyncio.current_task(self._loop)
+        for task, (held, tasks) in list(self._tasks.items()):
+            if task is current or current in tasks:
+                return held
+        return None
 
 
-def _drained(waiting: deque[Lease]) -> list[Lease]:
+def _make_task(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
+) -> asyncio.Task[Any]:
+    """A task as asyncio makes it, noted as one of the job in whose context it is made."""
+    task = asyncio.Task(work, loop=loop, context=context, **options)
+    tasks = job_tasks.get() if context is None else context.get(job_tasks)
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
+
+
+def _drained(waiting: deque[Held]) -> list[Held]:
     """What has waited, in its order, from the end: another thread takes from the beginning meanwhile."""
-    taken: list[Lease] = []
+    taken: list[Held] = []
     with contextlib.suppress(IndexError):
         while True:
             taken.append(waiting.pop())

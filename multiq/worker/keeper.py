@@ -1,10 +1,22 @@
 """The keeper: a process beside the children that does for their jobs what a child cannot do itself any more.
 
-It also hears what is said to all workers of the connection, and passes it on to its supervisor.
+It also asks the backend what all workers of the connection are told, and writes that on the board for its supervisor.
 
 It touches the leases of a child that is stuck (one call into C may keep an interpreter to itself for minutes), and
-settles those of a child that died: who ran is a crash, who waited was never begun. It knows of both from the
-children's ledgers, files in one folder: ``<pid>.held`` while a child lives, ``<pid>.dead.<how>`` once it is dead.
+settles those of a child that died. It knows of both from the children's in-flight tables, and does for a lease only
+what the child has written about that very lease:
+
+===========================  ===================================================================================
+the child has written        the keeper says
+===========================  ===================================================================================
+it waits                     given back, uncounted: it never began, whatever ended the process
+it has run, and is acked     ack
+it has run, and is not       what was to be said: release with its delay, or bury
+it runs, and the child ...
+  wrote that it leaves       given back; timed out, if its own limit was over and the child left for that
+  was killed for a limit     timed out, if it was its own; else given back, as a neighbour of the one that was
+  died                       abandoned: ready again at once, and a crash is counted
+===========================  ===================================================================================
 """
 
 from __future__ import annotations
@@ -13,41 +25,37 @@ import contextlib
 import logging
 import os
 import select
-import shutil
 import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.backend import Abandon, Ack, GiveBack, Lease, Touch
+from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
 from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
 from multiq.roll_call import Answering
 
-from .ledger import ACKED, WAITING, LedgerReader
+from .child import EXIT_OVERDUE
+from .inflight import ACKED, DEAD, ENDED, FREE, LIVE
 from .limits import Limits
 from .runner import Runner
+from .supervisor import describe_end
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator
+    from collections.abc import Callable
 
     from multiq.app import App
     from multiq.backend import Consumer, Verdict
 
-    from .board import WorkerRow
+    from .board import Board
     from .health import HealthFile
-    from .ledger import Entry
+    from .inflight import Entry, Record, Table
     from .serving import Server
     from .vitals import Vitals
 
 _log = logging.getLogger("multiq.keeper")
-
-TIMED_OUT = "timeout"
-"""How a child died that was killed for a job over its time limit."""
-CUT_SHORT = "asked to"
-"""How a child ended that was told to end now."""
 
 _LOOK = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in between
 _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
@@ -56,42 +64,46 @@ _ASK_EVERY = 5.0  # seconds
 _ANSWER_EVERY = 1.0  # seconds, while somebody looks at the workers
 _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end
 _TRY_AGAIN = 0.2  # seconds, when the backend was not there
+_NO_STATUS = 2**31  # of a child that ended after its supervisor: only a parent learns how a process ended
+_STUCK_LOOP = "its worker process was killed: its event loop was stuck, in this job or another"
 
 
 class Keeper:
-    """Runs until the supervisor is gone and all children's jobs are settled, *patience* seconds more at most."""
+    """Runs until the supervisor is gone and all children's jobs are settled, *patience* seconds more at most.
+
+    With *shares_loop*, children run coroutines side by side on one event loop.
+    """
 
     def __init__(
         self,
         app: App,
-        folder: Path,
+        board: Board,
         bell: socket.socket,
         patience: float,
         *,
         force: bool,
-        row: WorkerRow,
+        shares_loop: bool,
         vitals: Vitals,
         health_file: HealthFile | None,
         server: Server | None,
     ) -> None:
-        self._folder = folder
+        self._tables = board.tables
         self._bell = bell
-        self._supervisor = os.getppid()
         self._patience = patience
         self._events = app.events
         self._backend = app.backend
         self._can_settle = bool(app.backend.capabilities.portable_leases)  # else a child's leases end with the child
-        self._runner = Runner(app, Limits(0.0, ()))
+        self._shares_loop = shares_loop
+        self._runner = Runner(app, Limits(0.0))
         self._consumer: Consumer | None = None
-        self._living: dict[Path, LedgerReader] = {}
-        self._touched: dict[tuple[Path, str], float] = {}  # a held lease by its token and id -> when
-        self._lost: set[tuple[Path, str]] = set()
+        self._children: dict[tuple[int, float], _Process] = {}  # by their tables' number and life
+        self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
+        self._lost: set[tuple[int, float, float]] = set()
         self._control = Control(app.backend)
         self._listens_to_down = not force
-        self._is_down: bool | None = None
         self._last_restart: str | None = ""
         self._ask_at = 0.0
-        self._row = row
+        self._row = board.worker
         self._vitals = vitals
         self._answering = Answering(app.backend)
         self._answer_at = 0.0
@@ -106,6 +118,7 @@ class Keeper:
                 kill_at = time.monotonic() + self._patience
                 if self._server is not None:
                     self._server.close()  # after a roll, its address is for the next one
+            self._watch_children()
             self._hand_on()
             if self._can_settle:
                 self._touch_for_the_stuck()
@@ -113,8 +126,7 @@ class Keeper:
                 self._listen(time.monotonic())
             if kill_at < float("inf"):
                 self._bury_orphans(killing=time.monotonic() >= kill_at)
-                if not any(self._folder.iterdir()):
-                    shutil.rmtree(self._folder, ignore_errors=True)
+                if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
                     return 0
                 time.sleep(_LOOK)
@@ -128,6 +140,7 @@ class Keeper:
                 said, is_down = self._control.hear(), self._listens_to_down and self._control.is_down()
                 self._row.contact = time.monotonic()
                 self._pass_on(said.last_restart, is_down=is_down)
+                self._row.asked_at = now  # last: what is on the board now is newer than that
                 if said.is_roll_called:
                     self._answering.look()
             if now >= self._answer_at and not self._answering.is_over:
@@ -137,73 +150,72 @@ class Keeper:
             self._health_file.write(self._vitals.report())
 
     def _pass_on(self, last_restart: str | None, *, is_down: bool) -> None:
-        """Tell the supervisor, by signals, what the workers of this connection are told."""
-        if os.getppid() != self._supervisor:
-            return  # it has died meanwhile, and whoever has adopted this process is not to be told
-        supervisor = self._supervisor
-        if is_down != self._is_down:
-            if is_down or self._is_down:
-                _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
-                os.kill(supervisor, signal.SIGUSR2 if is_down else signal.SIGCONT)
-            self._is_down = is_down
+        """Write on the board what the workers of this connection are told."""
+        if is_down != bool(self._row.is_down):
+            _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
             self._row.is_down = is_down
         if last_restart != self._last_restart:
             if self._last_restart != "" and last_restart is not None:
                 _log.warning("all workers of this connection are to restart: this one ends")
-                os.kill(supervisor, signal.SIGTERM)
+                self._row.restarts += 1
             self._last_restart = last_restart
 
     def _supervisor_lives(self) -> bool:
         """Wait for its bell. False: it is gone."""
-        ready, _, _ = select.select([self._bell], [], [], _LOOK)
-        return not ready or bool(self._bell.recv(64))
+        poll = select.poll()
+        poll.register(self._bell, select.POLLIN)
+        return not poll.poll(_LOOK * 1000) or bool(self._bell.recv(64))
 
     # --- the dead ---
 
     def _hand_on(self) -> None:
-        """Settle what dead children held. While the backend is away, their ledgers stay for the next time."""
-        for path in sorted(self._folder.glob("*.dead.*")):
-            with contextlib.closing(LedgerReader(path)) as reader:
-                entries = reader.entries()
-            _, _, how = path.name.split(".", 2)
-            if not self._can_settle or not entries or self._settle(path, how, entries):
-                path.unlink()
+        """Settle what dead children held. While the backend is away, their tables stay for the next time."""
+        for table in self._tables:
+            if table.state == DEAD:
+                entries = table.entries()
+                if not self._can_settle or not entries or self._settle(table, entries):
+                    table.free()
 
-    def _settle(self, path: Path, how: str, entries: list[Entry]) -> bool:
-        ends_at = path.stat().st_mtime + max(entry.held.ttr for entry in entries)
+    def _settle(self, table: Table, entries: list[Entry]) -> bool:
+        """False: the backend is away, and leases may be alive."""
         try:
-            verdicts = [self._verdict(entry, how) for entry in entries]
-            lost = self._settler().settle(verdicts)
+            said = [self._verdict(table, entry, entries) for entry in entries]
+            lost = self._settler().settle([verdict for verdict, _ in said])
         except MultiqError as exc:
             _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
             time.sleep(_TRY_AGAIN)
-            return time.time() > ends_at  # the leases have ended by themselves
-        for verdict, error in zip(verdicts, lost, strict=True):
-            if isinstance(verdict, Abandon) and error is None:
-                lease = verdict.lease
-                self._events.emit(JobCrashed(queue=lease.queue, job_id=lease.id, reason=verdict.reason or how))
+            return time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries)
+        for (_, say), error in zip(said, lost, strict=True):
+            if error is None:
+                say()
         return True
 
-    def _verdict(self, entry: Entry, how: str) -> Verdict:
-        lease = _lease(entry)
-        if entry.mark == ACKED:
-            return Ack(lease)
-        if entry.mark == WAITING or how == CUT_SHORT:
-            return GiveBack(lease)
-        if how != TIMED_OUT:
-            return Abandon(lease, f"its worker process died: {how}")
-        if entry.is_running and entry.kill_at > time.monotonic():
-            return GiveBack(lease)  # a neighbour of the one that was over its limit
-        return self._timed_out(lease)
+    def _verdict(self, table: Table, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
+        """What becomes of a lease, and what says so once that has counted."""
+        lease = _lease(entry.held)
+        if not entry.is_running:
+            return _unsaid(lease, entry), _nothing
+        is_over = entry.kill_at <= table.died_at
+        if table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1:
+            return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
+        if table.is_late or table.left is not None:
+            is_blamed = is_over and (table.is_late or table.left == EXIT_OVERDUE)
+            return self._timed_out(lease) if is_blamed else (GiveBack(lease), _nothing)
+        how = "without a supervisor" if table.status == _NO_STATUS else describe_end(table.status, table.left)
+        return self._crashed(lease, f"its worker process died: {how}")
 
-    def _timed_out(self, lease: Lease) -> Verdict:
+    def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
+        event = JobCrashed(queue=lease.queue, job_id=lease.id, reason=reason)
+        return Abandon(lease, reason), lambda: self._events.emit(event)
+
+    def _timed_out(self, lease: Lease) -> tuple[Verdict, Callable[[], None]]:
         """What its task's policy says of a job that did not end in time."""
         try:
             record = self._backend.peek(lease.queue, lease.id)
         except BackendError:
             raise
         except MultiqError:
-            return Abandon(lease)  # it is gone: whatever is said of it is refused
+            return Abandon(lease), _nothing  # it is gone: whatever is said of it is refused
         return self._runner.timed_out(
             Lease(
                 queue=lease.queue,
@@ -223,57 +235,54 @@ class Keeper:
 
     def _touch_for_the_stuck(self) -> None:
         now = time.monotonic()
-        for path, reader in self._ledgers():
-            if reader.next_touch > now or _is_stopped(path):
+        for table in self._tables:
+            if table.state != LIVE or table.next_touch > now or _is_stopped(table.pid):
                 continue
-            due = [entry for entry in reader.entries() if self._is_due(path, entry, reader.next_touch, now)]
+            due = [entry for entry in table.entries() if self._is_due(table, entry, now)]
             if due:
-                self._touch(path, due, now)
+                self._touch(table, due, now)
 
-    def _is_due(self, path: Path, entry: Entry, next_touch: float, now: float) -> bool:
-        key = path, entry.held.token + entry.held.id
-        if entry.mark < 0 or key in self._lost:
+    def _is_due(self, table: Table, entry: Entry, now: float) -> bool:
+        key = table.number, table.life, entry.serial
+        if entry.mark in {ACKED, ENDED} or key in self._lost:
             return False
-        late_from = next_touch + _SLACK * entry.held.ttr
+        late_from = table.next_touch + _SLACK * entry.held.ttr
         return now >= max(late_from, self._touched.get(key, 0.0) + _TOUCH_SHARE * entry.held.ttr)
 
-    def _touch(self, path: Path, entries: list[Entry], now: float) -> None:
+    def _touch(self, table: Table, entries: list[Entry], now: float) -> None:
         try:
-            lost = self._settler().settle([Touch(_lease(entry)) for entry in entries])
+            lost = self._settler().settle([Touch(_lease(entry.held)) for entry in entries])
         except MultiqError as exc:
             _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
             return
         for entry, error in zip(entries, lost, strict=True):
-            key = path, entry.held.token + entry.held.id
+            key = table.number, table.life, entry.serial
             self._touched[key] = now
             if error is not None:
                 self._lost.add(key)  # it was settled, or is over: nothing is to be kept alive
 
-    def _ledgers(self) -> Iterator[tuple[Path, LedgerReader]]:
-        """The living children's, those of the dead forgotten."""
-        paths = set(self._folder.glob("*.held"))
-        for path in self._living.keys() - paths:
-            self._living.pop(path).close()
-            self._touched = {key: at for key, at in self._touched.items() if key[0] != path}
-            self._lost = {key for key in self._lost if key[0] != path}
-        for path in paths:
-            if path not in self._living:
-                try:
-                    self._living[path] = LedgerReader(path)
-                except (OSError, ValueError):  # just made, or just gone
-                    continue
-            yield path, self._living[path]
+    def _watch_children(self) -> None:
+        """Know each living child by more than its pid, while nobody has reaped it yet; forget the others."""
+        living = {(table.number, table.life): table for table in self._tables if table.state == LIVE and table.pid}
+        for key in self._children.keys() - living.keys():
+            self._children.pop(key).close()
+            self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != key}
+            self._lost = {lease for lease in self._lost if lease[:2] != key}
+        for key in living.keys() - self._children.keys():
+            self._children[key] = _Process(living[key].pid)
 
     # --- the orphans ---
 
     def _bury_orphans(self, *, killing: bool) -> None:
         """The supervisor is gone: nobody else notices when a child ends, or does not."""
-        for path in self._folder.glob("*.held"):
-            pid = int(path.name.partition(".")[0])
-            try:
-                os.kill(pid, signal.SIGKILL if killing else 0)
-            except ProcessLookupError:
-                path.rename(path.with_name(f"{pid}.dead.without a supervisor"))
+        for table in self._tables:
+            if table.state != LIVE:
+                continue
+            child = self._children.get((table.number, table.life))
+            if child is None or child.is_gone():  # or it was given to a child that was never forked
+                table.bury(_NO_STATUS, time.monotonic())
+            elif killing:
+                child.kill()
 
     def _settler(self) -> Consumer:
         """Reserves nothing: it has leases of others to settle."""
@@ -282,15 +291,71 @@ class Keeper:
         return self._consumer
 
 
-def _lease(entry: Entry) -> Lease:
+class _Process:
+    """A process of this host that is not our child. Where the system has pidfds, it is never taken for a later one."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._descriptor: int | None = None
+        self._was_gone = False
+        if hasattr(os, "pidfd_open"):
+            try:
+                self._descriptor = os.pidfd_open(pid)
+            except ProcessLookupError:
+                self._was_gone = True
+            except OSError:  # an old kernel, or no descriptor left
+                _log.debug("process %d has no pidfd", pid, exc_info=True)
+
+    def is_gone(self) -> bool:
+        if self._was_gone or self._descriptor is None:
+            return self._was_gone or not self._send(0)
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def kill(self) -> None:
+        self._send(signal.SIGKILL)
+
+    def close(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+
+    def _send(self, number: int) -> bool:
+        """False: there is no such process."""
+        try:
+            if self._descriptor is None:
+                os.kill(self._pid, number)
+            else:
+                signal.pidfd_send_signal(self._descriptor, number)
+        except ProcessLookupError:
+            return False
+        return True
+
+
+def _unsaid(lease: Lease, entry: Entry) -> Verdict:
+    """What the child was going to say of a job that does not run."""
     held = entry.held
+    if entry.mark == ACKED:
+        return Ack(lease)
+    if entry.mark == ENDED and held.verdict == "release":
+        return Release(lease, held.delay, held.priority, held.reason)
+    if entry.mark == ENDED and held.verdict == "bury":
+        return Bury(lease, held.reason)
+    return GiveBack(lease)
+
+
+def _lease(held: Record) -> Lease:
     return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, 1, 0, 0, 0.0)
 
 
-def _is_stopped(path: Path) -> bool:
-    """Whether somebody has stopped the child (SIGSTOP, a debugger): its jobs do not go on, so they are not kept."""
+def _nothing() -> None:
+    """There is nothing to say."""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the child was stopped (SIGSTOP, a debugger): its jobs do not go on, so they are not kept."""
     try:
-        stat = Path("/proc", path.name.partition(".")[0], "stat").read_text()
+        stat = Path("/proc", str(pid), "stat").read_text()
     except OSError:  # no such process, or no such file system
         return False
     return stat.rpartition(")")[2].split()[0] in {"T", "t"}

@@ -53,6 +53,18 @@ class Lifetime:
                 self.code = EXIT_MEMORY
         return bool(self.reason)
 
+    def is_memory_reached(self) -> bool:
+        """Whether too much memory is in use; it is looked at once a second."""
+        now = time.monotonic()
+        if self._memory is None or now < self._look_at:
+            return False
+        self._look_at = now + _LOOK
+        used = resident_mib()
+        if used <= self._memory:
+            return False
+        self._look_at = now  # and the loop between jobs sees it, too
+        return True
+
     def ends_in(self) -> float:
         """Seconds until time alone is a reason to end."""
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())

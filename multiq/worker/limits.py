@@ -1,118 +1,247 @@
-"""Time limits: a job that runs longer than its ``timeout`` is told so; what does not heed it ends with its process.
+"""Time limits: a job that runs longer than its ``timeout`` is told so; what does not listen ends with its process.
 
-A coroutine is cancelled on its event loop. A plain function finds ``SoftTimeout`` raised in its own code, between two
-of its lines: never in the middle of a driver or of multiq itself, whose connections would be out of step then. What
-is deaf to that (a call into C, code that catches everything) is over its limit for good a little later.
+How a job is told depends on where it runs, and never breaks code that is not the task's own:
+
+- A coroutine is cancelled by its event loop (``Runner``).
+- A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
+  sees the very line that it interrupts. It raises ``SoftTimeout`` only in the task's own code, or in a library that
+  blocks for it; elsewhere (a lock of the standard library, logging, a driver) it does nothing, and comes again.
+- A plain function on any other thread asks: ``current_job().check()`` raises. An exception that is raised from
+  outside would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
+- A call of multiq's own (``enqueue``) raises on its way out (``multiq.notices``).
+
+What goes on for ``kill_after`` seconds after it was told is overdue.
 """
 
 from __future__ import annotations
 
-import ctypes
+import signal
 import sys
 import threading
 import time
+import traceback
 from typing import TYPE_CHECKING
 
 from multiq import notices
 from multiq.retry import SoftTimeout
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable, Iterable, Iterator
     from types import FrameType
 
-    from multiq.backend import Lease
-
+    from .inflight import Held, InFlight
     from .runner import Call
 
-_raise_in_thread = ctypes.pythonapi.PyThreadState_SetAsyncExc
+INTERRUPT = signal.SIGURG
+"""The signal for a job in the main thread. By default it is ignored, so it harms no process that gets it too late."""
+
+_LOOP_IS_BLOCKED = 0.1  # seconds without an answer of the loop; it is asked every 25 ms
+_RUNNER = "multiq.worker.runner"
+
+#: packages in whose code, and in whatever that code calls, nothing is ever raised: they hold locks or connections, or
+#: swallow what is raised
+_UNTOUCHABLE = frozenset(
+    [
+        "multiq",
+        "_weakrefset",
+        "asyncio",
+        "concurrent",
+        "importlib",
+        "logging",
+        "multiprocessing",
+        "queue",
+        "selectors",
+        "sqlite3",
+        "threading",
+        "weakref",
+        "greenstalk",
+        "hiredis",
+        "MySQLdb",
+        "pymysql",
+        "redis",
+        "sqlalchemy",
+    ]
+)
+#: packages that call the task's own code in between: only they themselves are spared
+_UNTOUCHABLE_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
+_UNTOUCHABLE_FUNCTIONS = frozenset(
+    {"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"}
+)
 
 
 class Limit:
     """One running job and its moments, as ``time.monotonic``."""
 
-    __slots__ = ("call", "has_notice", "is_told", "kill_at", "tell_at", "thread")
+    __slots__ = ("call", "has_notice", "held", "is_in_main_thread", "is_told", "kill_at", "tell_at", "thread")
 
-    def __init__(self, call: Call, timeout: float, kill_after: float, thread: int | None) -> None:
-        now = time.monotonic()
+    def __init__(self, call: Call, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
         self.call = call
-        self.tell_at = now + timeout
-        self.kill_at = now + timeout + kill_after
-        self.thread = thread  # None: a coroutine, which its loop cancels
-        self.is_told = thread is None
+        self.held = held
+        self.tell_at = deadline
+        self.kill_at = deadline + kill_after
+        self.thread = thread  # None: a coroutine on a loop that other jobs use, too
+        self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
+        self.is_told = False
         self.has_notice = False
 
 
 class Limits:
-    """The limits of all jobs that run now. ``tell`` is called by whoever watches, the rest by the jobs' own threads.
+    """The limits of all jobs that run now. ``look`` is called by the heartbeat, the rest by the jobs' own threads.
 
-    *untouchable* are the top-level packages in whose code nothing is ever raised.
+    *untouchable* are top-level packages in whose code nothing is ever raised, beside those that are known here.
     """
 
-    def __init__(self, kill_after: float, untouchable: Iterable[str]) -> None:
+    def __init__(self, kill_after: float, untouchable: Iterable[str] = (), inflight: InFlight | None = None) -> None:
         self._kill_after = kill_after
-        self._untouchable = frozenset(untouchable)
-        self._running: dict[int, Limit] = {}
+        self._untouchable = _UNTOUCHABLE.union(untouchable)
+        self._inflight = inflight
+        self._running: dict[Limit, None] = {}
         self._lock = threading.Lock()
-        self.on_begin: Callable[[Lease, float], None] | None = None
+        self._interrupts = False
+        self._loop: AbstractEventLoop | None = None
+        self._holder: Callable[[], Held | None] = lambda: None
+        self._loop_answered_at = float("inf")
 
-    def begin(self, call: Call, timeout: float, *, thread: int | None) -> Limit:
-        """From now on *call* may run for *timeout* seconds, in the thread of this identity if it is no coroutine."""
-        limit = Limit(call, timeout, self._kill_after, thread)
+    def interrupting(self) -> None:
+        """Take ``INTERRUPT``: from now on, jobs in the main thread are interrupted. To be called there."""
+        signal.signal(INTERRUPT, self._interrupt)
+        self._interrupts = True
+
+    def share(self, loop: AbstractEventLoop, holder: Callable[[], Held | None]) -> None:
+        """Coroutines share this loop; *holder* tells whose job it runs at this moment."""
+        self._loop, self._holder = loop, holder
+
+    def begin(self, call: Call, held: Held, *, thread: int | None) -> Limit:
+        """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
+        limit = Limit(call, held, call.deadline, self._kill_after, thread)
         with self._lock:
-            self._running[id(limit)] = limit
-        if self.on_begin is not None:
-            self.on_begin(call.job.lease, limit.kill_at)
+            self._running[limit] = None
+        self._write(limit)
         return limit
 
     def end(self, limit: Limit) -> None:
-        """It has ended: nothing is raised any more. May be called twice."""
+        """It has ended: nothing is raised any more."""
         with self._lock:
-            if self._running.pop(id(limit), None) is None or limit.thread is None:
-                return
-            notices.waiting.discard(limit.thread)
-            if limit.is_told:
-                _raise_in_thread(ctypes.c_ulong(limit.thread), None)  # takes back what has not got there yet
+            if limit in self._running:
+                del self._running[limit]
+                self._take_back_notice(limit)
 
-    def tell(self) -> None:
-        """Tell each job that runs longer than it may, once."""
-        if not self._running:
-            return
-        now = time.monotonic()
+    def told(self, limit: Limit) -> None:
+        """Its loop has cancelled it just now."""
         with self._lock:
-            for limit in self._running.values():
-                if limit.tell_at <= now and not limit.is_told and limit.thread is not None:
-                    self._tell(limit, limit.thread)
+            limit.is_told = True
+            self._take_back_notice(limit)
+        self._move(limit, time.monotonic() + self._kill_after)
 
-    def overdue(self) -> list[Call]:
-        """What did not listen, each once."""
+    def look(self) -> list[Limit]:
+        """Tell each job that runs longer than it may. Returns those that are overdue, each once."""
         if not self._running:
+            self._loop_answered_at = float("inf")
             return []
         now = time.monotonic()
+        holder = self._blocks_the_loop(now)
         with self._lock:
-            late = [limit for limit in self._running.values() if limit.kill_at <= now]
-            for limit in late:
-                limit.kill_at = float("inf")
-        return [limit.call for limit in late]
+            running = list(self._running)
+        return [limit for limit in running if self._is_overdue(limit, now, holder)]
 
-    def _tell(self, limit: Limit, thread: int) -> None:
-        if limit.has_notice and thread not in notices.waiting:  # it was told on its way out
-            limit.is_told = True
-        elif self._is_in_own_code(thread):
-            notices.waiting.discard(thread)
-            limit.is_told = True
-            _raise_in_thread(ctypes.c_ulong(thread), ctypes.py_object(SoftTimeout))
-        else:
+    def _is_overdue(self, limit: Limit, now: float, holder: Held | bool | None) -> bool:
+        """*holder* is False while the loop goes round, else the job that keeps it from doing so, if that is known."""
+        if now < limit.tell_at:
+            return False
+        if limit.thread is None and holder is not False and holder is not limit.held:
+            self._move(limit, now + self._kill_after)  # another one's doing: this one cannot even be told
+            return False
+        if limit.thread is not None and not limit.is_told:
+            self._tell(limit, limit.thread, now)
+        if now < limit.kill_at or (limit.thread is None and holder is False and not limit.is_told):
+            return False
+        limit.kill_at = float("inf")
+        return True
+
+    def _tell(self, limit: Limit, thread: int, now: float) -> None:
+        if not limit.has_notice:
+            self._move(limit, max(limit.kill_at, now + self._kill_after))  # it is always told before it is ended
+        with self._lock:
+            if limit not in self._running or limit.is_told:
+                return
+            if limit.has_notice and thread not in notices.waiting:  # a call of multiq's has raised on its way out
+                limit.is_told = True
+                return
             limit.has_notice = True
             notices.waiting.add(thread)
+        if limit.is_in_main_thread and self._interrupts:
+            signal.pthread_kill(thread, INTERRUPT)
 
-    def _is_in_own_code(self, thread: int) -> bool:
-        """Whether a thread is in its job's own code, all the way down from the runner's."""
-        frame: FrameType | None = sys._current_frames().get(thread)  # noqa: SLF001 - there is no other way to ask
-        while frame is not None:
-            module = frame.f_globals.get("__name__", "")
-            if module == "multiq.worker.runner":
-                return True
-            if module.partition(".")[0] in self._untouchable:
+    def _take_back_notice(self, limit: Limit) -> None:
+        if limit.thread is not None:
+            notices.waiting.discard(limit.thread)
+
+    def _interrupt(self, _number: int, frame: FrameType | None) -> None:
+        """The handler: it runs in the main thread, in the middle of whatever that does."""
+        now, thread = time.monotonic(), threading.get_ident()
+        for limit in tuple(self._running):
+            if limit.thread == thread and limit.tell_at <= now and not limit.is_told and self._may_raise(frame):
+                limit.is_told = True
+                notices.waiting.discard(thread)
+                raise SoftTimeout
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        """Whether the line that is interrupted is the task's own, or of a library that blocks for it."""
+        if frame is not None and _package(frame) in _UNTOUCHABLE_AT_THE_TOP:
+            return False
+        for each in _down_to_the_runner(frame):
+            if each is None:
                 return False
-            frame = frame.f_back
-        return False
+            if _package(each) in self._untouchable or each.f_code.co_name in _UNTOUCHABLE_FUNCTIONS:
+                return False
+        return True
+
+    def _blocks_the_loop(self, now: float) -> Held | bool | None:
+        """False while the shared loop goes round; else the job whose code it runs, None if that cannot be told."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return False
+        answered_at = min(self._loop_answered_at, now)
+        self._loop_answered_at = answered_at
+        loop.call_soon_threadsafe(self._loop_answers)
+        return self._holder() if now - answered_at > _LOOP_IS_BLOCKED else False
+
+    def _loop_answers(self) -> None:
+        self._loop_answered_at = time.monotonic()
+
+    def _move(self, limit: Limit, kill_at: float) -> None:
+        limit.kill_at = kill_at
+        self._write(limit)
+
+    def _write(self, limit: Limit) -> None:
+        if self._inflight is not None:
+            self._inflight.limit(limit.held, limit.kill_at)
+
+
+def stack_of(frame: FrameType | None) -> str | None:
+    """The frames of the task's call as a traceback's text."""
+    if frame is None:
+        return None
+    frames = sum(each is not None for each in _down_to_the_runner(frame))
+    return "".join(traceback.format_stack(frame, limit=frames or None))
+
+
+def frame_of(thread: int | None) -> FrameType | None:
+    """Where a thread is in its code."""
+    return sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way to ask
+
+
+def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
+    """The frames of the task's call, the innermost first; None at the end if the runner is not below them at all."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _RUNNER:
+            return
+        yield frame
+        frame = frame.f_back
+    yield None
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]

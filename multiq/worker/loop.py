@@ -1,8 +1,9 @@
-"""The event loop of coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
+"""Event loops of coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import select
 import selectors
 import sys
@@ -10,6 +11,12 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
+    from collections.abc import Coroutine, Iterable
+    from typing import Any
+
+_log = logging.getLogger("multiq.worker")
+
+PATIENCE = 1.0  # seconds for cancelled tasks to clean up after themselves
 
 _SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
 
@@ -19,6 +26,59 @@ def new_event_loop() -> AbstractEventLoop:
     if sys.platform != "linux":
         return asyncio.new_event_loop()
     return asyncio.SelectorEventLoop(_PreciseSelector())
+
+
+class JobLoop:
+    """The event loop of one thread, for jobs that run there one after the other. What a job leaves behind ends with it.
+
+    ``asyncio.Runner`` would wait for ever for a task that swallows its cancellation, and run it on inside the next job.
+    """
+
+    def __init__(self) -> None:
+        self._loop: AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it to its end, in the current context. Raises what it raises."""
+        loop = self._loop = self._loop or new_event_loop()
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            left = asyncio.all_tasks(loop)
+            if left:
+                self._end(loop, left, task)
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
+            loop.close()
+
+    def _end(self, loop: AbstractEventLoop, left: Iterable[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
+        stuck = end_tasks(loop, left)
+        forgotten = [each for each in left if each is not task]
+        if forgotten:
+            _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
+        if stuck:  # without its loop, none of them goes on
+            _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
+            self._loop = None
+
+
+def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:
+    """Cancel them and run the loop until they have ended, for a second at most. Returns how many have not."""
+    waiting = list(tasks)
+    for task in waiting:
+        task.cancel()
+    give_up_at = loop.time() + PATIENCE
+    while any(not task.done() for task in waiting) and loop.time() < give_up_at:
+        try:
+            loop.run_until_complete(asyncio.wait(waiting, timeout=max(0.0, give_up_at - loop.time())))
+        except BaseException:  # noqa: BLE001 - SystemExit of a task, or loop.stop()
+            _log.debug("a cancelled task has ended its loop's run", exc_info=True)
+    for task in waiting:
+        if task.done() and not task.cancelled():
+            task.exception()  # its own business: or asyncio complains that nobody has asked for it
+    return sum(not task.done() for task in waiting)
 
 
 if sys.platform == "linux":

@@ -11,13 +11,16 @@ from multiq.backend import Touch
 from multiq.errors import BackendError
 from multiq.events import BackendDown, BackendUp, JobLost
 
+from .inflight import Held
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import Consumer, Lease, Verdict
+    from multiq.errors import LeaseLost
     from multiq.events import Events
 
-    from .ledger import Ledger
+    from .inflight import InFlight
 
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
 _LONGEST_PAUSE = 1.0  # ...growing to this: what was down for an hour is back at work within a second, too
@@ -29,50 +32,48 @@ _TOUCH_SHARE = 1 / 3
 class Pump:
     """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls.
 
-    With a *ledger*, what is held and when it is touched next can be read by those outside of the process.
+    With *inflight*, what is held and when it is touched next can be read by those outside of the process.
     """
 
-    def __init__(self, consumer: Consumer, events: Events, worker: str, ledger: Ledger | None = None) -> None:
+    def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InFlight | None = None) -> None:
         self._consumer = consumer
         self._events = events
         self._worker = worker
-        self._ledger = ledger
+        self._inflight = inflight
         self._lock = threading.Lock()
-        self._unsettled: list[Verdict] = []  # what an outage has held up
-        self._touch_at: dict[int, tuple[Lease, float]] = {}  # by identity: a job may be leased to us twice in turn
+        self._unsettled: list[Held] = []  # what an outage has held up
+        self._held: dict[Held, None] = {}  # in the order in which they were reserved
         self._next_touch = float("inf")
         self._tries = 0
         self._retry_at = 0.0
         self._nudge = threading.Event()
 
-    def exchange(self, verdicts: Sequence[Verdict], limit: int, timeout: float) -> list[Lease]:
+    def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
         """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing."""
         with self._lock:
-            to_settle = self._collect(verdicts)
+            to_settle = self._collect(finished)
             try:
-                lost, leases = self._consumer.exchange(to_settle, limit, timeout)
+                lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
             except BackendError as exc:
                 self._unsettled = to_settle
                 failure = exc
             else:
                 self._settled(to_settle, lost)
-                if leases:
-                    self._hold(leases)
-                return leases
+                return self._hold(leases) if leases else []
         self._wait_out(failure)
         return []
 
-    def settle(self, verdicts: Sequence[Verdict]) -> bool:
+    def settle(self, finished: Sequence[Held]) -> bool:
         """Settle these now. False: the backend is gone, they go along with the next call."""
         with self._lock:
-            to_settle = self._collect(verdicts)
+            to_settle = self._collect(finished)
             if not to_settle:
                 return True
             if time.monotonic() < self._retry_at:
                 self._unsettled = to_settle
                 return False
             try:
-                lost = self._consumer.settle(to_settle)
+                lost = self._consumer.settle(_verdicts(to_settle))
             except BackendError as exc:
                 self._unsettled = to_settle
                 self._went_down(exc)
@@ -81,23 +82,16 @@ class Pump:
             return True
 
     def beat(self) -> None:
-        """Touch every lease of which a third has passed."""
-        if time.monotonic() < self._next_touch:
+        """Touch every lease of which a third has passed.
+
+        While another thread is in a call, nothing happens: that call ends in time for the next beat.
+        """
+        if time.monotonic() < self._next_touch or not self._lock.acquire(blocking=False):
             return
-        with self._lock:
-            now = time.monotonic()
-            due = [lease for lease, at in self._touch_at.values() if at <= now]
-            try:
-                lost = self._consumer.settle([Touch(lease) for lease in due]) if due else []
-            except BackendError as exc:
-                self._plan(now + self._went_down(exc))
-                return
-            for lease, error in zip(due, lost, strict=True):
-                if error is None:
-                    self._touch_at[id(lease)] = (lease, now + lease.ttr * _TOUCH_SHARE)
-                else:
-                    self._touch_at.pop(id(lease), None)  # the verdict will be refused, and that is told then
-            self._plan(min((at for _, at in self._touch_at.values()), default=float("inf")))
+        try:
+            self._touch(time.monotonic())
+        finally:
+            self._lock.release()
 
     def next_beat_in(self) -> float:
         """Seconds until ``beat`` has something to do."""
@@ -121,32 +115,56 @@ class Pump:
     def close(self) -> None:
         self._consumer.close()
 
-    def _collect(self, verdicts: Sequence[Verdict]) -> list[Verdict]:
-        collected, self._unsettled = [*self._unsettled, *verdicts], []
-        for verdict in verdicts:
-            self._touch_at.pop(id(verdict.lease), None)
-        return collected
+    def _touch(self, now: float) -> None:
+        due = [held for held in self._held if held.touch_at <= now and held.verdict is None]
+        try:
+            lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
+        except BackendError as exc:
+            self._plan(now + self._went_down(exc))
+            return
+        touched_at = time.monotonic()
+        for held, error in zip(due, lost, strict=True):
+            if error is None:
+                held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
+                held.ends_at = touched_at + held.lease.ttr
+            else:
+                held.touch_at = float("inf")  # the verdict will be refused, and that is told then
+        self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
 
-    def _hold(self, leases: Sequence[Lease]) -> None:
+    def _collect(self, finished: Sequence[Held]) -> list[Held]:
+        """What is to be settled now: an abort may have settled some of these before their jobs ended."""
+        if not self._unsettled:
+            return [held for held in finished if held in self._held]
+        collected, self._unsettled = dict.fromkeys([*self._unsettled, *finished]), []
+        return [held for held in collected if held in self._held]
+
+    def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = time.monotonic()
         next_touch = self._next_touch
+        enter = self._inflight.hold if self._inflight is not None else _nowhere
+        taken = []
         for lease in leases:
-            at = now + lease.ttr * _TOUCH_SHARE
-            self._touch_at[id(lease)] = (lease, at)
-            next_touch = min(next_touch, at)
-        if self._ledger is not None:
-            self._ledger.hold([lease for lease, _ in self._touch_at.values()])
+            ttr = lease.ttr
+            held = Held(lease, enter(lease), now + ttr * _TOUCH_SHARE, now + ttr)
+            self._held[held] = None
+            taken.append(held)
+            next_touch = min(next_touch, held.touch_at)
         self._plan(next_touch)
+        return taken
 
     def _plan(self, next_touch: float) -> None:
         self._next_touch = next_touch
-        if self._ledger is not None:
-            self._ledger.touched_until(next_touch)
+        if self._inflight is not None:
+            self._inflight.touched_until(next_touch)
 
-    def _settled(self, verdicts: Sequence[Verdict], lost: Sequence[BaseException | None]) -> None:
-        for verdict, error in zip(verdicts, lost, strict=True):
-            if error is not None:
-                self._events.emit(JobLost(queue=verdict.lease.queue, job_id=verdict.lease.id))
+    def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
+        for held, error in zip(settled, lost, strict=True):
+            del self._held[held]
+            held.is_lost = error is not None
+            if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
+                self._events.emit(JobLost(queue=held.lease.queue, job_id=held.lease.id))
+        if self._inflight is not None and settled:
+            self._inflight.drop(settled)
         if self._tries:
             self._tries = 0
             self._events.emit(BackendUp(worker=self._worker))
@@ -164,3 +182,11 @@ class Pump:
         self._retry_at = time.monotonic() + pause
         self._events.emit(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
+
+
+def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
+    return [held.verdict for held in finished if held.verdict is not None]
+
+
+def _nowhere(_: Lease) -> None:
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 import logging
 import threading
 import time
@@ -21,13 +22,21 @@ from multiq.job import JobContext, describe, running
 from multiq.options import check_reason
 from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
 
+from .loop import JobLoop
+
 if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
     from multiq.app import App
+    from multiq.events import JobEvent
     from multiq.task import Task
 
-    from .limits import Limits
+    from .inflight import Held
+    from .limits import Limit, Limits
 
 _log = logging.getLogger("multiq.worker")
+
+_LATE = 0.05  # seconds: a timer that fires later than this was kept from it by another job's code
 
 #: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
@@ -40,15 +49,17 @@ class Call(msgspec.Struct, frozen=True):
     task: Task[Any, Any]
     envelope: Envelope
     policy: RetryPolicy
+    timeout: float | None
+    """Seconds that it may run; None: no limit."""
 
     @property
-    def timeout(self) -> float | None:
-        timeout = self.task.timeout if self.envelope.timeout is None else self.envelope.timeout
-        return timeout or None  # 0: no limit, as everywhere
+    def deadline(self) -> float:
+        """When its time is over, as ``time.monotonic``; infinite without a limit."""
+        return float("inf") if self.job.deadline is None else self.job.deadline
 
 
 class Runner:
-    """Runs jobs of one app; used by all threads of a worker."""
+    """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the context this was made in."""
 
     def __init__(self, app: App, limits: Limits) -> None:
         self._tasks = app.tasks
@@ -56,38 +67,33 @@ class Runner:
         self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
-        self._loops = threading.local()
+        self._threads = threading.local()
+        self._context = contextvars.copy_context()
+        self.is_ending = False
+        """Whether the worker cancels coroutines from now on: what they raise is not their jobs' failure."""
 
-    def run(self, lease: Lease) -> Verdict:
+    def run(self, held: Held) -> Verdict:
         """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
-        call = self._open(lease)
-        if not isinstance(call, Call):
-            return call
-        started = self._start(call)
-        mark = running.set(call.job)
-        try:
-            result = self._drive(call) if call.task.is_coroutine else self._call(call)
-        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
-            return self._failed(call, exc, time.perf_counter() - started)
-        else:
-            return self._done(call, result, time.perf_counter() - started)
-        finally:
-            running.reset(mark)
+        return self._context.copy().run(self._run, held)
 
-    async def arun(self, lease: Lease) -> Verdict:
-        """Run a coroutine job on the running event loop. Never raises; cancelled from outside, it is given back."""
-        call = self._open(lease)
+    async def arun(self, held: Held) -> Verdict:
+        """Run a coroutine job on the running event loop, in a ``fresh_context``. Never raises."""
+        call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
         started = self._start(call)
-        running.set(call.job)  # this coroutine has a context of its own
+        running.set(call.job)
         try:
-            result = await self._await(call)
-        except BaseException as exc:  # noqa: BLE001
-            if isinstance(exc, asyncio.CancelledError) and _is_cancelled_from_outside():
-                return GiveBack(lease)  # by a worker that ends: not the job's doing, unlike one that cancels itself
+            result = await self._await(call, held, thread=None)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
+            if self.is_ending and isinstance(exc, asyncio.CancelledError):
+                return GiveBack(held.lease)  # by a worker that ends: not the job's doing
             return self._failed(call, exc, time.perf_counter() - started)
         return self._done(call, result, time.perf_counter() - started)
+
+    def fresh_context(self) -> contextvars.Context:
+        """What a job may change without any other job noticing."""
+        return self._context.copy()
 
     def is_coroutine(self, lease: Lease) -> bool:
         """Whether the job's task is a coroutine; what cannot be told is none."""
@@ -97,18 +103,33 @@ class Runner:
             return False
         return task is not None and task.is_coroutine
 
-    def timed_out(self, lease: Lease) -> Verdict:
-        """The verdict on a job that was ended from outside because it ran longer than its timeout."""
+    def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict on a job that is ended from outside because it ran longer than its timeout.
+
+        Nothing is said of it yet: the second result says it, and is to be called once the verdict has counted.
+        """
         call = self._open(lease)
         if not isinstance(call, Call):
-            return call
-        return self._failed(call, SoftTimeout(), call.timeout or 0.0)
+            return call, lambda: None
+        return self._judged(call, SoftTimeout(), call.timeout or 0.0, stack)
 
     def close_loop(self) -> None:
         """Close this thread's event loop, if it has one."""
-        runner: asyncio.Runner | None = getattr(self._loops, "runner", None)
-        if runner is not None:
-            runner.close()
+        loop: JobLoop | None = getattr(self._threads, "loop", None)
+        if loop is not None:
+            loop.close()
+
+    def _run(self, held: Held) -> Verdict:
+        call = self._open(held.lease)
+        if not isinstance(call, Call):
+            return call
+        started = self._start(call)
+        running.set(call.job)
+        try:
+            result = self._drive(call, held) if call.task.is_coroutine else self._call(call, held)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
+            return self._failed(call, exc, time.perf_counter() - started)
+        return self._done(call, result, time.perf_counter() - started)
 
     # --- before ---
 
@@ -130,7 +151,11 @@ class Runner:
             task.check_arguments(envelope.args, envelope.kwargs)
         except ArgumentsInvalid as exc:
             return self._bury(job, str(exc), task)
-        return Call(job, task, envelope, policy)
+        timeout = task.timeout if envelope.timeout is None else envelope.timeout
+        if not timeout:  # 0: no limit, as everywhere
+            return Call(job, task, envelope, policy, None)
+        job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=time.monotonic() + timeout)
+        return Call(job, task, envelope, policy, timeout)
 
     def _unknown(self, job: JobContext, envelope: Envelope) -> Verdict:
         known = ", ".join(sorted(self._tasks)) or "none"
@@ -148,59 +173,65 @@ class Runner:
 
     # --- the call itself ---
 
-    def _call(self, call: Call) -> Any:
-        timeout = call.timeout
-        if timeout is None:
-            return self._result(call)
-        limit = self._limits.begin(call, timeout, thread=threading.get_ident())
+    def _call(self, call: Call, held: Held) -> Any:
+        if call.timeout is None:
+            return self._result(call, None)
+        limit = self._limits.begin(call, held, thread=threading.get_ident())
         try:
-            try:
-                return self._result(call)
-            finally:
-                self._limits.end(limit)
-        except SoftTimeout:  # it comes once, but may come in the middle of the line above
+            return self._result(call, limit)
+        finally:
             self._limits.end(limit)
-            raise
 
-    def _result(self, call: Call) -> Any:
+    def _result(self, call: Call, limit: Limit | None) -> Any:
         if self._around:
             with contextlib.ExitStack() as stack:
                 for is_async, middleware in self._around:
                     if not is_async:
                         stack.enter_context(middleware(call.job))
-                return self._plain_result(call)
-        return self._plain_result(call)
+                return self._plain_result(call, limit)
+        return self._plain_result(call, limit)
 
-    def _plain_result(self, call: Call) -> Any:
+    def _plain_result(self, call: Call, limit: Limit | None) -> Any:
         result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
         # a decorator may hide that its function is a coroutine: not awaited, it would never have run
-        return self._loop().run(result) if type(result) is CoroutineType else result
+        return self._loop().run(self._within(limit, result)) if type(result) is CoroutineType else result
 
-    def _drive(self, call: Call) -> Any:
-        return self._loop().run(self._await(call))
+    def _drive(self, call: Call, held: Held) -> Any:
+        return self._loop().run(self._await(call, held, thread=threading.get_ident()))
 
-    def _loop(self) -> asyncio.Runner:
+    def _loop(self) -> JobLoop:
         """This thread's event loop."""
-        runner: asyncio.Runner | None = getattr(self._loops, "runner", None)
-        if runner is None:
-            runner = self._loops.runner = asyncio.Runner()
-        return runner
+        loop: JobLoop | None = getattr(self._threads, "loop", None)
+        if loop is None:
+            loop = self._threads.loop = JobLoop()
+        return loop
 
-    async def _await(self, call: Call) -> Any:
-        timeout = call.timeout
-        work = self._wrapped(call) if self._around else call.task.function(*call.envelope.args, **call.envelope.kwargs)
-        if timeout is None:
-            return await work
-        limit = self._limits.begin(call, timeout, thread=None)
+    async def _await(self, call: Call, held: Held, *, thread: int | None) -> Any:
+        """*thread*: the one whose loop runs this job alone; None on the loop that jobs share."""
+        limit = None if call.timeout is None else self._limits.begin(call, held, thread=thread)
         try:
-            async with asyncio.timeout(timeout) as patience:
+            work = (
+                self._wrapped(call) if self._around else call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            )
+            return await self._within(limit, work)
+        finally:
+            if limit is not None:
+                self._limits.end(limit)
+
+    async def _within(self, limit: Limit | None, work: Awaitable[Any]) -> Any:
+        """Await *work*, cancelled when its time is over."""
+        if limit is None:
+            return await work
+        timer = _Timer(limit, self._limits)
+        try:
+            async with timer.patience:
                 return await work
         except TimeoutError:
-            if patience.expired():
+            if timer.patience.expired():
                 raise SoftTimeout from None
             raise
         finally:
-            self._limits.end(limit)
+            timer.cancel()
 
     async def _wrapped(self, call: Call) -> Any:
         async with contextlib.AsyncExitStack() as stack:
@@ -219,26 +250,48 @@ class Runner:
         return Ack(call.job.lease)
 
     def _failed(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
-        try:
-            return self._judge(call, exc, seconds)
-        except (Exception, SystemExit):  # noqa: BLE001 - a backoff function of the user's: the job outlives it
-            _log.exception("the retry policy of task %s failed; its job is released with the default", call.task.name)
-            return Release(call.job.lease, DEFAULT(call.job.attempt), reason=describe(exc))
+        verdict, say = self._judged(call, exc, seconds)
+        say()
+        return verdict
 
-    def _judge(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
+    def _judged(
+        self, call: Call, exc: BaseException, seconds: float, stack: str | None = None
+    ) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict on a failed run, and what says so."""
+        try:
+            return self._judge(call, exc, seconds, stack)
+        except BaseException:  # noqa: BLE001 - a backoff function of the user's: the job outlives it
+            _log.exception("the retry policy of task %s failed; its job is released with the default", call.task.name)
+            return Release(call.job.lease, DEFAULT(call.job.attempt), reason=describe(exc)), lambda: None
+
+    def _judge(
+        self, call: Call, exc: BaseException, seconds: float, stack: str | None
+    ) -> tuple[Verdict, Callable[[], None]]:
         lease = call.job.lease
         reason = describe(exc)
-        if isinstance(exc, SoftTimeout):
+        events: list[JobEvent] = []
+        if isinstance(exc, SoftTimeout) and call.timeout is not None:
             reason = f"the task ran longer than its timeout of {call.timeout:g} s"
-            self._events.emit(JobTimedOut(job=call.job, timeout=call.timeout or 0.0))
+            events.append(JobTimedOut(job=call.job, timeout=call.timeout, stack=stack))
+        verdict: Release | Bury
         if isinstance(exc, ReleaseJob):
             reason = exc.reason or reason
-            return self._announce(call.job, call.policy.after_failure(lease, reason, exc.delay), reason, call.task, exc)
-        if self._events.wants(JobFailed):
-            self._events.emit(JobFailed(job=call.job, seconds=seconds, error=exc))
-        if isinstance(exc, BuryJob):
-            return self._announce(call.job, Bury(lease, check_reason(exc.reason)), exc.reason, call.task, exc)
-        return self._announce(call.job, call.policy.after_failure(lease, reason), reason, call.task, exc)
+            verdict = call.policy.after_failure(lease, reason, exc.delay)
+        else:
+            events.append(JobFailed(job=call.job, seconds=seconds, error=exc))
+            if isinstance(exc, BuryJob):
+                reason = exc.reason
+                verdict = Bury(lease, check_reason(reason))
+            else:
+                verdict = call.policy.after_failure(lease, reason)
+
+        def say() -> None:
+            for event in events:
+                if self._events.wants(type(event)):
+                    self._events.emit(event)
+            self._announce(call.job, verdict, reason, call.task, exc)
+
+        return verdict, say
 
     def _bury(self, job: JobContext, reason: str, task: Task[Any, Any] | None = None) -> Verdict:
         return self._announce(job, Bury(job.lease, check_reason(reason)), reason, task)
@@ -262,10 +315,31 @@ class Runner:
         return verdict
 
 
-def _is_cancelled_from_outside() -> bool:
-    """Whether somebody has asked for the end of the coroutine that runs here."""
-    task = asyncio.current_task()
-    return task is not None and task.cancelling() > 0
+class _Timer:
+    """Ends a coroutine's ``asyncio.timeout`` at its limit. Time in which others block a shared loop does not count."""
+
+    def __init__(self, limit: Limit, limits: Limits) -> None:
+        self.patience = asyncio.timeout(None)
+        self._limit = limit
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._plan(self._loop.time() + limit.tell_at - time.monotonic())
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _plan(self, at: float) -> None:
+        self._at = at
+        self._handle = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        late = now - self._at
+        if self._limit.thread is None and late > _LATE:
+            self._plan(now + late)
+        else:
+            self._limits.told(self._limit)
+            self.patience.reschedule(now)
 
 
 def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
@@ -273,5 +347,5 @@ def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
     job = call.job if isinstance(call, Call) else call
     try:
         hook(job, what)
-    except (Exception, SystemExit):  # noqa: BLE001
+    except BaseException:  # noqa: BLE001 - whatever it raises, the job is over, and its thread is not the hook's
         _log.exception("a hook of task %s failed; the job's fate is not affected", job.task)

@@ -13,31 +13,28 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from multiq.text import many
 
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
-from .keeper import CUT_SHORT, TIMED_OUT
-from .ledger import NEVER
+from .inflight import NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
 from .rolling import Before, rolled_environment
 from .signals import SignalInbox
 from .slot import Post, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from typing import NoReturn
 
     from .board import Board
+    from .inflight import Table
 
 _log = logging.getLogger("multiq.supervisor")
 
@@ -50,6 +47,11 @@ _WORKING_BRAKE = 1.0  # or to this if it got as far as a job: then the job is to
 _LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
 OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
 _LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
+
+_FORK_BRAKE = 1.0  # seconds until a fork that the system has refused is tried again
+_TABLE_BRAKE = 0.25  # seconds until it is looked whether a table is free
+_ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, and so were its children, perhaps
+_TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
 HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
@@ -65,21 +67,22 @@ _REPLACED = {
 }
 
 
+_NAMED = frozenset(map(int, signal.Signals))
 _ENDED_WELL = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 
 
 class Supervisor:
     """Keeps a child for each place of *board* running *work*, and one process *keep*; both return exit codes.
 
-    *work* gets its post, *keep* the folder of all ledgers and the socket that tells it to look there. With *once*, a
-    child that ends with 0 is through with its work and is not replaced. *check* is a command that ends with 0 if the
-    program would start: without that, a roll does not begin.
+    *work* gets its post, *keep* the socket that tells it to look at the tables. With *once*, a child that ends with 0
+    is through with its work and is not replaced. *check* is a command that ends with 0 if the program would start:
+    without that, a roll does not begin.
     """
 
     def __init__(
         self,
         work: Callable[[Post], int],
-        keep: Callable[[Path, socket.socket], int],
+        keep: Callable[[socket.socket], int],
         board: Board,
         *,
         grace: float,
@@ -88,6 +91,7 @@ class Supervisor:
     ) -> None:
         self._work = work
         self._keep = keep
+        self._tables = board
         self._board = board.worker
         self._slots = [Slot(place, row) for place, row in enumerate(board.children)]
         self._grace = grace
@@ -96,7 +100,10 @@ class Supervisor:
         self._checking: subprocess.Popen[bytes] | None = None
         self._is_check_stale = False
         self._stops = 0
-        self._is_paused = False
+        self._was_down = 0.0
+        self._restarts = 0.0
+        self._round_at = NEVER
+        self._kill_none_before = 0.0
         self._kill_at = NEVER
         self._codes: list[int] = []
         self._inbox = SignalInbox(HEEDED)
@@ -107,14 +114,14 @@ class Supervisor:
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
         self._before = Before.take()  # told to stop just when the new ones start
-        self._folder = _make_folder()
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
         self._bell.setblocking(False)
         with self._inbox:
             while True:
-                self._board.supervisor_beat = time.monotonic()
+                self._note_time()
                 self._reap()
+                self._heed_keeper()
                 self._fill()
                 if self._before.is_gone() and self._is_over():
                     break
@@ -136,8 +143,8 @@ class Supervisor:
             self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
-            self._board.is_paused = self._is_paused = number == signal.SIGUSR2
-            self._signal_all(number)
+            self._board.is_paused = number == signal.SIGUSR2
+            self._signal_all(number)  # to look at the board
         elif number == signal.SIGQUIT:
             self._tell_what_runs()
             self._signal_all(number)
@@ -145,6 +152,23 @@ class Supervisor:
             self._heed(signal.SIGTERM)  # it was closed
         elif number == signal.SIGHUP and not self._stops:
             self._begin_roll()
+
+    def _note_time(self) -> None:
+        """A group that was stopped goes on with limits that are over: jobs are told before any process is killed."""
+        now = time.monotonic()
+        if now - self._round_at > _ASLEEP:
+            self._kill_none_before = now + _TIME_TO_TELL
+        self._round_at = self._board.supervisor_beat = now
+
+    def _heed_keeper(self) -> None:
+        """The keeper writes on the board what all workers of the connection are told."""
+        if self._board.is_down != self._was_down:
+            self._was_down = self._board.is_down
+            self._signal_all(signal.SIGCONT)  # to look at the board
+        if self._board.restarts > self._restarts:
+            self._restarts = self._board.restarts
+            if not self._stops:
+                self._heed(signal.SIGTERM)
 
     def _tell_what_runs(self) -> None:
         """A line for each job; the children themselves show where in its code each one is."""
@@ -201,31 +225,54 @@ class Supervisor:
         now = time.monotonic()
         if self._keeper is None and self._keeper_at <= now:
             self._keeper_at = now + _HEALTHY
-            self._keeper = self._fork(lambda: self._keep(self._folder, self._keepers_bell), is_child=False)
+            with self._trying_again():
+                self._keeper = self._fork(lambda: self._keep(self._keepers_bell), is_child=False)
         for slot in self._slots:
             if slot.pid is None and not self._stops and slot.start_at <= now:
                 slot.started_at = now
-                self._start(slot)
+                slot.start_at = now + _FORK_BRAKE  # should it fail
+                with self._trying_again():
+                    self._start(slot)
 
     def _start(self, slot: Slot) -> None:
-        def work() -> int:
-            return self._work(Post(self._lifeline, self._folder / f"{os.getpid()}.held", slot.place))
-
+        table = self._tables.free_table()
+        if table is None:  # the keeper cannot settle what dead children held; it gives up when their leases are over
+            slot.start_at = slot.started_at + _TABLE_BRAKE
+            return
+        table.give()
         slot.row.beat = time.monotonic()
-        slot.pid = self._fork(work, is_child=True)
-        slot.row.pid = slot.pid
-        slot.ledger = self._folder / f"{slot.pid}.held"
-        if self._is_paused:
-            os.kill(slot.pid, signal.SIGUSR2)  # like those before it
+        slot.row.table = table.number
 
-    def _fork(self, work: Callable[[], int], *, is_child: bool) -> int:
+        def work() -> int:
+            table.pid = os.getpid()
+            return self._work(Post(self._lifeline, table, slot.place))
+
+        try:
+            slot.fill(self._fork(work, is_child=True, table=table), table)
+        except OSError:
+            table.free()
+            raise
+
+    @contextlib.contextmanager
+    def _trying_again(self) -> Iterator[None]:
+        """A fork that the system refuses (too many processes, no memory) is tried again."""
+        try:
+            yield
+        except OSError as exc:
+            _log.error("a process cannot be forked: %s; another try in %g s", exc, _FORK_BRAKE)
+
+    def _fork(self, work: Callable[[], int], *, is_child: bool, table: Table | None = None) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         # until the child has an inbox of its own, what is sent to it would end up in ours
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
-        pid = os.fork()
+        pid = -1
+        try:
+            pid = os.fork()
+        finally:
+            if pid:
+                signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return pid
         signal.set_wakeup_fd(-1)
         # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
@@ -236,18 +283,21 @@ class Supervisor:
         self._bell.close()
         if is_child:
             self._keepers_bell.close()
-        return self._be(work)
+        return self._be(work, table)
 
-    def _be(self, work: Callable[[], int]) -> NoReturn:
+    def _be(self, work: Callable[[], int], table: Table | None) -> NoReturn:
         code = EXIT_CRASHED
         try:
             code = work()
         except BaseException:  # noqa: BLE001 - reported, and told by the exit code
             _log.exception("a worker process crashed")
+            table = None
         finally:
             with contextlib.suppress(Exception):
                 sys.stdout.flush()
                 sys.stderr.flush()
+            if table is not None:
+                table.leave(code)
             os._exit(code)  # past the parent's own cleanup, which is not ours to run
 
     # --- ending ---
@@ -263,44 +313,63 @@ class Supervisor:
             self._keeper = None
             _log.error("the keeper died; another one starts")
 
-    def _note_end(self, slot: Slot, pid: int, code: int) -> None:
-        how = _how(code)
-        was_late = slot.is_timed_out or code == EXIT_OVERDUE
-        longest = _WORKING_BRAKE if slot.has_worked() else _LONGEST_BRAKE
-        self._leave_to_keeper(slot, TIMED_OUT if was_late else CUT_SHORT if code == EXIT_CUT_SHORT else how, code)
+    def _note_end(self, slot: Slot, pid: int, status: int) -> None:
+        table, now = slot.table, time.monotonic()
+        assert table is not None, "a child has a table as long as it lives"  # noqa: S101 - for the reader, and mypy
+        left, has_held, was_late = table.left, table.has_held, slot.is_timed_out or table.left == EXIT_OVERDUE
+        # what it took and never began counts for those that fill its place from now on
+        slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
+        table.bury(status, now, is_late=slot.is_timed_out)
+        self._leave_to_keeper(table)
+        died_young = now - slot.started_at < _HEALTHY
         slot.forget()
-        if self._stops or (self._once and code == EXIT_OK):
+        if self._stops or (self._once and left == EXIT_OK):
             slot.start_at = NEVER
-            ended_well = code in _ENDED_WELL or code == EXIT_OVERDUE
-            self._codes.append(EXIT_OK if ended_well else code if code == EXIT_CUT_SHORT else EXIT_CRASHED)
+            ended_well = left in _ENDED_WELL or was_late
+            self._codes.append(EXIT_OK if ended_well else left if left == EXIT_CUT_SHORT else EXIT_CRASHED)
             return
-        if was_late or code in _REPLACED:
+        is_too_large = left == EXIT_MEMORY and not has_held
+        if (was_late or left in _REPLACED) and not is_too_large:
             self._board.replaced += 1
             slot.start_at, slot.early_deaths = 0.0, 0
-            _log.warning("worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else code])
+            _log.warning(
+                "worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else left or 0]
+            )
             return
         self._board.crashed += 1
-        died_young = time.monotonic() - slot.started_at < _HEALTHY
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
         # the first one may have been somebody's doing: its jobs wait
+        longest = _WORKING_BRAKE if has_held else _LONGEST_BRAKE
         brake = min(longest, _FIRST_BRAKE * 2 ** (slot.early_deaths - 2)) if slot.early_deaths > 1 else 0.0
-        slot.start_at = time.monotonic() + brake
-        _log.warning("worker process %d %s; another one starts in %.1f s", pid, how, brake)
+        slot.start_at = now + brake
+        how = (
+            "needs more memory than it may use before it has run any job"
+            if is_too_large
+            else describe_end(status, left)
+        )
+        _log.log(
+            logging.ERROR if is_too_large else logging.WARNING,
+            "worker process %d %s; another one starts in %.1f s",
+            pid,
+            how,
+            brake,
+        )
 
-    def _leave_to_keeper(self, slot: Slot, how: str, code: int) -> None:
-        """What a dead child held is settled by the keeper. One that ended by itself has settled it all."""
-        with contextlib.suppress(FileNotFoundError, BlockingIOError):  # it died before it made one; it will look anyway
-            if code in _ENDED_WELL:
-                slot.ledger.unlink()
-            else:
-                slot.ledger.rename(slot.ledger.with_name(f"{slot.pid}.dead.{how}"))
-                self._bell.send(b"\0")
+    def _leave_to_keeper(self, table: Table) -> None:
+        """What a dead child held is settled by the keeper."""
+        if not table.entries():
+            table.free()
+            return
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it will look anyway
+            self._bell.send(b"\0")
 
     def _kill_the_late(self) -> None:
         """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""
         now = time.monotonic()
         if now >= self._kill_at:
             self._signal_all(signal.SIGKILL)
+            return
+        if now < self._kill_none_before:
             return
         for slot in self._slots:
             if slot.pid is not None and slot.kill_at() <= now:
@@ -320,7 +389,6 @@ class Supervisor:
             time.sleep(0.01)
         self._keepers_bell.close()
         os.close(self._lifeline)
-        shutil.rmtree(self._folder, ignore_errors=True)
 
     # --- small things ---
 
@@ -349,26 +417,10 @@ def _has_terminal() -> bool:
     return True
 
 
-def _how(code: int) -> str:
-    return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
-
-
-def _make_folder() -> Path:
-    """Where ledgers lie: in memory where the system has such a place, as they are of no use after a restart."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-    place = memory if memory.is_dir() and os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
-    for left in place.glob("multiq-*-*"):  # by a worker that was killed with all its processes
-        pid = left.name.split("-")[1]
-        if pid.isdigit() and left.is_dir() and left.stat().st_uid == os.getuid() and not _lives(int(pid)):
-            shutil.rmtree(left, ignore_errors=True)
-    return Path(tempfile.mkdtemp(prefix=f"multiq-{os.getpid()}-", dir=place))
-
-
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+def describe_end(status: int, left: int | None) -> str:
+    """How a child ended that did not end in order; *status* is its exit code or, less than 0, a signal."""
+    if status < 0:
+        return (
+            f"was killed by {signal.Signals(-status).name}" if -status in _NAMED else f"was killed by signal {-status}"
+        )
+    return f"ended with code {status}" if left is not None else f"ended with code {status} in the middle of its work"

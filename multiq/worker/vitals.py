@@ -1,8 +1,7 @@
-"""How a worker is, as one of its processes can tell without asking another: from its board and its ledgers."""
+"""How a worker is, as one of its processes can tell without asking another: from its board and its in-flight tables."""
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 import time
@@ -12,14 +11,10 @@ import msgspec
 
 from multiq.roll_call import Answer, Process, Run
 
-from .ledger import LedgerReader
-
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from .board import Board, ChildRow
     from .child import ChildSettings
-    from .ledger import Entry
+    from .inflight import Entry
 
 _BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server needs to be restarted
 _BACKEND_PATIENCE = 15.0  # seconds: it is asked every five
@@ -60,9 +55,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class Vitals:
     """Looks at the worker whose supervisor has forked this process. From any thread."""
 
-    def __init__(self, board: Board, folder: Path, settings: ChildSettings) -> None:
+    def __init__(self, board: Board, settings: ChildSettings) -> None:
         self._board = board
-        self._folder = folder
         self._settings = settings
         self._pid = os.getppid()
         self._name = f"{socket.gethostname()}:{self._pid}"
@@ -120,12 +114,7 @@ class Vitals:
 
     def entries(self, row: ChildRow) -> list[Entry]:
         """What a child holds."""
-        try:
-            reader = LedgerReader(self._folder / f"{int(row.pid)}.held")
-        except (OSError, ValueError):  # it has not made its ledger yet, or has just died
-            return []
-        with contextlib.closing(reader):
-            return reader.entries()
+        return self._board.tables[int(row.table)].entries() if row.pid else []
 
     @property
     def _state(self) -> str:

@@ -20,10 +20,10 @@ from multiq.options import check_count, check_timeout
 from multiq.weights import check_policy, read_queues, shares
 
 from .board import Board
-from .child import Child, ChildSettings
+from .child import EXIT_OK, Child, ChildSettings
 from .health import HealthFile, check_place
+from .inflight import InFlight
 from .keeper import Keeper
-from .ledger import Ledger
 from .meters import Meters
 from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
@@ -32,11 +32,14 @@ from .vitals import Vitals
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from multiq.app import App
 
     from .slot import Post
+
+
+_SPARE_SLOTS = 8
 
 
 class Worker:
@@ -109,6 +112,8 @@ class Worker:
         )
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
+        self.owns_process = False
+        """Whether ``run`` may end the process where a job keeps it from returning: the command line's may."""
         self.check: Sequence[str] | None = None
         """A command that ends with 0 if this program would start: a roll (SIGHUP) does not begin without."""
         if not self._processes and (recycle_jobs or recycle_time):
@@ -140,7 +145,7 @@ class Worker:
         if self._processes == 0:
             return self._run_child(None)
         settings = self._settings
-        self._board = Board(self._processes)
+        self._board = Board(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
         if self._http is not None:
             self._listener = listen(self._http)
             self._meters = Meters(self._app.tasks, self._processes + 1)
@@ -153,17 +158,17 @@ class Worker:
             check=self.check,
         )
         self._running = supervisor
-        if self._stop_early:
-            return 0
-        code = supervisor.run()
-        if self._http is not None:
-            self._listener.close()
-        if self._health_file is not None:
-            self._health_file.unlink(missing_ok=True)
-        return code
+        try:
+            return EXIT_OK if self._stop_early else supervisor.run()
+        finally:
+            self._running = None
+            if self._http is not None:
+                self._listener.close()
+            if self._health_file is not None:
+                self._health_file.unlink(missing_ok=True)
 
     def stop(self) -> None:
-        """From any thread: as the first SIGTERM does; called again, as the second."""
+        """From any thread: as the first SIGTERM does; called again, as the second. After ``run`` it does nothing."""
         self._stop_early = True
         running = self._running
         if isinstance(running, Child):
@@ -173,47 +178,63 @@ class Worker:
 
     def _run_child(self, post: Post | None) -> int:
         """One process's work; under a supervisor it has a *post*."""
-        settings = self._settings
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if post is None:
-            inbox, ledger, row = SignalInbox([*taken, signal.SIGINT]), None, None
+            inbox = SignalInbox([*taken, signal.SIGINT])
         else:
-            row = self._board.children[post.place]
             if self._http is not None:
                 self._listener.close()
                 self._meters.count(self._app.events, post.place)
             inbox = SignalInbox([*taken, NOW], post.lifeline)
-            ledger = Ledger(post.ledger, settings.most_held, in_turn=settings.is_inline)
-        child = Child(self._app, settings, ledger=ledger, row=row, leave=_leave if inbox.installed else None)
-        self._running = child
-        if self._stop_early:
-            child.stop()
-        if not self._force and _is_down(self._app):
-            child.pause()
+        # before any thread is started: it would inherit that signals are blocked
         with inbox, _showing_threads(on=inbox.installed):
-            inbox.serve(
-                {
-                    signal.SIGTERM: child.stop if post else lambda: _stop(child),
-                    signal.SIGINT: lambda: _stop(child),
-                    NOW: child.abort,
-                    signal.SIGUSR2: child.pause,
-                    signal.SIGCONT: child.resume,
-                }
-            )
-            return child.run()
+            child = self._make_child(post, is_in_main_thread=inbox.installed)
+            self._running = child
+            try:
+                if inbox.installed:
+                    child.interrupting()
+                if self._stop_early:
+                    child.stop()
+                inbox.serve(_actions(child, is_supervised=post is not None))
+                return child.run()
+            finally:
+                self._running = None
 
-    def _run_keeper(self, folder: Path, bell: socket.socket) -> int:
+    def _make_child(self, post: Post | None, *, is_in_main_thread: bool) -> Child:
+        def leave(code: int) -> None:
+            """End the process although a job still has its main thread."""
+            logging.shutdown()
+            if post is not None:
+                post.table.leave(code)
+            os._exit(code)
+
+        child = Child(
+            self._app,
+            self._settings,
+            inflight=None if post is None else InFlight(post.table),
+            row=None if post is None else self._board.children[post.place],
+            worker=None if post is None else self._board.worker,
+            leave=leave if is_in_main_thread else None,
+            owns_process=post is not None or self.owns_process,
+        )
+        if not self._force:
+            asked_at = time.monotonic()
+            if _is_down(self._app):
+                child.was_down(asked_at)
+        return child
+
+    def _run_keeper(self, bell: socket.socket) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
         for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
             signal.signal(number, signal.SIG_IGN)
-        vitals = Vitals(self._board, folder, self._settings)
+        vitals = Vitals(self._board, self._settings)
         return Keeper(
             self._app,
-            folder,
+            self._board,
             bell,
             self._settings.grace + OVERTIME,
             force=self._force,
-            row=self._board.worker,
+            shares_loop=self._settings.concurrency > 0,
             vitals=vitals,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(vitals),
@@ -248,14 +269,25 @@ def _showing_threads(*, on: bool) -> Iterator[None]:
             faulthandler.unregister(signal.SIGQUIT)
 
 
-def _stop(child: Child) -> None:
-    if child.stopping:
-        child.abort()
+def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Callable[[], None]]:
+    """What a process does at which signal. A supervised one is paused by its board, and signals only make it look."""
+    if is_supervised:
+        return {
+            signal.SIGTERM: child.stop,
+            NOW: child.abort,
+            signal.SIGUSR2: child.look,
+            signal.SIGCONT: child.look,
+        }
+    return {
+        signal.SIGTERM: lambda: _stop(child, by_signal=True),
+        signal.SIGINT: lambda: _stop(child, by_signal=True),
+        signal.SIGUSR2: child.pause,
+        signal.SIGCONT: child.resume,
+    }
+
+
+def _stop(child: Child, *, by_signal: bool = False) -> None:
+    if child.is_asked_to_stop:
+        child.abort(by_signal=by_signal)
     else:
         child.stop()
-
-
-def _leave(code: int) -> None:
-    """End the process although a job still has its main thread."""
-    logging.shutdown()
-    os._exit(code)

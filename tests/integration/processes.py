@@ -28,7 +28,7 @@ class WorkerProcess:
         self._is_gone = False
         code = (
             "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
-            f"sys.exit(multiq.Worker(worker_app.app, {arguments}).run())"
+            f"worker = multiq.Worker(worker_app.app, {arguments}); worker.owns_process = True; sys.exit(worker.run())"
         )
         environment = {**os.environ, "MULTIQ_URL": url, "WORKER_TEST_DIARY": str(self.diary), "PYTHONPATH": str(HERE)}
         with self._log.open("w") as log:

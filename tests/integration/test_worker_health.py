@@ -8,6 +8,7 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from multiq.worker.ledger import Ledger
 from processes import until, worker
 from servers.redis import RedisServer
 from shell import Shell
@@ -18,7 +19,6 @@ from multiq.backend import Lease
 from multiq.worker.board import Board
 from multiq.worker.child import ChildSettings
 from multiq.worker.health import HealthFile
-from multiq.worker.ledger import Ledger
 from multiq.worker.vitals import Report, Vitals
 
 if TYPE_CHECKING:

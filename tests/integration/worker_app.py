@@ -103,6 +103,7 @@ def endless(number: int, way: str) -> None:
     if way == "told":
         while True:
             time.sleep(0.01)
+            multiq.current_job().check()
     elif way == "asleep":
         time.sleep(300)
     elif way == "deaf":

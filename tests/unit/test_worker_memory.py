@@ -294,6 +294,8 @@ class TestEvents:
             try:
                 while True:
                     time.sleep(0.01)
+                    if mode:  # on a thread it must ask
+                        current_job().check()
             except multiq.SoftTimeout as exc:
                 seen.append(str(exc))
                 raise

@@ -1,0 +1,312 @@
+"""The in-flight table: which leases a worker process holds and how far each job is, in memory that outlives it.
+
+The tables are shared memory, made by the supervisor before it forks anything. A child writes to the table of its own
+life; the supervisor and the sidecar beside the children read it, also after the child's death. Writing costs no system
+call.
+
+A table has a slot for each lease. A slot keeps the lease's queue, id and token next to the mark that says how far its
+job is, so a mark can never be read as that of another lease: a slot is free, then written for one lease, then free
+again, and nothing is ever carried over. A lease knows its slot (``Held.slot``); nothing is looked up by an identity
+that may be used again.
+
+Who may write what:
+
+====================  =================  ==========================================================
+a table's state       written by         meaning
+====================  =================  ==========================================================
+``FREE`` -> ``LIVE``  the supervisor     it is given to a child that is about to be forked
+slots, next touch     the child          while it lives
+``left``              the child          its last word: it ends in order, with this exit code
+``LIVE`` -> ``DEAD``  the supervisor     the child has ended; the sidecar does so when the supervisor is gone
+``DEAD`` -> ``FREE``  the sidecar        what the child still held is settled
+====================  =================  ==========================================================
+"""
+
+from __future__ import annotations
+
+import mmap
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from multiq.backend import Ack, Bury, GiveBack, Release
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import Lease, Verdict
+
+NEVER = float("inf")
+
+# a table's state
+FREE = 0.0
+LIVE = 1.0
+DEAD = 2.0
+
+# how far a slot's job is; a positive mark is the moment (time.monotonic) at which its job began
+NOTHING = 0.0  # the slot holds no lease
+WAITING = -1.0
+ACKED = -2.0  # the job has run, and its ack waits to be settled
+ENDED = -3.0  # the job has run, and another verdict waits to be settled: the slot's record has it
+
+_CELL = 8  # bytes: all but the records are numbers of this size
+_STATE, _LIFE, _PID, _LEFT, _STATUS, _IS_LATE, _DIED_AT, _NEXT_TOUCH, _HAS_HELD = range(9)  # cells of a table's head
+_HEAD = 16  # cells
+_MARK, _KILL_AT, _SERIAL, _LENGTH = range(4)  # cells of a slot's head, with the record behind them
+_SLOT = 64  # cells
+_SLOT_HEAD = 4  # cells
+_RECORD_ROOM = (_SLOT - _SLOT_HEAD) * _CELL  # bytes
+_REASON_ROOM = 160  # characters of a reason that is kept beside its lease
+_READ_TRIES = 20
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Held(msgspec.Struct, eq=False):
+    """A lease as its worker process holds it, from the reserve's reply to the settlement of its verdict."""
+
+    lease: Lease
+    slot: int | None
+    """Its place in the table, as the number of its first cell; None: it has none, or none any more."""
+    touch_at: float
+    """When it is to be touched next. All moments are ``time.monotonic``, one clock for all processes of a host."""
+    ends_at: float
+    """The moment at which the lease is over for certain, unless it is touched before."""
+    began_at: float = 0.0
+    """When its job began; 0: it has not."""
+    verdict: Verdict | None = None
+    """What is to be said of it; None: nothing yet."""
+    is_aborted: bool = False
+    """Whether it was given back while its job ran on: what that job writes later goes to a slot that no other uses."""
+    is_lost: bool = False
+    """Whether its verdict was refused, because the lease had ended."""
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    """A lease as it stands in a table: what another process needs to settle it."""
+
+    queue: str
+    id: str
+    token: str
+    ttr: float
+    verdict: str = ""
+    """``release`` or ``bury`` where the job has run and not simply ended well."""
+    delay: float = 0.0
+    priority: int | None = None
+    reason: str | None = None
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """A slot as another process reads it."""
+
+    held: Record
+    mark: float
+    """``WAITING``, ``ACKED``, ``ENDED``, or when its job began."""
+    kill_at: float
+    """When its process must end, if the job still runs then."""
+    serial: float
+    """The lease's number in this life of the table, from 1."""
+
+    @property
+    def is_running(self) -> bool:
+        return self.mark > 0
+
+
+class Table:
+    """The in-flight table of one child at a time."""
+
+    def __init__(self, memory: memoryview, number: int, slots: int) -> None:
+        self.number = number
+        self._bytes = memory
+        self._cells = memory.cast("d")
+        self._slots = slots
+
+    # --- the supervisor and the sidecar ---
+
+    @property
+    def state(self) -> float:
+        return self._cells[_STATE]
+
+    @property
+    def life(self) -> float:
+        """How often the table was given to a child. With ``number`` it names one child for good."""
+        return self._cells[_LIFE]
+
+    @property
+    def pid(self) -> int:
+        """The child's; 0: it is not forked yet."""
+        return int(self._cells[_PID])
+
+    @pid.setter
+    def pid(self, value: int) -> None:
+        self._cells[_PID] = value
+
+    @property
+    def left(self) -> int | None:
+        """The exit code that the child wrote right before it left in order; None: it did not leave in order."""
+        left = int(self._cells[_LEFT])
+        return left - 1 if left else None
+
+    @property
+    def status(self) -> int:
+        """Of a dead child: its exit code, or less than 0, the signal that killed it."""
+        return int(self._cells[_STATUS])
+
+    @property
+    def is_late(self) -> bool:
+        """Of a dead child: whether the supervisor killed it for a job over its time limit."""
+        return bool(self._cells[_IS_LATE])
+
+    @property
+    def died_at(self) -> float:
+        return self._cells[_DIED_AT]
+
+    @property
+    def next_touch(self) -> float:
+        """When the child was going to touch its leases next."""
+        return self._cells[_NEXT_TOUCH]
+
+    @property
+    def has_held(self) -> bool:
+        """Whether the child has ever got a job."""
+        return bool(self._cells[_HAS_HELD])
+
+    def give(self) -> None:
+        """To a child that is about to be forked. The table must be free."""
+        life = self._cells[_LIFE] + 1
+        self._bytes[:] = bytes(len(self._bytes))
+        self._cells[_LIFE] = life
+        self._cells[_NEXT_TOUCH] = NEVER
+        self._cells[_STATE] = LIVE
+
+    def leave(self, code: int) -> None:
+        """By the child: it ends now, in order, with this exit code. The last that it does before it exits."""
+        self._cells[_LEFT] = code + 1
+
+    def bury(self, status: int, now: float, *, is_late: bool = False) -> None:
+        """The child is dead: what it held is for the sidecar to settle."""
+        self._cells[_STATUS] = status
+        self._cells[_IS_LATE] = is_late
+        self._cells[_DIED_AT] = now
+        self._cells[_STATE] = DEAD
+
+    def free(self) -> None:
+        """Nothing of it is needed any more."""
+        self._cells[_STATE] = FREE
+
+    def entries(self) -> list[Entry]:
+        """The leases that are held. Of a living child, perhaps those of an instant ago."""
+        return [entry for entry in map(self._read, range(self._slots)) if entry is not None]
+
+    def kill_at(self) -> float:
+        """The earliest moment at which a running job must have ended."""
+        cells, slots = self._cells, range(_HEAD, _HEAD + self._slots * _SLOT, _SLOT)
+        return min((cells[at + _KILL_AT] for at in slots if cells[at + _MARK] > 0), default=NEVER)
+
+    def _read(self, slot: int) -> Entry | None:
+        cells, at = self._cells, _HEAD + slot * _SLOT
+        for _ in range(_READ_TRIES):
+            serial, mark, kill_at = cells[at + _SERIAL], cells[at + _MARK], cells[at + _KILL_AT]
+            if mark == NOTHING or not serial:
+                return None
+            start = (at + _SLOT_HEAD) * _CELL
+            encoded = bytes(self._bytes[start : start + int(cells[at + _LENGTH])])
+            if (cells[at + _SERIAL], cells[at + _MARK]) == (serial, mark):
+                return Entry(msgspec.msgpack.decode(encoded, type=Record), mark, kill_at, serial)
+        return None  # a child that is busier than that is neither stuck nor dead
+
+
+class InFlight:
+    """The child's side of its table.
+
+    ``hold`` and ``drop`` are called by one thread at a time (under the fetcher's lock). What happens to a slot in
+    between is written by the one thread that runs its job. Nothing needs a lock, since no slot is used again as long
+    as a job may write to it: an aborted job's never is, as its process ends.
+    """
+
+    def __init__(self, table: Table) -> None:
+        self._bytes = table._bytes  # noqa: SLF001 - two sides of one thing
+        self._cells = table._cells  # noqa: SLF001
+        # slots by their first cell, the first one last: that is taken next
+        self._free = list(reversed(range(_HEAD, _HEAD + table._slots * _SLOT, _SLOT)))  # noqa: SLF001
+        self._serial = 0
+        self._table = table
+
+    def hold(self, lease: Lease) -> int | None:
+        """The slot in which this lease stands from now on; None: there is no room, so it ends by itself."""
+        encoded = _encode((lease.queue, lease.id, lease.token, lease.ttr))
+        length = len(encoded)
+        if length > _RECORD_ROOM or not self._free:
+            return None
+        cells, slot = self._cells, self._free.pop()
+        self._serial += 1
+        start = (slot + _SLOT_HEAD) * _CELL
+        self._bytes[start : start + length] = encoded
+        cells[slot + _LENGTH] = length
+        cells[slot + _KILL_AT] = NEVER
+        cells[slot + _SERIAL] = self._serial
+        cells[slot] = WAITING  # last: only now the slot counts
+        return slot
+
+    def begin(self, held: Held) -> None:
+        """Its job begins to run, at ``began_at``."""
+        if held.slot is not None:
+            self._cells[held.slot] = held.began_at
+
+    def limit(self, held: Held, kill_at: float) -> None:
+        """Its job must have ended by then."""
+        if held.slot is not None:
+            self._cells[held.slot + _KILL_AT] = kill_at
+
+    def end(self, held: Held) -> None:
+        """Its job has run, and its verdict waits to be settled."""
+        slot = held.slot
+        if slot is None:
+            return
+        verdict, cells = held.verdict, self._cells
+        if type(verdict) is Ack:
+            cells[slot] = ACKED
+        elif type(verdict) is GiveBack:
+            cells[slot] = WAITING
+        elif (encoded := _encode_verdict(verdict)) is not None and len(encoded) <= _RECORD_ROOM:
+            # whoever reads in between sees a slot without a lease; a child that dies in between has lost one lease
+            # to its end, which is a crash as if it had died an instant before
+            cells[slot] = NOTHING
+            start = (slot + _SLOT_HEAD) * _CELL
+            self._bytes[start : start + len(encoded)] = encoded
+            cells[slot + _LENGTH] = len(encoded)
+            cells[slot] = ENDED
+
+    def drop(self, helds: Sequence[Held]) -> None:
+        """These are settled: their slots are for other leases."""
+        cells, free = self._cells, self._free
+        for held in helds:
+            slot = held.slot
+            if slot is not None:
+                cells[slot] = NOTHING
+                if not held.is_aborted:
+                    held.slot = None
+                    free.append(slot)
+
+    def touched_until(self, moment: float) -> None:
+        """All leases are alive; the next touch is due at *moment*."""
+        self._cells[_NEXT_TOUCH] = moment
+        self._cells[_HAS_HELD] = self._serial
+
+
+def make_tables(count: int, slots: int) -> list[Table]:
+    """So many tables of so many slots each, to be shared with every process that is forked from now on."""
+    size = (_HEAD + slots * _SLOT) * _CELL
+    memory = memoryview(mmap.mmap(-1, size * count))
+    return [Table(memory[number * size : (number + 1) * size], number, slots) for number in range(count)]
+
+
+def _encode_verdict(verdict: Verdict | None) -> bytes | None:
+    if not isinstance(verdict, Release | Bury):
+        return None
+    lease, reason = verdict.lease, verdict.reason and verdict.reason[:_REASON_ROOM]
+    if isinstance(verdict, Bury):
+        return _encode(Record(lease.queue, lease.id, lease.token, lease.ttr, "bury", reason=reason))
+    return _encode(
+        Record(lease.queue, lease.id, lease.token, lease.ttr, "release", verdict.delay, verdict.priority, reason)
+    )

@@ -1,0 +1,182 @@
+"""The in-flight table: what another process reads of a lease is what its child wrote of that very lease."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import time
+
+import pytest
+
+from multiq.backend import Ack, Bury, GiveBack, Lease, Release
+from multiq.worker.inflight import ACKED, DEAD, ENDED, FREE, LIVE, NEVER, WAITING, Held, InFlight, Table, make_tables
+
+
+def lease(number: int, token: str = "t") -> Lease:
+    return Lease("default", f"job-{number}", f"{token}-{number}", b"", 1024, 60.0, 1, 0, 0, 0.0)
+
+
+def held_in(inflight: InFlight, one: Lease) -> Held:
+    return Held(one, inflight.hold(one), 0.0, NEVER)
+
+
+@pytest.fixture
+def table() -> Table:
+    (table,) = make_tables(1, 4)
+    table.give()
+    return table
+
+
+def test_a_lease_that_is_held_waits(table: Table) -> None:
+    inflight = InFlight(table)
+    held_in(inflight, lease(1))
+    (entry,) = table.entries()
+    assert (entry.held.queue, entry.held.id, entry.held.token, entry.held.ttr) == ("default", "job-1", "t-1", 60.0)
+    assert (entry.mark, entry.kill_at) == (WAITING, NEVER)
+    assert not entry.is_running
+
+
+def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: Table) -> None:
+    # Given a lease that ran under a time limit, was acked and is settled
+    inflight = InFlight(table)
+    for number in range(4):
+        held = held_in(inflight, lease(number))
+        held.began_at = 5.0
+        inflight.begin(held)
+        inflight.limit(held, 7.0)
+        held.verdict = Ack(held.lease)
+        inflight.end(held)
+        inflight.drop([held])
+    # When its slot is taken by another one
+    later = held_in(inflight, lease(9))
+    # Then that one waits, without a limit, under a number of its own
+    (entry,) = table.entries()
+    assert (entry.held.id, entry.mark, entry.kill_at) == ("job-9", WAITING, NEVER)
+    assert entry.serial == 5
+    later.began_at = 6.0
+    inflight.begin(later)
+    assert table.kill_at() == NEVER
+
+
+def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(table: Table) -> None:
+    # Given a job that runs on although its lease was given back and its slot taken by others
+    inflight = InFlight(table)
+    aborted = held_in(inflight, lease(1))
+    aborted.began_at = 5.0
+    inflight.begin(aborted)
+    aborted.is_aborted = True
+    inflight.drop([aborted])
+    assert table.entries() == []
+    for number in range(2, 6):
+        held_in(inflight, lease(number))
+    # When it ends
+    aborted.verdict = Ack(aborted.lease)
+    inflight.end(aborted)
+    inflight.limit(aborted, 1.0)
+    # Then the others wait as before: what it writes stands with its own lease, which the backend refuses
+    others = [entry for entry in table.entries() if entry.held.id != "job-1"]
+    assert [(entry.mark, entry.kill_at) for entry in others] == [(WAITING, NEVER)] * 3
+
+
+def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table) -> None:
+    inflight = InFlight(table)
+    verdicts = [
+        Ack(lease(0)),
+        Release(lease(1), 30.0, 7, "x" * 5000),
+        Bury(lease(2), "no use"),
+        GiveBack(lease(3)),
+    ]
+    for verdict in verdicts:
+        held = held_in(inflight, verdict.lease)
+        held.began_at = 5.0
+        inflight.begin(held)
+        held.verdict = verdict
+        inflight.end(held)
+    acked, released, buried, given_back = table.entries()
+    assert acked.mark == ACKED
+    assert (released.mark, released.held.verdict, released.held.delay) == (ENDED, "release", 30.0)
+    assert (released.held.priority, released.held.id, released.held.token) == (7, "job-1", "t-1")
+    assert "x" * 100 in (released.held.reason or "")
+    assert (buried.mark, buried.held.verdict, buried.held.reason) == (ENDED, "bury", "no use")
+    assert given_back.mark == WAITING
+
+
+def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
+    inflight = InFlight(table)
+    assert inflight.hold(lease(1, token="t" * 2000)) is None
+    for number in range(4):
+        assert inflight.hold(lease(number)) is not None
+    assert inflight.hold(lease(5)) is None
+    assert len(table.entries()) == 4
+
+
+def test_a_child_leaves_in_order_only_if_it_wrote_so(table: Table) -> None:
+    for write, left in ((False, None), (True, 0)):
+        pid = os.fork()
+        if not pid:
+            if write:
+                table.leave(0)
+            os._exit(0)
+        os.waitpid(pid, 0)
+        assert table.left == left
+
+
+def test_a_table_is_given_buried_and_freed(table: Table) -> None:
+    inflight = InFlight(table)
+    held_in(inflight, lease(1))
+    inflight.touched_until(1.0)
+    assert table.has_held
+    table.leave(3)
+    assert (table.state, table.life) == (LIVE, 1)
+    table.bury(-9, 12.0, is_late=True)
+    assert (table.state, table.status, table.is_late, table.died_at, len(table.entries())) == (DEAD, -9, True, 12.0, 1)
+    table.free()
+    assert table.state == FREE
+    table.give()
+    assert (table.state, table.life, table.left, table.entries(), table.has_held) == (LIVE, 2, None, [], False)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(seed: int) -> None:
+    """The tokens say in which state a lease may be; the reader shares nothing but the table with the writer."""
+    (table,) = make_tables(1, 8)
+    luck = random.Random(seed)
+    for _ in range(12):
+        table.give()
+        pid = os.fork()
+        if not pid:
+            _churn(InFlight(table))
+        time.sleep(luck.uniform(0.002, 0.02))
+        living = table.entries()  # reads while it is written must hold, too
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for entry in [*living, *table.entries()]:
+            kind = entry.held.token.split("-")[0]
+            if kind == "wait":
+                assert entry.mark == WAITING
+                assert entry.kill_at == NEVER
+            elif kind == "run":
+                assert entry.mark in {WAITING, 5.0}
+            else:
+                assert entry.mark in {WAITING, 5.0, ACKED}
+        table.free()
+
+
+def _churn(inflight: InFlight) -> None:
+    """Hold, run and settle leases until this process is killed."""
+    number = 0
+    while True:
+        batch = []
+        for kind in ("wait", "run", "ack", "ack"):
+            number += 1
+            held = held_in(inflight, lease(number, token=kind))
+            batch.append(held)
+            if kind != "wait":
+                held.began_at = 5.0
+                inflight.begin(held)
+                inflight.limit(held, 9.0)
+            if kind == "ack":
+                held.verdict = Ack(held.lease)
+                inflight.end(held)
+        inflight.drop(batch)
