@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 from multiq.text import many
 
+from . import forking
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .keeper import CUT_SHORT, TIMED_OUT
 from .ledger import NEVER
@@ -223,7 +224,7 @@ class Supervisor:
         sys.stderr.flush()
         # until the child has an inbox of its own, what is sent to it would end up in ours
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
-        pid = os.fork()
+        pid = forking.fork()
         if pid:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return pid
