@@ -15,10 +15,10 @@ from worker_app import app, note
 
 PROGRAM = """
 import sys
+{before}
 import multiq, rough_app
 from multiq.log import setup_logging
 setup_logging("info")
-{before}
 sys.exit(multiq.Worker(rough_app.app, {arguments}).run())
 """
 
