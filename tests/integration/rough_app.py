@@ -10,8 +10,11 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 from worker_app import app, note, read_diary
+
+import multiq
 
 PROGRAM = """
 import sys
@@ -167,3 +170,28 @@ def nap_through(number: int, seconds: float) -> None:
 def diary_has(word: str) -> bool:
     """Whether that word stands in the diary of this process."""
     return any(row[0] == word for row in read_diary(Path(os.environ["WORKER_TEST_DIARY"])))
+
+
+@app.task(timeout=1.0, ttr=60, max_attempts=1)
+def wait_to_be_told(number: int) -> None:
+    """Runs until its time limit is told, and notes that."""
+    note("start", number)
+    job: Any = multiq.current_job()
+    try:
+        while True:
+            time.sleep(0.01)
+            job.check()
+    except multiq.SoftTimeout:
+        note("told", number)
+        raise
+
+
+@app.task(timeout=1.0, ttr=60, max_attempts=1)
+async def await_to_be_told(number: int) -> None:
+    """The same on an event loop."""
+    note("start", number)
+    try:
+        await asyncio.sleep(300)
+    except asyncio.CancelledError:
+        note("told", number)
+        raise
