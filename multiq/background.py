@@ -1,6 +1,7 @@
 """Where subscribers that are coroutines run: beside the jobs, on one event loop of the process.
 
 With ``--concurrency`` that is the worker's own loop; elsewhere a thread of its own has one, begun at the first event.
+Of several workers in one process, none uses the loop of another, which may end before.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from concurrent.futures import TimeoutError as TimedOut
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from .events import Event
+    from .events import Event, Stay
 
 _log = logging.getLogger("multiq.events")
 
@@ -26,47 +27,64 @@ _inherited: list[_Loop] = []  # of a parent: closing one in a forked child would
 
 
 class Background:
-    """Starts coroutines, and waits for them at the end. Any thread may call it, in a forked child, too."""
+    """Starts coroutines for the workers that *stays* names, and waits for them at the end.
 
-    def __init__(self) -> None:
-        self._guest: _Loop | None = None
+    Any thread may call it, in a forked child, too.
+    """
+
+    def __init__(self, stays: Sequence[Stay]) -> None:
+        self._stays = stays
         self._own: _Loop | None = None
+        self._guests: dict[asyncio.AbstractEventLoop, _Loop] = {}
         self._begin_anew()
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         """Tell *subscriber* of *event*, soon. What it raises is logged."""
         self._loop().start(subscriber, event)
 
-    def move_to(self, loop: asyncio.AbstractEventLoop) -> None:
-        """From now on, use this loop, which somebody else runs."""
-        self._guest = _Loop(loop)
-
-    def finish(self, patience: float) -> None:
-        """Wait for all that has been started, so many seconds, and cancel the rest. Leaves all loops."""
+    def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
+        """Wait for all that has been started, so many seconds; on *loop*, which ends now, the rest is cancelled."""
         if self._pid != os.getpid():
             self._begin_anew()
-        for loop in (self._guest, self._own):
-            if loop is not None:
-                loop.finish(patience)
+        guest = None if loop is None else self._guests.pop(loop, None)
+        if guest is not None:
+            guest.finish(patience, cancel=True)
+        own = self._own
+        if own is not None:
+            own.finish(patience, cancel=len(self._stays) <= 1)
+
+    def close(self) -> None:
+        """Nobody tells anything any more. Cancels what is left."""
         with self._lock:
-            own, self._own, self._guest = self._own, None, None
+            own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
+            own.finish(0.0, cancel=True)
             own.close()
 
     def _loop(self) -> _Loop:
         if self._pid != os.getpid():
             self._begin_anew()
-        if self._guest is not None:
-            return self._guest
+        guest = self._guest()
+        if guest is not None:
+            return self._guests.setdefault(guest, _Loop(guest))
         with self._lock:
             if self._own is None:
                 self._own = _OwnLoop()
             return self._own
 
+    def _guest(self) -> asyncio.AbstractEventLoop | None:
+        """The loop of the worker in which this happens, if it can be told which one that is."""
+        stays = list(self._stays)
+        if len(stays) == 1 and stays[0].pid == self._pid:
+            return stays[0].loop
+        loops = [stay.loop for stay in stays if stay.pid == self._pid and stay.loop is not None]
+        here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - public, says asyncio.events
+        return here if here in loops else None
+
     def _begin_anew(self) -> None:
         """In a forked child: its parent's threads are not here."""
-        _inherited.extend(loop for loop in (self._guest, self._own) if loop is not None)
-        self._guest = self._own = None
+        _inherited.extend(loop for loop in (*self._guests.values(), self._own) if loop is not None)
+        self._guests, self._own = {}, None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -82,15 +100,22 @@ class _Loop:
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         self._loop.call_soon_threadsafe(self._begin, subscriber, event)
 
-    def finish(self, patience: float) -> None:
-        done = asyncio.run_coroutine_threadsafe(self._finish(patience), self._loop)
+    def finish(self, patience: float, *, cancel: bool) -> None:
+        """Wait for what has been started, and *cancel* the rest."""
+        try:
+            self._await(patience, cancel=cancel)
+        except RuntimeError:  # another thread has closed the loop meanwhile
+            return
+
+    def _await(self, patience: float, *, cancel: bool) -> None:
+        done = asyncio.run_coroutine_threadsafe(self._finish(patience, cancel=cancel), self._loop)
         try:
             left = done.result(patience + _LATE)
         except TimedOut:
             done.cancel()
             _log.warning("subscribers were not waited for: a job holds the event loop")
         else:
-            if left:
+            if left and cancel:
                 _log.warning(
                     "%d subscribers took longer than %g s at the worker's end, and were cancelled", left, patience
                 )
@@ -107,11 +132,13 @@ class _Loop:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _finish(self, patience: float) -> int:
-        """Returns how many had to be cancelled."""
+    async def _finish(self, patience: float, *, cancel: bool) -> int:
+        """Returns how many were left."""
         if not self._tasks:
             return 0
         _, left = await asyncio.wait(self._tasks, timeout=patience)
+        if not cancel:
+            return len(left)
         for task in left:
             task.cancel()
         if left:
@@ -137,5 +164,7 @@ class _OwnLoop(_Loop):
 async def _tell(subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
     try:
         await subscriber(event)
-    except (Exception, SystemExit):  # noqa: BLE001 - logged, and the job goes on
+    except (asyncio.CancelledError, GeneratorExit):  # it is not to go on
+        raise
+    except BaseException:  # noqa: BLE001 - logged, and the job goes on
         _log.exception("a subscriber of %s failed; the job's fate is not affected", type(event).__name__)

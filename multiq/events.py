@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
@@ -154,21 +156,32 @@ class Events:
         self.logged = False
         """Whether ``multiq.log`` listens already."""
         self._background: Background | None = None  # as long as no subscriber is a coroutine function
+        self._stays: list[Stay] = []
+        self._default: Stay | None = None
+        self._joining = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
-        self._heard.clear()
+        self._heard = {}  # another one: who looks somebody up just now keeps what is found in that of before
+
+    def join(self, loop: asyncio.AbstractEventLoop | None = None) -> Stay:
+        """A worker begins to tell of its jobs. Subscribers that are coroutines may run on its *loop*."""
+        with self._joining:
+            self._stays[:] = [stay for stay in self._stays if stay.pid == os.getpid()]  # not those of a parent
+            stay = Stay(self, loop)
+            self._stays.append(stay)
+            return stay
 
     def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have coroutines run on this loop, until ``finish``."""
-        if self._background is not None:
-            self._background.move_to(loop)
+        self._default = self.join(loop)
 
     def finish(self, patience: float) -> None:
         """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
-        if self._background is not None:
-            self._background.finish(patience)
+        stay = self._default or self.join()
+        self._default = None
+        stay.close(patience)
 
     def wants(self, kind: type[Event]) -> bool:
         """Whether anybody listens: spares building events that nobody hears."""
@@ -182,25 +195,54 @@ class Events:
         for subscriber in self._find(kind) if heard is None else heard:
             try:
                 subscriber(event)
-            except (Exception, SystemExit):  # noqa: BLE001 - logged, and the job goes on
+            except BaseException:  # noqa: BLE001 - logged, and the job goes on
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Tell of an event without waiting for its coroutine."""
         from .background import Background  # asyncio is not for who never needs it
 
-        background = self._background = self._background or Background()
+        background = self._background = self._background or Background(self._stays)
         return lambda event: background.start(subscriber, event)
 
     def _find(self, kind: type[Event]) -> tuple[Subscriber, ...]:
+        heard = self._heard
         found = tuple(
             subscriber
             for parent in kind.__mro__
             if parent in self._subscribers
             for subscriber in self._subscribers[parent]
         )
-        self._heard[kind] = found
+        heard[kind] = found
         return found
+
+
+class Stay:
+    """A worker, as long as it tells of its jobs. Several may do so at a time, on one app."""
+
+    def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
+        self._events = events
+        self.loop = loop
+        """Where its coroutines run, until ``finish``."""
+        self.pid = os.getpid()
+
+    def finish(self, patience: float) -> None:
+        """Wait up to *patience* seconds for subscribers that are coroutines. Cancels what is left on its loop."""
+        loop, self.loop = self.loop, None
+        background = self._events._background  # noqa: SLF001 - our own half
+        if background is not None:
+            background.finish(loop, patience)
+
+    def close(self, patience: float) -> None:
+        """The worker has ended. Whoever is the last one cancels what is left anywhere."""
+        self.finish(patience)
+        events = self._events
+        with events._joining:  # noqa: SLF001
+            if self in events._stays:  # noqa: SLF001
+                events._stays.remove(self)  # noqa: SLF001
+            is_last = not events._stays  # noqa: SLF001
+        if is_last and events._background is not None:  # noqa: SLF001
+            events._background.close()  # noqa: SLF001
 
 
 def _is_async(subscriber: Subscriber) -> bool:

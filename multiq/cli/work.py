@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,7 +18,7 @@ from multiq.weights import POLICIES
 from .options import connection_option, traceback_option
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from multiq.app import App
 
@@ -39,7 +42,7 @@ _log = logging.getLogger("multiq.cli")
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
 @click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about so long.")
 @click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; alone, exit with 12.")
-@click.option("--once", is_flag=True, help="End after one job: --max-jobs 1.")
+@click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
 @click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
@@ -57,7 +60,24 @@ _log = logging.getLogger("multiq.cli")
 )
 @connection_option
 @traceback_option
-def worker(
+def worker(*, check: bool, **options: Any) -> int:
+    """Run the jobs of APP (module:attribute, like shop.tasks:app).
+
+    \b
+      multiq worker shop.tasks:app -q high,default -p 2 -t 4
+
+    What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
+    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
+    code that is there then, SIGQUIT shows what runs.
+    """
+    if check:
+        return _work(check=True, **options)
+    with _stopping_while_it_starts() as end:
+        end.code = _work(check=False, **options)
+    return end.code
+
+
+def _work(
     *,
     app_path: str,
     queues: tuple[str, ...],
@@ -83,15 +103,6 @@ def worker(
     log_level: str | None,
     log_format: str | None,
 ) -> int:
-    """Run the jobs of APP (module:attribute, like shop.tasks:app).
-
-    \b
-      multiq worker shop.tasks:app -q high,default -p 2 -t 4
-
-    What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
-    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
-    code that is there then, SIGQUIT shows what runs.
-    """
     from multiq.log import setup_logging
     from multiq.worker import Worker, watching
 
@@ -117,7 +128,7 @@ def worker(
         kill_after=kill_after,
         max_jobs=1 if once else max_jobs,
         max_time=max_time,
-        stop_when_empty=stop_when_empty,
+        stop_when_empty=stop_when_empty or once,
         recycle_jobs=recycle_jobs,
         recycle_time=recycle_time,
         memory=memory,
@@ -139,6 +150,33 @@ def worker(
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
         return runner.run()
+
+
+class _End:
+    """Where a signal ends this process, before the worker takes it and afterwards."""
+
+    code = 0
+
+    def __call__(self, _number: int, _frame: object) -> None:
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end
+        os._exit(self.code)
+
+
+@contextlib.contextmanager
+def _stopping_while_it_starts() -> Iterator[_End]:
+    """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
+    from multiq.worker import forking
+
+    end = _End()
+    if threading.current_thread() is not threading.main_thread():
+        yield end
+        return
+    taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield end
+    finally:
+        for number, token in taken.items():
+            forking.give_back(number, token)
 
 
 def _load(path: str) -> App:

@@ -35,6 +35,7 @@ from .runner import Runner
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
     from multiq.app import App
     from multiq.backend import Backend
@@ -97,9 +98,9 @@ class Child:
     ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
     keeper read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
     without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
-    on. *leave* ends the process where an aborted job cannot be left behind otherwise. Unless the process is the worker's
-    own (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does
-    not count.
+    on. *leave* ends the process where an aborted job cannot be left behind otherwise. Unless the process is the
+    worker's own (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its
+    result does not count.
     """
 
     def __init__(
@@ -147,9 +148,9 @@ class Child:
 
     # --- from outside ---
 
-    def interrupting(self) -> None:
-        """From now on, inline jobs are interrupted when their time is over. To be called in the main thread."""
-        self._limits.interrupting()
+    def interrupting(self) -> AbstractContextManager[None]:
+        """While the block lasts, inline jobs are interrupted when their time is over. To be called in the main thread."""
+        return self._limits.interrupting()
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
@@ -360,7 +361,7 @@ class Child:
         if self._is_inline:
             self._row.beat = time.monotonic()
         self._pump.beat()
-        if executor.waiting and (executor.is_held_up or self._limit.is_memory_reached()):
+        if executor.waiting and (executor.is_held_up or self._limit.is_memory_used_up()):
             self._give_back_waiting()
         if executor.running_for() > TICK:
             finished = executor.take_finished()

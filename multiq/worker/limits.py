@@ -15,6 +15,7 @@ What goes on for ``kill_after`` seconds after it was told is overdue.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
@@ -24,6 +25,8 @@ from typing import TYPE_CHECKING
 
 from multiq import notices
 from multiq.retry import SoftTimeout
+
+from . import forking
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -103,10 +106,16 @@ class Limits:
         self._holder: Callable[[], Held | None] = lambda: None
         self._loop_answered_at = float("inf")
 
-    def interrupting(self) -> None:
-        """Take ``INTERRUPT``: from now on, jobs in the main thread are interrupted. To be called there."""
-        signal.signal(INTERRUPT, self._interrupt)
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
+        before = forking.take(INTERRUPT, self._interrupt)
         self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+            forking.give_back(INTERRUPT, before)
 
     def share(self, loop: AbstractEventLoop, holder: Callable[[], Held | None]) -> None:
         """Coroutines share this loop; *holder* tells whose job it runs at this moment."""

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_ROLLED = "MULTIQ_ROLLED"  # in the environment: the supervisor's own pid, its lifeline, and the pids of its children
+#: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), and the pids of its children
+_ROLLED = "MULTIQ_ROLLED"
 
 
-def rolled_environment(lifeline: int, pids: Sequence[int]) -> dict[str, str]:
+def rolled_environment(lifeline: int, pids: Sequence[int], *, is_paused: bool = False) -> dict[str, str]:
     """The environment of the program that follows. Until that takes over, the children do not notice."""
-    return {**os.environ, _ROLLED: " ".join(map(str, [os.getpid(), lifeline, *pids]))}
+    return {**os.environ, _ROLLED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
 
 
 def was_rolled() -> bool:
@@ -24,8 +25,10 @@ def was_rolled() -> bool:
 class Before:
     """The children of the program that a roll has replaced, which are ours to wait for."""
 
-    def __init__(self, pids: set[int]) -> None:
+    def __init__(self, pids: set[int], *, is_paused: bool = False) -> None:
         self.pids = pids
+        self.is_paused = is_paused
+        """Whether that program was told to take no more jobs."""
 
     @classmethod
     def take(cls) -> Before:
@@ -35,7 +38,7 @@ class Before:
         if not is_ours:
             return cls(set())
         os.close(words[1])
-        return cls(set(words[2:]))
+        return cls(set(words[3:]), is_paused=bool(words[2]))
 
     def is_gone(self) -> bool:
         """Whether all have ended. Their own keeper sees to what they held, and that they do end."""

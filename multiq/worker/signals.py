@@ -2,21 +2,33 @@
 
 The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``); whoever reads it acts. So no
 signal ever interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
+
+A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While it has the socket,
+the handler brings the signal here; ``reassert`` takes both back when the job is over.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import select
 import signal
 import socket
 import threading
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
+
+from . import forking
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Self
+
+
+#: signal.getsignal makes an enum of what it finds, which takes longer
+_getsignal = import_module("_signal").getsignal
 
 
 class SignalInbox:
@@ -30,24 +42,27 @@ class SignalInbox:
         self._numbers = tuple(numbers)
         self._lifeline = lifeline
         self.installed = threading.current_thread() is threading.main_thread()
-        self._before: dict[signal.Signals, object] = {}
+        self._before: dict[signal.Signals, Any] = {}
+        self._handler = self._handle  # one object: a bound method is another one each time
+        self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
+        self._wakeup = self._writer.fileno()
         self._is_served = False  # by a thread of its own, which then closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:
-            self._fd_before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+            self._fd_before = self._take_wakeups()
             for number in self._numbers:
-                self._before[number] = signal.signal(number, _leave_it_to_the_reader)
+                self._before[number] = forking.take(number, self._handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor forks with them blocked
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)  # type: ignore[arg-type]  # what signal() gave us, it takes back
+        for number, token in self._before.items():
+            forking.give_back(number, token)
         if self.installed:
             signal.set_wakeup_fd(self._fd_before)
         self._writer.close()  # the reader sees the end
@@ -59,8 +74,11 @@ class SignalInbox:
 
         An empty list after the timeout; ``EOFError`` once the block is left.
         """
-        watched: list[Any] = [self._reader] if self._lifeline is None else [self._reader, self._lifeline]
-        ready, _, _ = select.select(watched, [], [], timeout)
+        poll = select.poll()  # and not select, which takes no file descriptors above 1,023
+        poll.register(self._reader, select.POLLIN)
+        if self._lifeline is not None:
+            poll.register(self._lifeline, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))]
         if self._lifeline in ready:  # nothing is ever written to it
             self._lifeline = None
             return [signal.SIGTERM]
@@ -69,7 +87,18 @@ class SignalInbox:
         received = self._reader.recv(64)
         if not received:
             raise EOFError
-        return [signal.Signals(number) for number in received]
+        # a job's own handlers have their signals written here, too; real-time ones have no name
+        return [signal.Signals(number) for number in received if number in self._numbers]
+
+    def reassert(self) -> None:
+        """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket."""
+        if not self.installed:
+            return
+        handler = self._handler
+        for number in self._numbers:
+            if _getsignal(number) is not handler:
+                signal.signal(number, handler)
+        self._take_wakeups()
 
     def put(self, number: signal.Signals) -> None:
         """As if this signal had arrived."""
@@ -88,6 +117,16 @@ class SignalInbox:
                     if number in actions:
                         actions[number]()
 
+    def _take_wakeups(self) -> int:
+        """Have signals written to our socket. Returns where they were written before."""
+        return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
-def _leave_it_to_the_reader(_number: int, _frame: object) -> None:
-    """Only signals that have a handler of Python's are written to the wakeup socket."""
+    def _handle(self, number: int, _frame: object) -> None:
+        """Only signals that have a handler of Python's are written to the wake-up socket: to ours, as a rule."""
+        if os.getpid() != self._pid:
+            return  # a child of the supervisor, before it has its own inbox
+        taker = self._take_wakeups()
+        if taker != self._wakeup:
+            self.put(signal.Signals(number))
+            if taker >= 0:
+                signal.set_wakeup_fd(taker)  # a job's event loop, which still runs

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from multiq.text import many
 
+from . import forking
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .inflight import NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
@@ -114,6 +115,7 @@ class Supervisor:
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
         self._before = Before.take()  # told to stop just when the new ones start
+        self._board.is_paused = self._before.is_paused
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
         self._bell.setblocking(False)
@@ -209,7 +211,7 @@ class Supervisor:
         ours = (self._keeper, *(slot.pid for slot in self._slots))
         pids = [*self._before.pids, *(pid for pid in ours if pid is not None)]
         os.set_inheritable(self._life, True)
-        environment = rolled_environment(self._life, pids)
+        environment = rolled_environment(self._life, pids, is_paused=bool(self._board.is_paused))
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
         try:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
@@ -268,7 +270,7 @@ class Supervisor:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
         pid = -1
         try:
-            pid = os.fork()
+            pid = forking.fork()
         finally:
             if pid:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)

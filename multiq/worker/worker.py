@@ -191,12 +191,11 @@ class Worker:
             child = self._make_child(post, is_in_main_thread=inbox.installed)
             self._running = child
             try:
-                if inbox.installed:
-                    child.interrupting()
                 if self._stop_early:
                     child.stop()
                 inbox.serve(_actions(child, is_supervised=post is not None))
-                return child.run()
+                with child.interrupting() if inbox.installed else contextlib.nullcontext():
+                    return child.run()
             finally:
                 self._running = None
 

@@ -20,13 +20,13 @@ HERE = Path(__file__).parent
 
 
 class WorkerProcess:
-    """``python -c`` that runs a ``Worker`` of ``worker_app``, its log in a file."""
+    """``python -c`` that runs a ``Worker`` of ``worker_app``, or *code* instead of that, its log in a file."""
 
-    def __init__(self, folder: Path, url: str, arguments: str = "") -> None:
+    def __init__(self, folder: Path, url: str, arguments: str = "", *, code: str | None = None) -> None:
         self.diary = folder / "diary"
         self._log = folder / f"worker-{time.monotonic_ns()}.log"
         self._is_gone = False
-        code = (
+        code = code or (
             "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
             f"worker = multiq.Worker(worker_app.app, {arguments}); worker.owns_process = True; sys.exit(worker.run())"
         )
@@ -78,9 +78,9 @@ class WorkerProcess:
 
 
 @contextlib.contextmanager
-def worker(folder: Path, url: str, arguments: str = "") -> Iterator[WorkerProcess]:
+def worker(folder: Path, url: str, arguments: str = "", *, code: str | None = None) -> Iterator[WorkerProcess]:
     """A worker that is gone when the block ends, however it ends."""
-    process = WorkerProcess(folder, url, arguments)
+    process = WorkerProcess(folder, url, arguments, code=code)
     try:
         yield process
     except BaseException as exc:

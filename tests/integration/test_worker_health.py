@@ -8,17 +8,17 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from multiq.worker.ledger import Ledger
 from processes import until, worker
 from servers.redis import RedisServer
 from shell import Shell
 from worker_app import app, nap, quick
 
 import multiq
-from multiq.backend import Lease
+from multiq.backend import Ack, Lease
 from multiq.worker.board import Board
 from multiq.worker.child import ChildSettings
 from multiq.worker.health import HealthFile
+from multiq.worker.inflight import Held, InFlight
 from multiq.worker.vitals import Report, Vitals
 
 if TYPE_CHECKING:
@@ -96,16 +96,17 @@ def test_a_roll_keeps_the_file(tmp_path: Path, server: RedisServer) -> None:
 
 
 def report(tmp_path: Path, board: Board) -> Report:
-    return Vitals(board, tmp_path, ChildSettings(queues=("q",))).report()
+    return Vitals(board, ChildSettings(queues=("q",))).report()
 
 
 @pytest.fixture
 def board() -> Board:
     """Of a worker in good health, begun ten minutes ago."""
-    board = Board(2)
+    board = Board(2, 4)
     board.worker.started_at -= 600
     board.worker.contact = board.worker.supervisor_beat
     for number, row in enumerate(board.children):
+        row.table = number
         row.pid, row.beat = 10**7 + number, board.worker.supervisor_beat
     return board
 
@@ -136,13 +137,15 @@ def test_what_is_wrong_with_a_worker(tmp_path: Path, board: Board) -> None:
 
 def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, board: Board) -> None:
     row = board.children[0]
-    ledger = Ledger(tmp_path / f"{int(row.pid)}.held", 4, in_turn=False)
+    board.tables[int(row.table)].give()
+    inflight = InFlight(board.tables[int(row.table)])
     lease = Lease("q", "1", "token", b"", 1024, 60.0, 1, 0, 0, 0.0)
-    ledger.hold([lease])
-    ledger.begin(lease, 1.0)
+    held = Held(lease, inflight.hold(lease), 20.0, 60.0, began_at=1.0)
+    inflight.begin(held)
     row.beat -= 300
     assert report(tmp_path, board).is_well
-    ledger.end(lease, acked=True)
+    held.verdict = Ack(lease)
+    inflight.end(held)
     assert not report(tmp_path, board).is_well
 
 

@@ -9,11 +9,11 @@ import time
 
 import pytest
 
-from multiq.backend import Ack, Bury, GiveBack, Lease, Release
+from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
 from multiq.worker.inflight import ACKED, DEAD, ENDED, FREE, LIVE, NEVER, WAITING, Held, InFlight, Table, make_tables
 
 
-def lease(number: int, token: str = "t") -> Lease:
+def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
     return Lease("default", f"job-{number}", f"{token}-{number}", b"", 1024, 60.0, 1, 0, 0, 0.0)
 
 
@@ -81,7 +81,7 @@ def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(tab
 
 def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table) -> None:
     inflight = InFlight(table)
-    verdicts = [
+    verdicts: list[Verdict] = [
         Ack(lease(0)),
         Release(lease(1), 30.0, 7, "x" * 5000),
         Bury(lease(2), "no use"),

@@ -1,0 +1,181 @@
+"""Paused and down are two things: who ends the one does not end the other, and no replacement forgets either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from worker_app import app, nap, quick, read_diary
+
+from multiq.control import Control
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from processes import WorkerProcess
+
+SUPERVISED = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=2"]
+ALONE = ["", "threads=2", "concurrency=2"]
+LOOKED = 7.0  # seconds: a worker looks every five whether it is down
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A fresh SQLite file, and the test app's producer side on it."""
+    app.connect(f"sqlite:///{tmp_path}/jobs.db")
+    return app.url
+
+
+def words(process: WorkerProcess, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(process.diary) if said == word]
+
+
+def child_of(process: WorkerProcess, order: int = 0) -> int:
+    """The pid of the child that was there first, or later."""
+    names = [line.split()[3] for line in process.log.splitlines() if " working " in line]
+    return int(names[order].rpartition(":")[2])
+
+
+@pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
+def test_a_worker_that_is_down_takes_no_jobs_because_of_a_sigcont(tmp_path: Path, url: str, mode: str) -> None:
+    # Given a worker whose connection is down
+    Control(app.backend).take_down()
+    with worker(tmp_path, url, mode) as process:
+        until(lambda: " paused " in process.log)
+        quick.enqueue(1)
+        # When it is told to go on, as somebody does who has stopped it with a debugger
+        process.send(signal.SIGCONT)
+        time.sleep(1.5)
+        # Then it stays down
+        assert words(process, "start") == []
+        # And goes on when the connection is up
+        Control(app.backend).bring_up()
+        until(lambda: words(process, "end") == [1], timeout=30)
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.log
+
+
+@pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
+def test_a_worker_that_was_paused_stays_so_when_the_connection_comes_up(tmp_path: Path, url: str, mode: str) -> None:
+    Control(app.backend).take_down()
+    with worker(tmp_path, url, mode) as process:
+        until(lambda: " paused " in process.log)
+        process.send(signal.SIGUSR2)
+        time.sleep(0.2)
+        quick.enqueue(1)
+        Control(app.backend).bring_up()
+        time.sleep(LOOKED)
+        assert words(process, "start") == []
+        process.send(signal.SIGCONT)
+        until(lambda: words(process, "end") == [1])
+
+
+@pytest.mark.parametrize("mode", SUPERVISED)
+def test_a_child_that_starts_while_its_connection_is_down_works_when_it_is_up(
+    tmp_path: Path, url: str, mode: str
+) -> None:
+    # Given a worker that does not know yet that its connection is down
+    with worker(tmp_path, url, mode) as process:
+        process.wait_until_working()
+        time.sleep(0.3)  # its keeper has just looked
+        Control(app.backend).take_down()
+        # When a child starts anew, and the connection comes up before anybody has looked again
+        os.kill(child_of(process), signal.SIGKILL)
+        until(lambda: process.log.count(" working ") == 2)
+        time.sleep(0.3)
+        Control(app.backend).bring_up()
+        # Then that child works
+        quick.enqueue(1)
+        until(lambda: words(process, "end") == [1], timeout=20)
+
+
+@pytest.mark.parametrize("mode", SUPERVISED)
+def test_a_child_that_replaces_a_paused_one_is_paused(tmp_path: Path, url: str, mode: str) -> None:
+    with worker(tmp_path, url, mode) as process:
+        process.wait_until_working()
+        process.send(signal.SIGUSR2)
+        until(lambda: " paused " in process.log)
+        quick.enqueue(1)
+        os.kill(child_of(process), signal.SIGKILL)
+        until(lambda: process.log.count(" working ") == 2)
+        time.sleep(1.0)
+        assert words(process, "start") == []
+        process.send(signal.SIGCONT)
+        until(lambda: words(process, "end") == [1])
+
+
+@contextlib.contextmanager
+def rolling_worker(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``multiq worker`` of the test app, which can be rolled."""
+    environment = {
+        **os.environ,
+        "MULTIQ_URL": url,
+        "WORKER_TEST_DIARY": f"{folder}/diary",
+        "PYTHONPATH": os.path.dirname(__file__),  # noqa: PTH120 - a string is wanted
+    }
+    command = [sys.executable, "-m", "multiq", "worker", "worker_app:app", *options]
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen(command, cwd=folder, env=environment, stderr=log, start_new_session=True)
+    try:
+        yield process
+    except BaseException as exc:
+        exc.add_note((folder / "log").read_text())
+        raise
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def log(folder: Path) -> str:
+    return (folder / "log").read_text()
+
+
+@pytest.mark.parametrize("options", [["-p", "1"], ["-p", "2", "-t", "2"]])
+def test_a_roll_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> None:
+    children = int(options[1])
+    with rolling_worker(tmp_path, url, *options) as process:
+        until(lambda: log(tmp_path).count(" working ") == children)
+        process.send_signal(signal.SIGUSR2)
+        until(lambda: log(tmp_path).count(" paused ") == children)
+        # When a paused worker is rolled
+        process.send_signal(signal.SIGHUP)
+        until(lambda: log(tmp_path).count(" working ") == 2 * children)
+        # Then the new children are paused
+        quick.enqueue(1)
+        time.sleep(1.0)
+        assert read_diary(tmp_path / "diary") == []
+        # And go on when they are told to; the next roll knows of that, too
+        process.send_signal(signal.SIGCONT)
+        until(lambda: len(read_diary(tmp_path / "diary")) == 2)
+        process.send_signal(signal.SIGHUP)
+        until(lambda: log(tmp_path).count(" working ") == 3 * children)
+        quick.enqueue(2)
+        until(lambda: len(read_diary(tmp_path / "diary")) == 4)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+
+def test_sighup_at_any_moment_of_a_roll_ends_nobody(tmp_path: Path, url: str) -> None:
+    # Given a worker at work
+    with rolling_worker(tmp_path, url, "-p", "1") as process:
+        until(lambda: " working " in log(tmp_path))
+        # When it is told to roll over and over, also while its interpreter is being replaced
+        give_up_at = time.monotonic() + 12
+        while time.monotonic() < give_up_at and process.poll() is None:
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.003)
+        # Then it lives, and works
+        assert process.poll() is None, log(tmp_path)
+        nap.enqueue(1, 0)
+        until(lambda: len(read_diary(tmp_path / "diary")) == 2)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == 0

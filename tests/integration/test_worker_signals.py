@@ -1,0 +1,136 @@
+"""A worker hears its signals whatever its jobs do to them, and a stop of all its processes is nobody's fault."""
+
+from __future__ import annotations
+
+import os
+import signal
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from processes import until, worker
+from rough_app import (
+    await_to_be_told,
+    nap_through,
+    program,
+    take_real_time_signals,
+    take_signals,
+    take_signals_in_a_loop,
+    wait_to_be_told,
+)
+from worker_app import app, quick, read_diary
+
+INLINE = ["", "processes=1"]  # elsewhere jobs are not in the main thread, and Python lets them take no signals
+SUPERVISED = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=2"]
+MODES = ["", "threads=2", "concurrency=2", *SUPERVISED]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A fresh SQLite file, and the test app's producer side on it."""
+    app.connect(f"sqlite:///{tmp_path}/jobs.db")
+    return app.url
+
+
+def words(folder: Path, word: str) -> list[int]:
+    return [number for said, number, _, _ in read_diary(folder / "diary") if said == word]
+
+
+@pytest.mark.parametrize("mode", INLINE)
+@pytest.mark.parametrize("way", ["wake-up", "tidy", "term", "loop", "real-time"])
+@pytest.mark.parametrize("idle", [True, False])
+def test_a_worker_hears_a_stop_after_a_job_has_taken_signals(
+    tmp_path: Path, url: str, mode: str, way: str, idle: bool
+) -> None:
+    # Given a job that has taken signals for itself
+    if way == "loop":
+        take_signals_in_a_loop.enqueue(1)
+    elif way == "real-time":
+        take_real_time_signals.enqueue(1)
+    else:
+        take_signals.enqueue(1, way)
+    with worker(tmp_path, url, code=program(mode)) as process:
+        until(lambda: words(tmp_path, "end") == [1])
+        if way != "loop":
+            assert words(tmp_path, "heard") == [1]
+        if not idle:
+            nap_through.enqueue(2, 1.0)
+            until(lambda: words(tmp_path, "start") == [2])
+        # When the worker is told to stop
+        process.send(signal.SIGTERM)
+        # Then it ends well, and finishes what it runs
+        assert process.wait(30) == 0, process.log
+        assert "died" not in process.log
+        assert "SIGTERM" not in process.log
+    assert words(tmp_path, "end") == ([1] if idle else [1, 2])
+
+
+@pytest.mark.parametrize("mode", MODES[1:3] + SUPERVISED[1:])
+@pytest.mark.parametrize("what", ["before_fetch", "subscriber"])
+def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mode: str, what: str) -> None:
+    # Given a worker with a hook that takes longer than a lease
+    make = {
+        "before_fetch": "rough_app.app.before_fetch(lambda _: time.sleep(4.0))",
+        "subscriber": "rough_app.app.on(multiq.events.WorkerLooping)(lambda _: time.sleep(4.0))",
+    }
+    before = f"import multiq, rough_app, time; {make[what]}"
+    nap_through.enqueue(1, 6.0)  # its ttr is 2
+    with worker(tmp_path, url, code=program(mode, before)):
+        until(lambda: words(tmp_path, "start") == [1])
+        # When another worker waits for jobs
+        with worker(tmp_path, url, code=program(mode)) as other:
+            # Then it never gets this one
+            until(lambda: words(tmp_path, "end"))
+            assert words(tmp_path, "start") == [1]
+            assert "done" not in other.log
+
+
+@pytest.mark.parametrize("mode", SUPERVISED)
+@pytest.mark.parametrize("kind", ["plain", "coroutine"])
+def test_a_job_whose_worker_is_stopped_beyond_its_limit_is_told_when_it_goes_on(
+    tmp_path: Path, url: str, mode: str, kind: str
+) -> None:
+    # Given a job that runs, and a worker all of whose processes are stopped for longer than the job may take
+    task = wait_to_be_told if kind == "plain" else await_to_be_told
+    handle = task.enqueue(1)
+    with worker(tmp_path, url, code=program(mode)) as process:
+        until(lambda: words(tmp_path, "start") == [1])
+        os.killpg(process.process.pid, signal.SIGSTOP)
+        time.sleep(5.0)
+        # When they go on
+        os.killpg(process.process.pid, signal.SIGCONT)
+        # Then it is told, and its process lives
+        until(lambda: words(tmp_path, "told") == [1])
+        until(lambda: handle.state().name == "BURIED")
+        assert "overdue" not in process.log
+        assert "did not heed" not in process.log
+        assert process.log.count(" working ") == 1
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0, process.log
+
+
+@pytest.mark.parametrize("moment", range(4))
+def test_the_keeper_ends_without_an_error_when_children_die_at_the_end(tmp_path: Path, url: str, moment: int) -> None:
+    nap_through.enqueue_many([(number, 0.4) for number in range(4)])
+    with worker(tmp_path, url, code=program("processes=2, threads=2")) as process:
+        until(lambda: len(words(tmp_path, "start")) == 4)
+        process.send(signal.SIGTERM)
+        time.sleep(0.1 * moment)
+        os.kill(read_diary(tmp_path / "diary")[0][2], signal.SIGKILL)
+        process.wait()
+        assert "Traceback" not in process.log
+        assert "FileNotFoundError" not in process.log
+    assert app.queue().stats().reserved == 0
+
+
+def test_no_file_says_what_a_worker_holds(tmp_path: Path, url: str) -> None:
+    # a full /dev/shm is no matter, and no worker in another PID namespace that shares it can delete what it holds
+    def files() -> set[Path]:
+        return {path for folder in ("/dev/shm", tempfile.gettempdir()) for path in Path(folder).glob("multiq-*")}  # noqa: S108
+
+    before = files()
+    with worker(tmp_path, url, code=program("processes=2")) as process:
+        quick.enqueue(1)
+        until(lambda: words(tmp_path, "end") == [1])
+        assert not {path for path in files() - before if str(process.process.pid) in path.name}

@@ -1,0 +1,177 @@
+"""The inbox of signals: what arrives there, whatever else is open, and whoever else wants signals in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import multiprocessing
+import os
+import resource
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.worker import forking
+from multiq.worker.signals import SignalInbox
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TAKEN = [signal.SIGTERM, signal.SIGUSR2]
+
+
+@contextlib.contextmanager
+def many_open_files() -> Iterator[None]:
+    """Whatever is opened meanwhile has a number above 1,023."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 1200:
+        pytest.skip(f"this process may open {hard} files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 1200), hard))
+    with contextlib.ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, (soft, hard))
+        while stack.enter_context(open(os.devnull)).fileno() < 1100:  # noqa: PTH123
+            pass
+        yield
+
+
+def test_signals_arrive_beside_many_open_files() -> None:
+    with many_open_files(), SignalInbox(TAKEN) as inbox:
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert inbox.wait(10) == [signal.SIGUSR2]
+        assert inbox.wait(0) == []
+
+
+def test_a_lifeline_that_ends_counts_as_sigterm_beside_many_open_files() -> None:
+    with many_open_files():
+        lifeline, life = os.pipe()
+        with SignalInbox(TAKEN, lifeline) as inbox:
+            assert inbox.wait(0) == []
+            os.close(life)
+            assert inbox.wait(10) == [signal.SIGTERM]
+            assert inbox.wait(0) == []
+        os.close(lifeline)
+
+
+@pytest.mark.parametrize("other", [signal.SIGRTMIN + 2, signal.SIGALRM, signal.SIGRTMAX])
+def test_signals_that_somebody_else_handles_are_not_ours(other: int) -> None:
+    # Given a handler for a signal that is not the worker's; a real-time one has no name
+    heard: list[int] = []
+    before = signal.signal(other, lambda number, _: heard.append(number))
+    try:
+        with SignalInbox(TAKEN) as inbox:
+            # When it comes, and then one of ours
+            os.kill(os.getpid(), other)
+            os.kill(os.getpid(), signal.SIGTERM)
+            # Then each is heard where it belongs
+            arrived: list[signal.Signals] = []
+            while not arrived:
+                arrived += inbox.wait(10)
+            assert (heard, arrived) == ([other], [signal.SIGTERM])
+    finally:
+        signal.signal(other, before)
+
+
+def test_an_event_loop_that_has_taken_the_wake_up_socket_keeps_no_signal_from_us() -> None:
+    async def use() -> None:
+        heard = asyncio.Event()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGALRM, heard.set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert inbox.wait(10) == [signal.SIGTERM]
+        assert inbox.wait(0) == []  # once
+        os.kill(os.getpid(), signal.SIGALRM)  # and theirs still comes to them
+        await asyncio.wait_for(heard.wait(), 10)
+
+    with SignalInbox(TAKEN) as inbox:
+        asyncio.run(use())
+        # When the loop is closed, then nobody has the wake-up socket, and ours come still
+        os.kill(os.getpid(), signal.SIGUSR2)
+        assert inbox.wait(10) == [signal.SIGUSR2]
+        assert inbox.wait(0) == []
+
+
+def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
+    def theirs(_number: int, _frame: object) -> None:
+        pytest.fail("it is not theirs any more")
+
+    with socket.socket() as other, SignalInbox(TAKEN) as inbox:
+        # Given a job that has taken a signal, and the wake-up socket
+        other.setblocking(False)
+        signal.signal(signal.SIGTERM, theirs)
+        signal.set_wakeup_fd(other.fileno(), warn_on_full_buffer=False)
+        # When it has ended
+        inbox.reassert()
+        # Then both are ours
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert inbox.wait(10) == [signal.SIGTERM]
+        assert inbox.wait(0) == []
+
+
+@pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_forked_process_has_the_signals_of_before_and_its_parent_does_not_hear_them(kind: signal.Signals) -> None:
+    with SignalInbox(TAKEN) as inbox:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
+        child.start()
+        assert child.pid is not None
+        os.kill(child.pid, kind)  # at once: however early it comes, it is not heard here
+        child.join(10)
+        code = child.exitcode
+        child.kill()
+        child.join()
+        assert code == -kind
+        assert inbox.wait(0) == []
+        # And the parent's own are as they were
+        os.kill(os.getpid(), kind)
+        assert inbox.wait(10) == [kind]
+
+
+def test_a_forked_process_has_the_handler_that_the_program_had_and_nothing_blocked() -> None:
+    # Given a program with a handler of its own, and a worker in it that has blocked a signal of its
+    before = signal.signal(signal.SIGTERM, lambda *_: os._exit(9))
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGALRM])
+    try:
+        with SignalInbox(TAKEN):
+            signal.pthread_sigmask(signal.SIG_BLOCK, TAKEN)
+            pid = os.fork()
+            if pid == 0:
+                blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+                if blocked == {signal.SIGALRM} and signal.set_wakeup_fd(-1) == -1:  # what is not ours stays
+                    os.kill(os.getpid(), signal.SIGTERM)
+                os._exit(1)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, TAKEN)
+            assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def test_the_worker_s_own_forks_keep_its_signals() -> None:
+    with SignalInbox(TAKEN):
+        pid = forking.fork()
+        if pid == 0:
+            kept = callable(signal.getsignal(signal.SIGTERM)) and signal.set_wakeup_fd(-1) >= 0
+            os._exit(0 if kept else 1)
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+def test_an_inbox_of_a_parent_hears_nothing_from_a_child() -> None:
+    # the supervisor's handlers are there until a child has its own: Ctrl-C comes to the whole group
+    with SignalInbox(TAKEN) as inbox:
+        pid = forking.fork()
+        if pid == 0:
+            signal.set_wakeup_fd(-1)
+            os.kill(os.getpid(), signal.SIGTERM)
+            os._exit(0)
+        assert os.waitpid(pid, 0)[1] == 0
+        assert inbox.wait(0) == []
+
+
+def test_after_the_block_everything_is_as_before() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with SignalInbox(TAKEN):
+        pass
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
+    assert forking._before == {}
