@@ -149,7 +149,7 @@ class Child:
     # --- from outside ---
 
     def interrupting(self) -> AbstractContextManager[None]:
-        """While the block lasts, inline jobs are interrupted when their time is over. To be called in the main thread."""
+        """While the block lasts, inline jobs are interrupted at their time limit. To be called in the main thread."""
         return self._limits.interrupting()
 
     def run(self) -> int:
