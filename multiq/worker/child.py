@@ -131,7 +131,8 @@ class Child:
         self._limit = Lifetime(settings)
         self._given_back = threading.Event()
         self._paused = False
-        self._was_down_at: float | None = None
+        self._ask_down: Callable[[], bool] | None = None
+        self._was_down_at: float | None = None  # when it was asked, if it was down then
         self._was_paused = False
         self._taken = 0
         self._taken_before = int(self._row.taken)  # by those that filled this place before
@@ -209,9 +210,12 @@ class Child:
         """What the board says of the whole worker has changed: heed it now."""
         self._nudge()
 
-    def was_down(self, asked_at: float) -> None:
-        """The connection was down when it was asked at this moment: until the keeper has asked since, take no jobs."""
-        self._was_down_at = asked_at
+    def heed_down(self, is_down: Callable[[], bool]) -> None:
+        """Ask whether the connection is down. If so, take no jobs: until the keeper has asked since, or, without one,
+        until another answer comes here.
+        """
+        self._ask_down = is_down
+        self._look_for_down()
 
     # --- the loop ---
 
@@ -226,6 +230,8 @@ class Child:
         self._row.beat = time.monotonic()
         self._pump.beat()
         self._heed_board()
+        if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
+            self._look_for_down()
         if self._is_paused != self._was_paused:
             self._tell_pause()
         if self._limit.is_reached(self._taken):
@@ -270,6 +276,10 @@ class Child:
         if self._was_down_at is not None and self._worker.asked_at < self._was_down_at:
             return True
         return bool(self._worker.is_down)
+
+    def _look_for_down(self) -> None:
+        asked_at = time.monotonic()
+        self._was_down_at = asked_at if self._ask_down is not None and self._ask_down() else None
 
     def _heed_board(self) -> None:
         """Should the supervisor's signals not arrive (a job has taken them for itself), its board tells the same."""

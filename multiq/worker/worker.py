@@ -217,9 +217,7 @@ class Worker:
             owns_process=post is not None or self.owns_process,
         )
         if not self._force:
-            asked_at = time.monotonic()
-            if _is_down(self._app):
-                child.was_down(asked_at)
+            child.heed_down(lambda: _is_down(self._app))
         return child
 
     def _run_keeper(self, bell: socket.socket) -> int:
