@@ -276,20 +276,13 @@ class Supervisor:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid:
             return pid
-        signal.set_wakeup_fd(-1)
-        # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._life)  # ours must be the only one: it tells the others when we are gone
-        self._bell.close()
-        if is_child:
-            self._keepers_bell.close()
-        return self._be(work, table)
+        return self._be(work, table, is_child=is_child)
 
-    def _be(self, work: Callable[[], int], table: Table | None) -> NoReturn:
+    def _be(self, work: Callable[[], int], table: Table | None, *, is_child: bool) -> NoReturn:
+        """In the new process: whatever happens, nothing gets back from here into the supervisor's own code."""
         code = EXIT_CRASHED
         try:
+            self._let_go_of_supervisor(is_child=is_child)
             code = work()
         except BaseException:  # noqa: BLE001 - reported, and told by the exit code
             _log.exception("a worker process crashed")
@@ -301,6 +294,17 @@ class Supervisor:
             if table is not None:
                 table.leave(code)
             os._exit(code)  # past the parent's own cleanup, which is not ours to run
+
+    def _let_go_of_supervisor(self, *, is_child: bool) -> None:
+        signal.set_wakeup_fd(-1)
+        # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.close(self._life)  # the supervisor's must be the only one: its end tells the others that it is gone
+        self._bell.close()
+        if is_child:
+            self._keepers_bell.close()
 
     # --- ending ---
 
