@@ -157,7 +157,7 @@ def grow(number: int, mebibytes: int) -> None:
 _kept: list[bytes] = []
 
 
-@app.task(ttr=2, max_attempts=1)
+@app.task(ttr=2, max_attempts=0, max_crashes=0)
 def nap_through(number: int, seconds: float) -> None:
     """Sleeps, and notes if somebody cuts it short."""
     note("start", number)
