@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import socket
@@ -100,7 +101,7 @@ class Child:
     without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
     on. *leave* ends the process where an aborted job cannot be left behind otherwise. Unless the process is the
     worker's own (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its
-    result does not count.
+    result does not count. *reassert* takes back signals that a job may have taken.
     """
 
     def __init__(
@@ -113,6 +114,7 @@ class Child:
         worker: WorkerRow | None = None,
         leave: Callable[[int], None] | None = None,
         owns_process: bool = False,
+        reassert: Callable[..., None] | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
@@ -122,6 +124,7 @@ class Child:
         self._worker = worker or board.worker
         self._leave = leave
         self._owns_process = owns_process
+        self._reassert = reassert
         self._events = app.events
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._stopping: str | None = None
@@ -156,8 +159,7 @@ class Child:
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
         self._heartbeat.start()
-        if self._executor.loop is not None:
-            self._events.run_on(self._executor.loop)
+        self._stay = self._events.join(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
         try:
             while self._goes_on():
@@ -169,6 +171,8 @@ class Child:
             self._heartbeat.close()
             self._finish_events()
             self._executor.close()
+            if self._reassert is not None:
+                self._reassert(also_wakeups=True)  # closing a job's loop gives back what that has taken
             self._pump.close()
         return self._stopped()
 
@@ -227,13 +231,7 @@ class Child:
     def _turn(self) -> None:
         """Once round: settle what is finished, reserve what there is room for, have it run."""
         executor = self._executor
-        self._row.beat = time.monotonic()
-        self._pump.beat()
-        self._heed_board()
-        if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
-            self._look_for_down()
-        if self._is_paused != self._was_paused:
-            self._tell_pause()
+        self._look_around()
         if self._limit.is_reached(self._taken):
             self._end(self._limit.reason, self._limit.code)
             return
@@ -257,6 +255,18 @@ class Child:
             executor.start(helds)
         elif executor.busy == 0:
             self._found_nothing()
+
+    def _look_around(self) -> None:
+        """What is to be done in each turn, whether there are jobs or not."""
+        self._row.beat = time.monotonic()
+        if self._reassert is not None:
+            self._reassert(also_wakeups=True)
+        self._pump.beat()
+        self._heed_board()
+        if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
+            self._look_for_down()
+        if self._is_paused != self._was_paused:
+            self._tell_pause()
 
     def _end(self, reason: str, code: int) -> None:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
@@ -390,7 +400,7 @@ class Child:
             self._end("a job does not heed its time limit", EXIT_OVERDUE)
             self._let_go(overdue)
             self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
-            self._events.finish(_CUT_EVENTS)
+            self._stay.close(_CUT_EVENTS)
             self._leave(EXIT_OVERDUE)
 
     def _hold(self, holding: bool) -> None:
@@ -455,11 +465,11 @@ class Child:
     def _stopped(self) -> int:
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
-        self._finish_events()
+        self._stay.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
         return code
 
     def _finish_events(self) -> None:
-        self._events.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        self._stay.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
 
     def _wake(self) -> None:
         """A job has ended. Once in a turn is enough: what ended since is seen with it."""
@@ -474,9 +484,10 @@ class Child:
         settings, common = self._settings, (self._runner, self._prefetch, self._wake)
         if settings.concurrency:
             return CoroutineExecutor(*common, settings.concurrency, self._inflight, limits=self._limits)
-        if settings.threads > 1:
+        # in a thread that runs an event loop (a notebook's cell), none of ours can run
+        if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
             return ThreadExecutor(*common, settings.threads, self._inflight)
-        return InlineExecutor(*common, self._inflight)
+        return InlineExecutor(*common, self._inflight, after_job=self._reassert)
 
 
 def _package_of(backend: Backend) -> str:

@@ -150,17 +150,33 @@ class Executor(ABC):
 
 
 class InlineExecutor(Executor):
-    """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job."""
+    """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job.
+
+    *after_job* puts right what a job may have left wrong in that thread.
+    """
 
     def __init__(
-        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InFlight | None = None
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        inflight: InFlight | None = None,
+        *,
+        after_job: Callable[[], None] | None = None,
     ) -> None:
         super().__init__(runner, prefetch, on_done, inflight)
         self._waiting: deque[Held] = deque()
+        self._after_job = after_job or (lambda: None)
 
     def _start(self, helds: Sequence[Held]) -> None:
         self._waiting.extend(helds)
-        take, run, begin, end = self._waiting.popleft, self._runner.run, self._begin, self._end
+        take, run, begin, end, after_job = (
+            self._waiting.popleft,
+            self._runner.run,
+            self._begin,
+            self._end,
+            self._after_job,
+        )
         while True:
             try:
                 held = take()
@@ -169,6 +185,7 @@ class InlineExecutor(Executor):
             if begin(held):
                 held.verdict = run(held)
                 end(held)
+                after_job()
 
     def _take_waiting(self) -> list[Held]:
         return _drained(self._waiting)

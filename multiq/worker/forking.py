@@ -4,7 +4,7 @@ A forked process inherits handlers, blocked signals and the wake-up socket. With
 would not end it but tell the worker to stop. So after a fork by anybody but the worker itself, each signal has the
 handler that it had before, nothing that the worker takes is blocked, and the wake-up socket is left alone.
 
-What ``multiq.forks`` counts tells a clone from the worker: the code that ran the job compares before and after.
+A job's code may come back in a process that it has forked: then that process ends (``LeavingClones``).
 """
 
 from __future__ import annotations
@@ -19,8 +19,11 @@ import threading
 import traceback
 from typing import TYPE_CHECKING, Any
 
+from multiq.forks import forks
+
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
     from typing import NoReturn
 
 _log = logging.getLogger("multiq.worker")
@@ -63,6 +66,21 @@ def fork() -> int:
         _taken.is_own = False
 
 
+class LeavingClones:
+    """A block that runs a job's code: where it comes back in a process that it has forked, that process ends."""
+
+    __slots__ = ("_generation",)
+
+    def __enter__(self) -> None:
+        self._generation = forks.generation
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if forks.generation != self._generation:
+            leave_clone(error)
+
+
 def leave_clone(error: BaseException | None) -> NoReturn:
     """End this process, in which a job's code has come back that forked: the job is its parent's to settle."""
     code = 0
@@ -74,10 +92,15 @@ def leave_clone(error: BaseException | None) -> NoReturn:
             traceback.print_exception(error)
     with contextlib.suppress(BaseException):
         logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(BaseException):
-            stream.flush()
+    flush()
     os._exit(code & 0xFF)
+
+
+def flush() -> None:
+    """Have the standard streams write what they hold. There may be none, and nobody may read them any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
+            stream.flush()
 
 
 def _before_fork() -> None:

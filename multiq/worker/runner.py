@@ -22,6 +22,7 @@ from multiq.job import JobContext, describe, running
 from multiq.options import check_reason
 from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
 
+from .forking import LeavingClones
 from .loop import JobLoop
 
 if TYPE_CHECKING:
@@ -192,9 +193,10 @@ class Runner:
         return self._plain_result(call, limit)
 
     def _plain_result(self, call: Call, limit: Limit | None) -> Any:
-        result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
-        # a decorator may hide that its function is a coroutine: not awaited, it would never have run
-        return self._loop().run(self._within(limit, result)) if type(result) is CoroutineType else result
+        with LeavingClones():
+            result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            # a decorator may hide that its function is a coroutine: not awaited, it would never have run
+            return self._loop().run(self._within(limit, result)) if type(result) is CoroutineType else result
 
     def _drive(self, call: Call, held: Held) -> Any:
         return self._loop().run(self._await(call, held, thread=threading.get_ident()))
@@ -210,10 +212,13 @@ class Runner:
         """*thread*: the one whose loop runs this job alone; None on the loop that jobs share."""
         limit = None if call.timeout is None else self._limits.begin(call, held, thread=thread)
         try:
-            work = (
-                self._wrapped(call) if self._around else call.task.function(*call.envelope.args, **call.envelope.kwargs)
-            )
-            return await self._within(limit, work)
+            with LeavingClones():
+                work = (
+                    self._wrapped(call)
+                    if self._around
+                    else call.task.function(*call.envelope.args, **call.envelope.kwargs)
+                )
+                return await self._within(limit, work)
         finally:
             if limit is not None:
                 self._limits.end(limit)
@@ -238,7 +243,8 @@ class Runner:
             for is_async, middleware in self._around:
                 entered = middleware(call.job)
                 await stack.enter_async_context(entered) if is_async else stack.enter_context(entered)
-            return await call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            with LeavingClones():
+                return await call.task.function(*call.envelope.args, **call.envelope.kwargs)
 
     # --- after ---
 

@@ -90,15 +90,19 @@ class SignalInbox:
         # a job's own handlers have their signals written here, too; real-time ones have no name
         return [signal.Signals(number) for number in received if number in self._numbers]
 
-    def reassert(self) -> None:
-        """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket."""
+    def reassert(self, *, also_wakeups: bool = False) -> None:
+        """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket.
+
+        As long as the handlers are ours, signals come here without the socket, too, only not while C code runs.
+        """
         if not self.installed:
             return
         handler = self._handler
         for number in self._numbers:
             if _getsignal(number) is not handler:
                 signal.signal(number, handler)
-        self._take_wakeups()
+        if also_wakeups:
+            self._take_wakeups()
 
     def put(self, number: signal.Signals) -> None:
         """As if this signal had arrived."""

@@ -89,6 +89,7 @@ class Supervisor:
         grace: float,
         once: bool,
         check: Sequence[str] | None = None,
+        reaps_all: bool = False,
     ) -> None:
         self._work = work
         self._keep = keep
@@ -98,6 +99,7 @@ class Supervisor:
         self._grace = grace
         self._once = once
         self._check = check
+        self._reaps_all = reaps_all
         self._checking: subprocess.Popen[bytes] | None = None
         self._is_check_stale = False
         self._stops = 0
@@ -206,8 +208,7 @@ class Supervisor:
     def _roll(self) -> None:
         """Become the same program, begun anew. Signals wait until it can take them."""
         _log.warning("rolling: the same command is begun anew, with the code that is there now")
-        sys.stdout.flush()
-        sys.stderr.flush()
+        forking.flush()
         ours = (self._keeper, *(slot.pid for slot in self._slots))
         pids = [*self._before.pids, *(pid for pid in ours if pid is not None)]
         os.set_inheritable(self._life, True)
@@ -264,8 +265,7 @@ class Supervisor:
             _log.error("a process cannot be forked: %s; another try in %g s", exc, _FORK_BRAKE)
 
     def _fork(self, work: Callable[[], int], *, is_child: bool, table: Table | None = None) -> int:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        forking.flush()
         # until the child has an inbox of its own, what is sent to it would end up in ours
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
         pid = -1
@@ -288,18 +288,15 @@ class Supervisor:
             _log.exception("a worker process crashed")
             table = None
         finally:
-            with contextlib.suppress(Exception):
-                sys.stdout.flush()
-                sys.stderr.flush()
+            forking.flush()
             if table is not None:
                 table.leave(code)
             os._exit(code)  # past the parent's own cleanup, which is not ours to run
 
     def _let_go_of_supervisor(self, *, is_child: bool) -> None:
+        # the handlers of our inbox stay, and do nothing in a child: the terminal sends Ctrl-C to the whole group, and
+        # the supervisor passes it on once, as SIGTERM. Programs that jobs start would inherit that it is ignored
         signal.set_wakeup_fd(-1)
-        # the terminal sends Ctrl-C to the whole group; the supervisor passes it on once, as SIGTERM
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        signal.signal(signal.SIGHUP, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         os.close(self._life)  # the supervisor's must be the only one: its end tells the others that it is gone
         self._bell.close()
@@ -318,6 +315,17 @@ class Supervisor:
         if self._keeper is not None and os.waitpid(self._keeper, os.WNOHANG)[0]:
             self._keeper = None
             _log.error("the keeper died; another one starts")
+        if self._reaps_all:
+            self._reap_orphans()
+
+    def _reap_orphans(self) -> None:
+        """What the processes of jobs have left behind is a child of process 1."""
+        ours = {self._keeper, *(slot.pid for slot in self._slots), *self._before.pids}
+        if self._checking is not None:
+            ours.add(self._checking.pid)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
+                os.waitpid(ended.si_pid, os.WNOHANG)
 
     def _note_end(self, slot: Slot, pid: int, status: int) -> None:
         table, now = slot.table, time.monotonic()
@@ -337,7 +345,8 @@ class Supervisor:
         is_too_large = left == EXIT_MEMORY and not has_held
         if (was_late or left in _REPLACED) and not is_too_large:
             self._board.replaced += 1
-            slot.start_at, slot.early_deaths = 0.0, 0
+            slot.early_deaths = slot.early_deaths + 1 if died_young and left == EXIT_MEMORY else 0
+            slot.start_at = now + _brake(slot.early_deaths, _WORKING_BRAKE)
             _log.warning(
                 "worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else left or 0]
             )
@@ -346,7 +355,7 @@ class Supervisor:
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
         # the first one may have been somebody's doing: its jobs wait
         longest = _WORKING_BRAKE if has_held else _LONGEST_BRAKE
-        brake = min(longest, _FIRST_BRAKE * 2 ** (slot.early_deaths - 2)) if slot.early_deaths > 1 else 0.0
+        brake = _brake(slot.early_deaths, longest)
         slot.start_at = now + brake
         how = (
             "needs more memory than it may use before it has run any job"
@@ -413,6 +422,11 @@ class Supervisor:
             if slot.pid is not None:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(slot.pid, number)
+
+
+def _brake(early_deaths: int, longest: float) -> float:
+    """Seconds until a child is replaced that was, with those before it, the so manieth that ended young."""
+    return min(longest, _FIRST_BRAKE * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
 
 
 def _has_terminal() -> bool:

@@ -19,6 +19,7 @@ from multiq.log import log_events
 from multiq.options import check_count, check_timeout
 from multiq.weights import check_policy, read_queues, shares
 
+from . import forking
 from .board import Board
 from .child import EXIT_OK, Child, ChildSettings
 from .health import HealthFile, check_place
@@ -156,6 +157,7 @@ class Worker:
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
             check=self.check,
+            reaps_all=self.owns_process and os.getpid() == 1,
         )
         self._running = supervisor
         try:
@@ -188,7 +190,7 @@ class Worker:
             inbox = SignalInbox([*taken, NOW], post.lifeline)
         # before any thread is started: it would inherit that signals are blocked
         with inbox, _showing_threads(on=inbox.installed):
-            child = self._make_child(post, is_in_main_thread=inbox.installed)
+            child = self._make_child(post, inbox)
             self._running = child
             try:
                 if self._stop_early:
@@ -199,7 +201,7 @@ class Worker:
             finally:
                 self._running = None
 
-    def _make_child(self, post: Post | None, *, is_in_main_thread: bool) -> Child:
+    def _make_child(self, post: Post | None, inbox: SignalInbox) -> Child:
         def leave(code: int) -> None:
             """End the process although a job still has its main thread."""
             logging.shutdown()
@@ -213,7 +215,8 @@ class Worker:
             inflight=None if post is None else InFlight(post.table),
             row=None if post is None else self._board.children[post.place],
             worker=None if post is None else self._board.worker,
-            leave=leave if is_in_main_thread else None,
+            leave=leave if inbox.installed else None,
+            reassert=inbox.reassert,
             owns_process=post is not None or self.owns_process,
         )
         if not self._force:
@@ -222,8 +225,8 @@ class Worker:
 
     def _run_keeper(self, bell: socket.socket) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        for number in {NOW, *HEEDED} - {signal.SIGCHLD}:
-            signal.signal(number, signal.SIG_IGN)
+        forking.take(NOW, _take_no_notice)  # the supervisor's handlers for the others stay, and do nothing here
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
         vitals = Vitals(self._board, self._settings)
         return Keeper(
             self._app,
@@ -244,6 +247,10 @@ class Worker:
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
         return Server(self._listener, Pages(vitals, exposition.text))
+
+
+def _take_no_notice(_number: int, _frame: object) -> None:
+    """Unlike a signal that is ignored, programs that are started here do not inherit this."""
 
 
 def _is_down(app: App) -> bool:

@@ -102,7 +102,7 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
         signal.signal(signal.SIGTERM, theirs)
         signal.set_wakeup_fd(other.fileno(), warn_on_full_buffer=False)
         # When it has ended
-        inbox.reassert()
+        inbox.reassert(also_wakeups=True)
         # Then both are ours
         os.kill(os.getpid(), signal.SIGTERM)
         assert inbox.wait(10) == [signal.SIGTERM]
