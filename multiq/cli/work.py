@@ -70,6 +70,7 @@ def worker(*, check: bool, **options: Any) -> int:
     rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
     code that is there then, SIGQUIT shows what runs.
     """
+    _take_standard_numbers()
     if check:
         return _work(check=True, **options)
     with _stopping_while_it_starts() as end:
@@ -150,6 +151,13 @@ def _work(
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
         return runner.run()
+
+
+def _take_standard_numbers() -> None:
+    """Where 0, 1 or 2 is closed, no connection is to get that number: programs that jobs start would write to it."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
 
 
 class _End:

@@ -263,7 +263,7 @@ def _is_down(app: App) -> bool:
 @contextlib.contextmanager
 def _showing_threads(*, on: bool) -> Iterator[None]:
     """While it lasts, SIGQUIT shows where each thread is, also while C code keeps the interpreter to itself."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # no stderr, or none that has a file
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stderr, or none that has a file
         if on:
             faulthandler.register(signal.SIGQUIT, all_threads=True)
     try:

@@ -100,6 +100,32 @@ def test_a_worker_whose_standard_streams_are_closed_works(tmp_path: Path, url: s
     assert ended(tmp_path) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("options", ["-p 0", "-p 1"])
+def test_what_a_job_s_program_prints_goes_nowhere_if_the_worker_has_no_standard_streams(
+    tmp_path: Path, url: str, options: str
+) -> None:
+    # Given a job that starts a program which prints, and a command line without standard streams
+    (tmp_path / "shop.py").write_text("""
+import subprocess
+import multiq
+
+app = multiq.App()
+
+@app.task
+def tell(number):
+    done = subprocess.run(["sh", "-c", "echo aaaa; echo bbbb >&2"])
+    with open("told", "a") as file:
+        file.write(f"{number} {done.returncode}\\n")
+""")
+    app.queue().enqueue_many([{"multiq": 1, "task": "tell", "args": [number]} for number in range(3)])
+    command = f"exec {sys.executable} -m multiq worker shop:app --stop-when-empty {options} <&- >&- 2>&-"
+    # When it runs, then the program can print, and the worker hears nothing of it
+    environment = {**os.environ, "MULTIQ_URL": url}
+    done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == 0
+    assert (tmp_path / "told").read_text() == "0 0\n1 0\n2 0\n"
+
+
 @pytest.mark.parametrize("mode", MODES)
 def test_a_worker_with_more_than_a_thousand_open_files_hears_signals(tmp_path: Path, url: str, mode: str) -> None:
     # Given a program that has many files open before it runs a worker
