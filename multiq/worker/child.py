@@ -403,6 +403,13 @@ class Child:
             self._stay.close(_CUT_EVENTS)
             self._leave(EXIT_OVERDUE)
 
+    def _after_inline_job(self) -> None:
+        """Between two jobs of a batch, which is many turns of the others' loop."""
+        if self._reassert is not None:
+            self._reassert()
+        if self._limit.is_memory_used_up():
+            self._give_back_waiting()
+
     def _hold(self, holding: bool) -> None:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
         if holding:
@@ -487,7 +494,7 @@ class Child:
         # in a thread that runs an event loop (a notebook's cell), none of ours can run
         if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
             return ThreadExecutor(*common, settings.threads, self._inflight)
-        return InlineExecutor(*common, self._inflight, after_job=self._reassert)
+        return InlineExecutor(*common, self._inflight, after_job=self._after_inline_job)
 
 
 def _package_of(backend: Backend) -> str:

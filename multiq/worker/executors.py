@@ -152,7 +152,7 @@ class Executor(ABC):
 class InlineExecutor(Executor):
     """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job.
 
-    *after_job* puts right what a job may have left wrong in that thread.
+    *after_job* is called after each, in that thread.
     """
 
     def __init__(

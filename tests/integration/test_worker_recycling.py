@@ -66,18 +66,23 @@ def test_a_worker_that_ends_by_itself_waits_for_a_job_that_is_longer_than_the_gr
 
 
 @pytest.mark.parametrize("mode", [*ALONE[1:], *SUPERVISED[1:]])
-def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(tmp_path: Path, url: str, mode: str) -> None:
+@pytest.mark.parametrize("limit", ["max_jobs=4", "max_time=1.0"])
+def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(
+    tmp_path: Path, url: str, mode: str, limit: str
+) -> None:
     # Given a worker that waits for its last job
-    nap_through.enqueue(1, 60.0)
-    quick.enqueue_many([(number,) for number in range(2, 12)])
-    with worker(tmp_path, url, code=program(f"grace=0.5, max_jobs=4, {mode}")) as process:
-        until(lambda: " stopping " in process.log)
+    handle = nap_through.enqueue(1, 60.0)
+    with worker(tmp_path, url, code=program(f"grace=0.5, {limit}, {mode}")) as process:
+        until(lambda: words(tmp_path, "start") == [1])
+        quick.enqueue_many([(number,) for number in range(2, 12)])
+        until(lambda: len(words(tmp_path, "end")) == 3 if "jobs" in limit else " stopping " in process.log)
         time.sleep(1.0)  # longer than the grace: nobody has told it to stop
         assert process.process.poll() is None
         # When it is told to stop, then it ends after the grace, and the job is given back
         process.send(signal.SIGTERM)
         assert process.wait(20) == EXIT_CUT_SHORT, process.log
-    assert words(tmp_path, "end").count(1) == 0
+    assert 1 not in words(tmp_path, "end")
+    assert handle.peek().attempt == 0
     assert app.queue().stats().reserved == 0
 
 
