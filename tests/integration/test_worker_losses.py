@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from processes import until, worker
 from stores import NAMES, STORES
-from worker_app import aquick, app, brief, leave, nap, quick, read_diary
+from worker_app import app, aquick, brief, leave, nap, quick, read_diary
 
 from multiq import State
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from processes import WorkerProcess
 

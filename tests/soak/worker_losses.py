@@ -1,7 +1,7 @@
 """Jobs around kills of worker processes: ``python tests/soak/worker_losses.py --help``.
 
-20,000 short jobs in batches, with a job in each batch that ends its own process: by ``kill -9``, or by an exit code. The
-worker is the command line, ``multiq worker``. What happened is read from a file that the jobs write and from the
+20,000 short jobs in batches, with a job in each batch that ends its own process: by ``kill -9``, or by an exit code.
+The worker is the command line, ``multiq worker``. What happened is read from a file that the jobs write and from the
 backend's own data, by its own client: nothing that the worker writes about itself has a part in it. At the end
 
 - every job ran;
@@ -28,7 +28,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 HERE = Path(__file__).parent
-sys.path += [str(HERE), str(HERE.parent), str(HERE.parent / "integration")]
+APPS = HERE.parent / "integration"
+sys.path += [str(HERE.parent), str(APPS)]
 
 from losses_app import TTR, WAYS, akiller, alasting, alimited, app, ashort, killer, lasting, limited, short  # noqa: E402
 from stores import NAMES, STORES  # noqa: E402
@@ -202,14 +203,12 @@ def _worker(folder: Path, url: str, options: list[str], name: str) -> Iterator[P
         "MULTIQ_URL": url,
         "LOSSES_FOLDER": str(folder),
         "LOSSES_MAX_CRASHES": "0" if name == "beanstalk" else "5",
-        "PYTHONPATH": str(HERE),
+        "PYTHONPATH": str(APPS),
     }
     path = folder / "worker.log"
     command = [sys.executable, "-m", "multiq", "worker", "losses_app:app", "--kill-after", "0.2", *options]
     with path.open("w") as log:
-        process = subprocess.Popen(
-            command, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True
-        )
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=folder, start_new_session=True)
     try:
         yield path
         process.send_signal(signal.SIGTERM)
@@ -240,8 +239,8 @@ def _rows_of_redis(url: str) -> int:
     import redis
 
     with contextlib.closing(redis.Redis.from_url(url)) as client:
-        keys = [bytes(key) for key in client.scan_iter("multiq:*:jobs")]
-        return sum(int(client.execute_command("HLEN", key)) for key in keys)  # type: ignore[no-untyped-call]
+        ask: Any = client.execute_command  # not annotated there
+        return sum(int(ask("HLEN", key)) for key in client.scan_iter("multiq:*:jobs"))
 
 
 def _rows_of_mysql(url: str) -> int:
@@ -266,7 +265,7 @@ def _rows_of_beanstalk(url: str) -> int:
 
     parts = urlsplit(url)
     with greenstalk.Client((parts.hostname or "", parts.port or 11300), encoding=None) as client:
-        stats = client.stats()
+        stats: Any = client.stats()
     return sum(int(stats[f"current-jobs-{state}"]) for state in ("ready", "reserved", "delayed", "buried"))
 
 
