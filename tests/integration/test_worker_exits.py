@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 PAGE = Path(__file__).parents[2] / "docs/worker.md"
-MODES = ["-p 0", "-p 0 -t 3", "-p 0 --concurrency 3", "-p 1", "-p 1 -t 3", "-p 1 --concurrency 3"]
+MODES = [
+    pytest.param(["-p 0", "-p 1 -t 3"], id="two modes"),
+    pytest.param(
+        ["-p 0 -t 3", "-p 0 --concurrency 3", "-p 1", "-p 1 --concurrency 3"], id="the others", marks=pytest.mark.long
+    ),
+]
 
 
 class Row(NamedTuple):
@@ -55,7 +60,7 @@ class Run:
         self.url = f"sqlite:///{self.folder}/jobs.db"
         self.process: subprocess.Popen[bytes]
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return f"multiq worker {self.mode} {self.row.options}; its log:\n{self.log}"
 
     @property
@@ -205,10 +210,11 @@ def _enqueue(run: Run) -> None:
     GIVEN[run.row.given]()
 
 
+@pytest.mark.parametrize("modes", MODES)
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.given}, {row.options} {row.then}")
-def test_a_row_of_the_table(tmp_path: Path, row: Row) -> None:
-    wanted = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
-    runs = [Run(tmp_path, mode, row) for mode in MODES if mode.startswith(wanted[0])]
+def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
+    (wanted,) = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
+    runs = [Run(tmp_path, mode, row) for mode in modes if mode.startswith(wanted)]
     try:
         # Given a store and a worker for each mode
         for run in runs:

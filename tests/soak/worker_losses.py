@@ -70,7 +70,8 @@ class Losses:
         before = self.chance.randrange(size // 2, size)
         with _at_once():
             self._some_short(before)
-            self.chance.choice([killer, akiller]).enqueue(self._next(), way)
+            kill: Any = self.chance.choice([killer, akiller])
+            kill.enqueue(self._next(), way)
             self._some_short(size - 1 - before)
         return set(range(first, self.enqueued))
 
@@ -87,7 +88,8 @@ class Losses:
         with _at_once():
             for task in (limited, alimited):
                 task.enqueue_many([(self._next(),) for _ in range(10)])
-        for task in (lasting, alasting):
+        long: tuple[Any, ...] = (lasting, alasting)
+        for task in long:
             self.lasting.add(self.enqueued)
             task.enqueue(self._next())
         return set(range(first, self.enqueued))
