@@ -56,12 +56,17 @@ class Losses:
     lasting: set[int] = field(default_factory=set)
 
     def batches(self) -> Iterator[set[int]]:
-        """Enqueue one batch after the other. Gives the numbers of each."""
+        """Enqueue one batch after the other. Gives the numbers of each; an empty one: wait until all before it is done.
+
+        Jobs that last have no killer beside them: one that is killed often enough is buried, and rightly.
+        """
         size = self.jobs // self.kills
         every = max(_EVERY_LASTING, self.kills // _MOST_LASTING)
         for number in range(self.kills):
             if number % every == every - 1:
+                yield set()
                 yield self._lasting_batch()
+                yield set()
             yield self._batch(size, WAYS[number % len(WAYS)])
 
     def _batch(self, size: int, way: str | int) -> set[int]:
@@ -107,6 +112,9 @@ class Losses:
 
     def ran(self) -> set[int]:
         return {number for word, number, _ in self.diary() if word == "ran"}
+
+    def has_lasted(self) -> bool:
+        return self.lasting <= {number for word, number, _ in self.diary() if word == "lasted"}
 
     def faults(self) -> list[str]:
         """What the diary shows that must not be."""
@@ -160,13 +168,15 @@ def _go(run: Losses) -> None:
     """Enqueue a batch whenever there is room in the window, until all have run or nothing happens any more."""
     open_batches: list[set[int]] = []
     for batch in run.batches():
-        open_batches.append(batch)
-        while len(open_batches) >= run.window:
+        room = run.window if batch else 1
+        open_batches += [batch] if batch else []
+        while len(open_batches) >= room:
             if _stalls(run, open_batches):
                 return
+        if not batch and _wait_for(run.has_lasted, TTR * 3):
+            return
     while open_batches and not _stalls(run, open_batches):
         pass
-    _wait_for(lambda: not run.lasting - {number for word, number, _ in run.diary() if word == "lasted"}, TTR * 3)
 
 
 def _stalls(run: Losses, open_batches: list[set[int]]) -> bool:
