@@ -92,10 +92,9 @@ def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator
 # --- who is told -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["deaf", "stuck"])
-@pytest.mark.parametrize(
-    ("mode", "is_coroutine"), [*((mode, False) for mode in MODES), (MODES[0], True), (MODES[1], True), (MODES[2], True)]
-)
+@pytest.mark.parametrize("way", ["deaf", pytest.param("stuck", marks=pytest.mark.long)])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("is_coroutine", [False, True])
 def test_a_job_that_does_not_heed_its_limit_is_told_of_once(
     tmp_path: Path, url: str, mode: str, is_coroutine: bool, way: str
 ) -> None:

@@ -41,7 +41,11 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 
 @pytest.mark.parametrize(
     ("url", "mode"),
-    [*(("sqlite", mode) for mode in MODES), ("redis", MODES[1]), ("mysql", MODES[0])],
+    [
+        *(("sqlite", mode) for mode in MODES),
+        pytest.param("redis", MODES[1], marks=pytest.mark.long),
+        pytest.param("mysql", MODES[0], marks=pytest.mark.long),
+    ],
     indirect=["url"],
 )
 def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_path: Path, url: str, mode: str) -> None:
@@ -84,7 +88,9 @@ def test_stop_when_empty_ends_when_it_is_empty_and_not_when_a_job_ends_its_proce
     assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 1)
 
 
-@pytest.mark.parametrize("way", ["exit 13", "exit 14", "exit 130"])
+@pytest.mark.parametrize(
+    "way", ["exit 13", *(pytest.param(way, marks=pytest.mark.long) for way in ("exit 14", "exit 130"))]
+)
 def test_a_job_that_ends_its_process_over_and_over_is_slowed_down_whatever_the_exit_code(
     tmp_path: Path, url: str, way: str
 ) -> None:
@@ -117,7 +123,7 @@ def test_what_waits_beside_a_job_that_kills_its_process_is_run(tmp_path: Path, u
         )
 
 
-@pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=2", "processes=1, concurrency=3"])
+@pytest.mark.parametrize("mode", [pytest.param(MODES[0], marks=pytest.mark.long), *MODES[1:]])
 def test_a_task_without_a_time_limit_is_not_ended_for_that_of_a_job_that_has_ended(
     tmp_path: Path, url: str, mode: str
 ) -> None:
