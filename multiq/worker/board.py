@@ -11,7 +11,7 @@ import mmap
 import time
 from typing import TYPE_CHECKING
 
-from .inflight import FREE, make_tables
+from .inflight import DEAD, FREE, make_tables
 
 if TYPE_CHECKING:
     from .inflight import Table
@@ -94,3 +94,8 @@ class Board:
     def free_table(self) -> Table | None:
         """One that a child may be given; None: the dead ones before it have left too much that is not settled yet."""
         return next((table for table in self.tables if table.state == FREE), None)
+
+    @property
+    def is_handing_on(self) -> bool:
+        """Whether the keeper has yet to settle what a dead child held."""
+        return any(table.state == DEAD for table in self.tables)

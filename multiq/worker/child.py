@@ -99,9 +99,10 @@ class Child:
     ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
     keeper read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
     without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
-    on. *leave* ends the process where an aborted job cannot be left behind otherwise. Unless the process is the
-    worker's own (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its
-    result does not count. *reassert* takes back signals that a job may have taken.
+    on. While the keeper *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *leave* ends the
+    process where an aborted job cannot be left behind otherwise. Unless the process is the worker's own
+    (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does not
+    count. *reassert* takes back signals that a job may have taken.
     """
 
     def __init__(
@@ -112,6 +113,7 @@ class Child:
         inflight: InFlight | None = None,
         row: ChildRow | None = None,
         worker: WorkerRow | None = None,
+        is_handing_on: Callable[[], bool] = lambda: False,
         leave: Callable[[int], None] | None = None,
         owns_process: bool = False,
         reassert: Callable[..., None] | None = None,
@@ -122,6 +124,7 @@ class Child:
         board = Board(1)
         self._row = row or board.children[0]
         self._worker = worker or board.worker
+        self._is_handing_on = is_handing_on
         self._leave = leave
         self._owns_process = owns_process
         self._reassert = reassert
@@ -245,6 +248,7 @@ class Child:
         if self._app.fetch_hooks and not self._may_fetch():
             self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
             return
+        was_handing_on = self._is_handing_on()
         helds = self._pump.exchange(finished, room, self._patience())
         self._prefetch.saw_batch(room, len(helds))
         self._count(len(helds))
@@ -254,7 +258,7 @@ class Child:
             self._hold(True)
             executor.start(helds)
         elif executor.busy == 0:
-            self._found_nothing()
+            self._found_nothing(was_handing_on=was_handing_on)
 
     def _look_around(self) -> None:
         """What is to be done in each turn, whether there are jobs or not."""
@@ -343,13 +347,15 @@ class Child:
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
-            return 0.0 if self._settings.stop_when_empty and not self._is_paused else min(_IDLE, self._limit.ends_in())
+            if self._settings.stop_when_empty and not self._is_paused:
+                return TICK if self._is_handing_on() else 0.0
+            return min(_IDLE, self._limit.ends_in())
         return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
 
-    def _found_nothing(self) -> None:
+    def _found_nothing(self, *, was_handing_on: bool) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
-        if self._settings.stop_when_empty and not self._pump.is_down:
+        if self._settings.stop_when_empty and not self._pump.is_down and not was_handing_on:
             self._end("the queues are empty", EXIT_OK)
 
     def _drain(self) -> None:

@@ -215,6 +215,7 @@ class Worker:
             inflight=None if post is None else InFlight(post.table),
             row=None if post is None else self._board.children[post.place],
             worker=None if post is None else self._board.worker,
+            is_handing_on=(lambda: False) if post is None else (lambda: self._board.is_handing_on),
             leave=leave if inbox.installed else None,
             reassert=inbox.reassert,
             owns_process=post is not None or self.owns_process,

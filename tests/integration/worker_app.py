@@ -53,6 +53,33 @@ def quick(number: int) -> None:
 
 
 @app.task(ttr=2, max_crashes=0, max_attempts=0)
+async def aquick(number: int) -> None:
+    note("start", number)
+    note("end", number)
+
+
+@app.task(timeout=0.8)
+def brief(number: int) -> None:
+    """Has a time limit, and is done long before it."""
+    note("start", number)
+    note("end", number)
+
+
+@app.task(ttr=600, max_crashes=1, max_attempts=0)
+def leave(number: int, way: str) -> None:
+    """Ends its process, and not by an error."""
+    note("start", number)
+    if way == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif way == "exec":
+        os.execvp("true", ["true"])  # noqa: S606 - no shell is wanted
+    elif way == "exit of C":
+        ctypes.CDLL(None).exit(0)
+    else:
+        os._exit(int(way.removeprefix("exit ")))
+
+
+@app.task(ttr=2, max_crashes=0, max_attempts=0)
 def nap(number: int, seconds: float) -> None:
     note("start", number)
     time.sleep(seconds)

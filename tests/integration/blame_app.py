@@ -1,0 +1,133 @@
+"""The app of ``test_worker_blame.py``: it writes down every event of a job, and what a job's own hooks are told."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import time
+from typing import TYPE_CHECKING
+
+from worker_app import note
+
+import multiq
+from multiq import events
+
+if TYPE_CHECKING:
+    from multiq.job import JobContext
+
+app = multiq.App()
+
+
+def _listen(kind: type[events.JobEvent]) -> None:
+    def write(event: events.JobEvent) -> None:
+        note(kind.__name__, _number(event.job))
+        if isinstance(event, events.JobTimedOut):
+            stack = getattr(event, "stack", None)
+            note("stack-shown" if stack and "where_it_hangs" in stack else "stack-not-shown", _number(event.job))
+
+    app.events.subscribe(kind, write)
+
+
+def _number(job: JobContext) -> int:
+    return int(job.envelope.args[0]) if job.envelope else -1
+
+
+for _kind in (events.JobTimedOut, events.JobOverdue, events.JobFailed, events.JobRetried, events.JobBuried):
+    _listen(_kind)
+
+
+def _retried(job: JobContext, _error: BaseException) -> None:
+    note("on_retry", _number(job))
+
+
+def _gave_up(job: JobContext, _error: BaseException) -> None:
+    note("on_failure", _number(job))
+
+
+def where_it_hangs(way: str) -> None:
+    if way == "stuck":
+        ctypes.PyDLL(None).sleep(300)
+    while True:
+        try:
+            time.sleep(0.01)
+        except BaseException:
+            time.sleep(0.01)
+
+
+@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, on_retry=_retried, on_failure=_gave_up)
+def hang(number: int, way: str) -> None:
+    note("start", number)
+    where_it_hangs(way)
+
+
+@app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, on_retry=_retried, on_failure=_gave_up)
+async def ahang(number: int, way: str) -> None:
+    """Holds the loop of its process."""
+    note("start", number)
+    where_it_hangs(way)
+
+
+@app.task(ttr=30, timeout=1.0, max_attempts=1)
+async def patient(number: int) -> None:
+    """Wants to run for little more than half of its time."""
+    note("start", number)
+    for _ in range(12):
+        await asyncio.sleep(0.05)
+    note("end", number)
+
+
+@app.task(ttr=30, timeout=60)
+async def block(number: int, seconds: float) -> None:
+    """Keeps the loop to itself for less than it may run."""
+    note("start", number)
+    await asyncio.sleep(0.1)
+    time.sleep(seconds)  # noqa: ASYNC251 - the mistake that it is
+    note("end", number)
+
+
+@app.task(ttr=30, timeout=0.5, max_attempts=1)
+async def block_for_ever(number: int) -> None:
+    note("start", number)
+    await asyncio.sleep(0.1)
+    where_it_hangs("deaf")
+
+
+@app.task(ttr=600)
+def rest(number: int, seconds: float) -> None:
+    """A plain function, for the threads beside the loop."""
+    note("start", number)
+    time.sleep(seconds)
+    note("end", number)
+
+
+@app.task(ttr=1, max_crashes=0)
+def stop_us(number: int) -> None:
+    """Stops its process, as a debugger does. The second time it is over at once."""
+    note("start", number)
+    if os.environ.get("BLAME_STOPS") == "1":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    note("end", number)
+
+
+@app.task(ttr=1, max_crashes=0)
+def step(number: int) -> None:
+    note("start", number)
+    note("end", number)
+
+
+@app.task(ttr=30, timeout=0.4, max_attempts=1)
+def wait_in(number: int, way: str) -> None:
+    """One call that blocks for minutes, and lets go of the interpreter."""
+    note("start", number)
+    try:
+        if way == "sleep":
+            time.sleep(300)
+        else:
+            one, other = socket.socketpair()
+            with one, other:
+                one.recv(1)
+    finally:
+        note("tidied", number)

@@ -1,0 +1,241 @@
+"""Exit codes: the table in ``docs/worker.md`` is walked through, row by row, in every mode of the command line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import pytest
+from processes import HERE, until
+from worker_app import anap, app, endless, fail, leave, nap, quick, read_diary
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PAGE = Path(__file__).parents[2] / "docs/worker.md"
+MODES = [
+    pytest.param(["-p 0", "-p 1 -t 3"], id="two modes"),
+    pytest.param(
+        ["-p 0 -t 3", "-p 0 --concurrency 3", "-p 1", "-p 1 --concurrency 3"], id="the others", marks=pytest.mark.long
+    ),
+]
+
+
+class Row(NamedTuple):
+    """A line of the table."""
+
+    given: str
+    options: str
+    then: str
+    code: int
+    began: str
+    left: str
+
+
+def _rows() -> list[Row]:
+    _, _, table = PAGE.read_text("utf-8").partition("| there are |")
+    lines = table.partition("\n\n")[0].splitlines()[2:]
+    cells = ([cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in lines)
+    return [Row(given, options, then, int(code), began, left) for given, options, then, code, began, left in cells]
+
+
+ROWS = _rows()
+
+
+class Run:
+    """``multiq worker`` on a store of its own."""
+
+    def __init__(self, folder: Path, mode: str, row: Row) -> None:
+        self.mode = mode
+        self.row = row
+        self.folder = folder / re.sub(r"\W", "", mode)
+        self.folder.mkdir()
+        self.url = f"sqlite:///{self.folder}/jobs.db"
+        self.process: subprocess.Popen[bytes]
+
+    def __repr__(self) -> str:
+        return f"multiq worker {self.mode} {self.row.options}; its log:\n{self.log}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def words(self, word: str) -> list[int]:
+        return [number for said, number, _, _ in read_diary(self.folder / "diary") if said == word]
+
+    def start(self) -> None:
+        environment = {
+            **os.environ,
+            "MULTIQ_URL": self.url,
+            "WORKER_TEST_DIARY": str(self.folder / "diary"),
+            "PYTHONPATH": str(HERE),
+        }
+        options = [option for option in self.row.options.split() if option not in {"-p", "0", "1"}]
+        with (self.folder / "log").open("w") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "multiq", "worker", "worker_app:app", *self.mode.split(), *options],
+                env=environment,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def send(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def send_all(self, number: signal.Signals) -> None:
+        os.killpg(self.process.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def until(self, condition: Callable[[], object]) -> None:
+        until(condition, timeout=30, what=lambda: f"{condition}: {self}")
+
+
+# --- what there is -----------------------------------------------------------------------------------------
+
+
+def _six(seconds: float) -> None:
+    """Of both kinds, in turn."""
+    for number in range(0, 6, 2):
+        nap.enqueue(number, seconds)
+        anap.enqueue(number + 1, seconds)
+
+
+GIVEN: dict[str, Callable[[], Any]] = {
+    "no jobs": lambda: None,
+    "six short jobs": lambda: quick.enqueue_many([(number,) for number in range(6)]),
+    "six jobs of a second": lambda: _six(1.0),
+    "six jobs of minutes": lambda: _six(300),
+    "a job of tomorrow": lambda: quick.options(delay=86400).enqueue(0),
+    "a job that fails for good": lambda: fail.options(max_attempts=1).enqueue(0),
+    "a job that ends its process with 0": lambda: leave.enqueue(0, "exit 0"),
+    "a job that ends its process with 3": lambda: leave.enqueue(0, "exit 3"),
+    "a job deaf to its time limit": lambda: endless.options(max_attempts=1).enqueue(0, "deaf"),
+}
+
+# --- what happens then -------------------------------------------------------------------------------------
+
+
+def _once_it_works(*numbers: signal.Signals) -> Callable[[Run], None]:
+    def send(run: Run) -> None:
+        run.until(lambda: " working " in run.log)
+        if run.row.given != "no jobs":
+            run.until(lambda: run.words("start"))
+        for at, number in enumerate(numbers):
+            if at:
+                run.until(lambda: " stopping " in run.log)
+            run.send(number)
+
+    return send
+
+
+def _to_all(run: Run) -> None:
+    run.until(lambda: run.words("start"))
+    run.send_all(signal.SIGTERM)
+
+
+def _pause(run: Run) -> None:
+    run.until(lambda: " working " in run.log)
+    run.send(signal.SIGUSR2)
+    run.until(lambda: " paused " in run.log)
+    _enqueue(run)
+
+
+def _pause_and_end(run: Run) -> None:
+    _pause(run)
+    time.sleep(0.5)
+    run.send(signal.SIGTERM)
+
+
+def _pause_and_go_on(run: Run) -> None:
+    _pause(run)
+    run.send(signal.SIGCONT)
+    run.until(lambda: len(run.words("end")) == 6)
+    run.send(signal.SIGTERM)
+
+
+THEN: dict[str, Callable[[Run], None]] = {
+    "": lambda _: None,
+    "SIGTERM": _once_it_works(signal.SIGTERM),
+    "SIGINT": _once_it_works(signal.SIGINT),
+    "SIGTERM twice": _once_it_works(signal.SIGTERM, signal.SIGTERM),
+    "SIGINT twice": _once_it_works(signal.SIGINT, signal.SIGINT),
+    "SIGTERM to the whole group": _to_all,
+    "SIGUSR2 before they come, SIGTERM": _pause_and_end,
+    "SIGUSR2 before they come, SIGCONT, SIGTERM": _pause_and_go_on,
+}
+
+# --- what is left ------------------------------------------------------------------------------------------
+
+
+def _left(run: Run) -> str:
+    """In the table's words."""
+    app.connect(run.url)
+    stats = app.queue().stats()
+    counts = {
+        state: getattr(stats, state) for state in ("ready", "delayed", "reserved", "buried") if getattr(stats, state)
+    }
+    if run.row.left == "the others ready":
+        assert counts == {"ready": 6 - len(run.words("end"))}, run
+    if run.row.code == 130 or run.row.left == "the others ready":  # what was given back is no attempt
+        assert {info.attempt for info in app.queue().jobs("ready")} <= {0}, run
+    if run.row.left == "the others ready":
+        return run.row.left
+    return ", ".join(f"{count} {state}" for state, count in counts.items()) or "nothing"
+
+
+def _began(run: Run) -> str:
+    began = run.words("start")
+    assert len(began) == len(set(began)), run
+    if run.row.began == "some, to their end":
+        assert sorted(began) == sorted(run.words("end")), run
+        return run.row.began if 0 < len(began) < 6 else str(len(began))
+    return run.row.began if run.row.began == "some" and 0 < len(began) < 6 else str(len(began))
+
+
+def _enqueue(run: Run) -> None:
+    app.connect(run.url)
+    GIVEN[run.row.given]()
+
+
+@pytest.mark.parametrize("modes", MODES)
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.given}, {row.options} {row.then}")
+def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
+    (wanted,) = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
+    runs = [Run(tmp_path, mode, row) for mode in modes if mode.startswith(wanted)]
+    try:
+        # Given a store and a worker for each mode
+        for run in runs:
+            if "before they come" not in row.then:
+                _enqueue(run)
+            run.start()
+        # When the row happens to each of them
+        for run in runs:
+            THEN[row.then](run)
+        # Then each ends as the row says
+        for run in runs:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                run.process.wait(30)
+            assert run.process.returncode == row.code, run
+            assert (_began(run), _left(run)) == (row.began, row.left), run
+    finally:
+        for run in runs:
+            run.kill()
+        app.close()
+
+
+def test_the_table_has_all_that_can_be_given_and_happen() -> None:
+    assert {row.given for row in ROWS} == set(GIVEN)
+    assert {row.then for row in ROWS} == set(THEN)
