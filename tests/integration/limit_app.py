@@ -9,6 +9,7 @@ import queue
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from worker_app import note
@@ -27,7 +28,7 @@ _lock = threading.Lock()
 _pool = ThreadPoolExecutor(1)
 _log = logging.getLogger("limit_app")
 _log.propagate = False
-_handler = logging.StreamHandler(open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - for the process's life
+_handler = logging.StreamHandler(Path(os.devnull).open("w", encoding="utf-8"))
 _log.addHandler(_handler)
 _log.setLevel("INFO")
 

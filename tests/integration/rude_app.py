@@ -53,23 +53,23 @@ async def afail(number: int) -> None:
     raise ValueError(number)
 
 
-succeeds = [
+succeeds: list[multiq.Task[..., Any]] = [
     app.task(name="succeeds", on_success=rude)(work),
     app.task(name="asucceeds", on_success=rude)(awork),
 ]
-fails = [
+fails: list[multiq.Task[..., Any]] = [
     app.task(name="fails", on_failure=rude, max_attempts=1)(fail),
     app.task(name="afails", on_failure=rude, max_attempts=1)(afail),
 ]
-retries = [
+retries: list[multiq.Task[..., Any]] = [
     app.task(name="retries", on_retry=rude, max_attempts=2, backoff=0)(fail),
     app.task(name="aretries", on_retry=rude, max_attempts=2, backoff=0)(afail),
 ]
-backs_off = [
+backs_off: list[multiq.Task[..., Any]] = [
     app.task(name="backs_off", backoff=rude)(fail),
     app.task(name="abacks_off", backoff=rude)(afail),
 ]
-wrapped = [
+wrapped: list[multiq.Task[..., Any]] = [
     app.task(name="wrapped.before", max_attempts=1)(work),
     app.task(name="wrapped.after", max_attempts=1)(work),
     app.task(name="awrapped.before", max_attempts=1)(awork),

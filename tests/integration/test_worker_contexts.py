@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import context_app
 import pytest
@@ -29,7 +29,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 @in_each_mode
 def test_a_job_sees_itself_and_nothing_of_others(mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs of plain, coroutine and decorated coroutine tasks, mixed, that set context variables
-    tasks = [plain, coroutine, decorated]
+    tasks: list[multiq.Task[..., Any]] = [plain, coroutine, decorated]
     ids = {number: tasks[number % 3].enqueue(number).id for number in range(12)}
     # When a worker runs them
     with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "context_app") as process:

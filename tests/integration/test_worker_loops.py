@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from loop_app import (
@@ -47,8 +47,10 @@ def lines(process: WorkerProcess, word: str) -> list[int]:
 
 
 @in_each_mode
-@pytest.mark.parametrize("task", [end_in_subtask, end_in_awaited, end_in_callback, stop_loop], ids=lambda task: task.name)
-def test_a_loop_outlives_what_would_end_it(task: multiq.Task, mode: str, tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize(
+    "task", [end_in_subtask, end_in_awaited, end_in_callback, stop_loop], ids=lambda task: task.name
+)
+def test_a_loop_outlives_what_would_end_it(task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs that would end their event loop, between others
     handles = []
     bystander.enqueue(1)
@@ -74,7 +76,9 @@ def test_a_loop_outlives_what_would_end_it(task: multiq.Task, mode: str, tmp_pat
 
 @in_each_mode
 @pytest.mark.parametrize("task", [cancel_itself, cancel_all], ids=lambda task: task.name)
-def test_a_job_that_cancels_its_own_task_has_failed(task: multiq.Task, mode: str, tmp_path: Path, url: str) -> None:
+def test_a_job_that_cancels_its_own_task_has_failed(
+    task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str
+) -> None:
     # Given a job with two attempts that cancels its own task, or all
     handle = task.enqueue(1)
     # When a worker runs it
@@ -84,4 +88,3 @@ def test_a_job_that_cancels_its_own_task_has_failed(task: multiq.Task, mode: str
     assert lines(process, "start") == [1, 1]
     assert handle.state() == State.BURIED
     assert handle.peek().reason == "CancelledError"
-

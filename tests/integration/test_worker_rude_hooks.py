@@ -48,9 +48,7 @@ def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
     begun = run(mode, tmp_path, url)
     # Then each has run as often as without, and has the verdict that it would have without
     assert begun == sorted(
-        base + number
-        for base, times in ((0, 2), (100, 2), (200, 4), (300, 2))
-        for number in [*range(each)] * times
+        base + number for base, times in ((0, 2), (100, 2), (200, 4), (300, 2)) for number in [*range(each)] * times
     )
     assert {handle.state() for handle in good} == {State.GONE}
     assert {handle.state() for handle in bad + again} == {State.BURIED}

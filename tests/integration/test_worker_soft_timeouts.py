@@ -1,4 +1,4 @@
-"""Plain functions over their time limit: interrupted in their own code alone, or asked to listen; then other jobs go on."""
+"""Plain functions over their time limit: interrupted in their own code alone, or asked to listen."""
 
 from __future__ import annotations
 
