@@ -28,7 +28,7 @@ _lock = threading.Lock()
 _pool = ThreadPoolExecutor(1)
 _log = logging.getLogger("limit_app")
 _log.propagate = False
-_handler = logging.StreamHandler(Path(os.devnull).open("w", encoding="utf-8"))
+_handler = logging.StreamHandler(Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115 - for the process's life
 _log.addHandler(_handler)
 _log.setLevel("INFO")
 
