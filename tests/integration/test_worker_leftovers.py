@@ -94,7 +94,9 @@ def test_what_a_neighbour_does_meanwhile_is_left_alone(tmp_path: Path, url: str)
         take_time.enqueue(10 + number)
         leave_task.enqueue(number)
     # When they run on one loop
-    with worker(tmp_path, url, "processes=0, concurrency=6, stop_when_empty=True", "loop_app") as process:
+    with worker(
+        tmp_path, url, "processes=0, concurrency=6, stop_when_empty=True", "loop_app", owns_process=False
+    ) as process:
         assert process.wait(SECONDS) == 0
     # Then all end well
     ended = sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end")
@@ -117,7 +119,7 @@ def test_the_end_does_not_wait_for_what_was_left(
     task.enqueue(1)
     plain.enqueue(2)
     # When a worker has run it, in a program of its own if there is no supervisor
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "loop_app") as process:
+    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "loop_app", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
     # Then it ends, long before that would
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2]
@@ -160,7 +162,7 @@ def test_after_the_second_signal_nothing_goes_on(
 def test_in_a_program_a_coroutine_that_is_cut_short_is_cancelled(mode: str, tmp_path: Path, url: str) -> None:
     # Given a program that runs a worker, with a long job
     handle = heed.enqueue(1)
-    with worker(tmp_path, url, mode, "loop_app") as process:
+    with worker(tmp_path, url, mode, "loop_app", owns_process=False) as process:
         until(lambda: len(read_diary(process.diary)) > 2)
         # When it is told to end, twice
         process.send(signal.SIGTERM)
