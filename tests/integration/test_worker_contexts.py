@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import context_app
 import pytest
 from context_app import app, coroutine, decorated, left, plain
-from modes import in_each_mode
-from processes import worker
+from modes import in_each_mode, worker_of
 from worker_app import read_diary
 
 import multiq
@@ -32,7 +31,7 @@ def test_a_job_sees_itself_and_nothing_of_others(mode: str, tmp_path: Path, url:
     tasks: list[multiq.Task[..., Any]] = [plain, coroutine, decorated]
     ids = {number: tasks[number % 3].enqueue(number).id for number in range(12)}
     # When a worker runs them
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "context_app") as process:
+    with worker_of("context_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait() == 0
     # Then each has seen its own id everywhere, what the program and a middleware had set, and nothing of other jobs
     seen = {(word, number) for word, number, _, _ in read_diary(process.diary)}

@@ -29,8 +29,8 @@ from loop_app import (
     time_out_decorated,
     time_out_with_subtask,
 )
-from modes import ALONE, in_each_mode
-from processes import HERE, until, worker
+from modes import ALONE, in_each_mode, worker_of
+from processes import HERE, until
 from worker_app import read_diary
 
 from multiq import State
@@ -67,7 +67,7 @@ def test_nothing_that_a_job_left_goes_on_after_it(mode: str, tmp_path: Path, url
         take_time.options(queue="last").enqueue(number)
     # When a worker runs them
     arguments = f"['default', 'last'], {mode}, stop_when_empty=True"
-    with worker(tmp_path, url, arguments, "loop_app") as process:
+    with worker_of("loop_app", tmp_path, url, arguments) as process:
         assert process.wait(SECONDS) == 0
     # Then what they left is cancelled when they end, with a warning for those who did not fail of it
     diary = read_diary(process.diary)
@@ -94,8 +94,8 @@ def test_what_a_neighbour_does_meanwhile_is_left_alone(tmp_path: Path, url: str)
         take_time.enqueue(10 + number)
         leave_task.enqueue(number)
     # When they run on one loop
-    with worker(
-        tmp_path, url, "processes=0, concurrency=6, stop_when_empty=True", "loop_app", owns_process=False
+    with worker_of(
+        "loop_app", tmp_path, url, "processes=0, concurrency=6, stop_when_empty=True", owns_process=False
     ) as process:
         assert process.wait(SECONDS) == 0
     # Then all end well
@@ -119,7 +119,7 @@ def test_the_end_does_not_wait_for_what_was_left(
     task.enqueue(1)
     plain.enqueue(2)
     # When a worker has run it, in a program of its own if there is no supervisor
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "loop_app", owns_process=False) as process:
+    with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
     # Then it ends, long before that would
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2]
@@ -162,7 +162,7 @@ def test_after_the_second_signal_nothing_goes_on(
 def test_in_a_program_a_coroutine_that_is_cut_short_is_cancelled(mode: str, tmp_path: Path, url: str) -> None:
     # Given a program that runs a worker, with a long job
     handle = heed.enqueue(1)
-    with worker(tmp_path, url, mode, "loop_app", owns_process=False) as process:
+    with worker_of("loop_app", tmp_path, url, mode, owns_process=False) as process:
         until(lambda: len(read_diary(process.diary)) > 2)
         # When it is told to end, twice
         process.send(signal.SIGTERM)

@@ -17,8 +17,7 @@ from loop_app import (
     plain,
     stop_loop,
 )
-from modes import in_each_mode
-from processes import worker
+from modes import in_each_mode, worker_of
 from worker_app import read_diary
 
 from multiq import State
@@ -59,7 +58,7 @@ def test_a_loop_outlives_what_would_end_it(task: multiq.Task[..., Any], mode: st
     bystander.enqueue(8)
     plain.enqueue(9)
     # When a worker runs them
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "loop_app") as process:
+    with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then the others have run to their ends, once, and these have a verdict: all of it in one process
     assert lines(process, "start") == [1, 2, 3, 8, 9]
@@ -82,7 +81,7 @@ def test_a_job_that_cancels_its_own_task_has_failed(
     # Given a job with two attempts that cancels its own task, or all
     handle = task.enqueue(1)
     # When a worker runs it
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "loop_app") as process:
+    with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then it has run twice, and is buried
     assert lines(process, "start") == [1, 1]

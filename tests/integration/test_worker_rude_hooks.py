@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-from modes import in_each_mode
-from processes import worker
+from modes import in_each_mode, worker_of
 from rude_app import KINDS, app, backs_off, fails, retries, succeeds, wrapped
 from worker_app import read_diary
 
@@ -29,7 +28,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 def run(mode: str, tmp_path: Path, url: str) -> list[int]:
     """The jobs that a worker has begun, each as often as it was; all in one process that has ended well."""
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "rude_app") as process:
+    with worker_of("rude_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     diary = read_diary(process.diary)
     assert len({pid for _, _, pid, _ in diary}) == 1
@@ -47,15 +46,16 @@ def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
     # When a worker runs them
     begun = run(mode, tmp_path, url)
     # Then each has run as often as without, and has the verdict that it would have without
-    assert begun == sorted(
-        base + number for base, times in ((0, 2), (100, 2), (200, 4), (300, 2)) for number in [*range(each)] * times
+    assert [number for number in begun if number < 300] == sorted(
+        base + number for base, times in ((0, 2), (100, 2), (200, 4)) for number in [*range(each)] * times
     )
     assert {handle.state() for handle in good} == {State.GONE}
     assert {handle.state() for handle in bad + again} == {State.BURIED}
     assert {handle.peek().reason for handle in bad + again} == {
         f"ValueError: {base + number}" for base in (100, 200) for number in range(each)
     }
-    assert {handle.state() for handle in late} == {State.DELAYED}  # for the default
+    assert {number for number in begun if number >= 300} == {300 + number for number in range(each)}
+    assert {handle.state() for handle in late} <= {State.DELAYED, State.READY}  # for the default, which has jitter
 
 
 @in_each_mode

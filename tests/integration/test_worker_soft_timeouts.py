@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from limit_app import USES, alisten, app, asleep, brief, deaf, hammer, listen, neighbour, probe, unlimited
-from modes import ALONE, SUPERVISED, in_each_mode
-from processes import worker
+from modes import ALONE, SUPERVISED, in_each_mode, worker_of
 from worker_app import read_diary
 
 import multiq
@@ -57,7 +56,7 @@ def test_no_lock_stays_locked_when_jobs_that_use_it_time_out(mode: str, tmp_path
             hammer.enqueue(count, use, not is_inline)
     # When a worker runs them, and one that looks at the locks after them
     probe.options(queue="last").enqueue(0)
-    with worker(tmp_path, url, f"['default', 'last'], {mode}, stop_when_empty=True", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"['default', 'last'], {mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then all have heard of it, in one and the same process, and nothing is locked or left half done
     diary = read_diary(process.diary)
@@ -72,7 +71,7 @@ def test_a_limit_that_ends_with_its_job_harms_nothing_that_comes_after(mode: str
     # Given jobs that end just when their time is over
     handles = [brief.enqueue(number) for number in range(40)]
     # When a worker has run them
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then each has ended one way, in one process
     assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 1
@@ -91,7 +90,7 @@ def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: 
     alisten.enqueue(2)
     unlimited.enqueue(3)
     # When a worker runs them
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then the first two have gone on within their limit and end when it is over, in one process
     assert (lines(process, "went-on"), lines(process, "end")) == ([1, 2], [3])
@@ -108,7 +107,7 @@ def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, 
     deaf.enqueue(1, 300)
     neighbour.enqueue(2, 1.5)
     # When its time is over, and what it gets beyond it
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
     # Then its process has ended; the neighbour has run again, uncounted
     assert reasons() == told(0.3)
@@ -123,7 +122,7 @@ def test_without_a_supervisor_a_job_that_does_not_ask_runs_on(mode: str, tmp_pat
     for number in (2, 3, 4):
         neighbour.enqueue(number, 0.1)
     # When a worker without a supervisor runs them
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
     # Then it is told, and all run to their ends, once
     assert "overdue" in process.log
@@ -136,7 +135,7 @@ def test_inline_a_sleep_is_interrupted(mode: str, tmp_path: Path, url: str) -> N
     asleep.enqueue(1)
     neighbour.enqueue(2, 0)
     # When a worker runs them inline
-    with worker(tmp_path, url, f"{mode}, stop_when_empty=True", "limit_app") as process:
+    with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
     # Then the first has ended at its limit, and its process has gone on
     assert reasons() == told(0.3)
