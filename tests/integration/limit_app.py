@@ -65,17 +65,15 @@ class Gate(threading.local):
 
 
 class Tidy:
-    """Counts who was made, and who was tidied up."""
+    """Counts whose end began, and whose ended."""
 
-    balance = 0
-
-    def __init__(self) -> None:
-        Tidy.balance += 1
+    ending = 0
 
     def __del__(self) -> None:
+        Tidy.ending += 1
         for _ in range(30):
             pass
-        Tidy.balance -= 1
+        Tidy.ending -= 1
 
 
 _gate = Gate()
@@ -148,8 +146,8 @@ def probe(number: int) -> None:
             note(f"locked:{name}", number)
     if _gate.inside:
         note(f"inside:{_gate.inside}", number)
-    if Tidy.balance:
-        note(f"untidy:{Tidy.balance}", number)
+    if Tidy.ending:
+        note(f"untidy:{Tidy.ending}", number)
     _log.info("a line of the last job")
     _pool.submit(int).result(timeout=3)
     note("end", number)
