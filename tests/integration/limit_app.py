@@ -146,6 +146,9 @@ def probe(number: int) -> None:
             note(f"locked:{name}", number)
     if _gate.inside:
         note(f"inside:{_gate.inside}", number)
+    give_up_at = time.monotonic() + 3
+    while Tidy.ending and time.monotonic() < give_up_at:  # other jobs may run beside this one
+        time.sleep(0.01)
     if Tidy.ending:
         note(f"untidy:{Tidy.ending}", number)
     _log.info("a line of the last job")
