@@ -151,10 +151,19 @@ class _OwnLoop(_Loop):
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())
-        self._thread = threading.Thread(target=self._loop.run_forever, name="multiq-events", daemon=True)
+        self._is_closing = False
+        self._thread = threading.Thread(target=self._serve, name="multiq-events", daemon=True)
         self._thread.start()
 
+    def _serve(self) -> None:
+        while not self._is_closing:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001 - SystemExit of a subscriber's own task: no reason for the others to end
+                _log.exception("a task of a subscriber has ended the event loop's run; the loop goes on")
+
     def close(self) -> None:
+        self._is_closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(_LATE)
         if not self._thread.is_alive():

@@ -269,8 +269,9 @@ class Child:
         self._heed_board()
         if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
             self._look_for_down()
-        if self._is_paused != self._was_paused:
-            self._tell_pause()
+        if self._executor.waiting and self._executor.is_held_up:
+            self._give_back_waiting()
+        self._tell_pause()
 
     def _end(self, reason: str, code: int) -> None:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
@@ -304,9 +305,11 @@ class Child:
 
     def _tell_pause(self) -> None:
         """Told by the loop itself: from now on it reserves nothing, or again."""
-        self._was_paused = self._is_paused
-        kind = WorkerPaused if self._was_paused else WorkerResumed
-        self._events.emit(kind(worker=self.name))
+        is_paused = self._is_paused
+        if is_paused != self._was_paused:
+            self._was_paused = is_paused
+            kind = WorkerPaused if is_paused else WorkerResumed
+            self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
         """How many more jobs to ask for."""
@@ -388,11 +391,9 @@ class Child:
             self._row.beat = time.monotonic()
         self._pump.beat()
         if executor.waiting and (executor.is_held_up or self._limit.is_memory_used_up()):
-            self._give_back_waiting()
+            self._pump.settle_if_free(self._take_back)
         if executor.running_for() > TICK:
-            finished = executor.take_finished()
-            if finished:
-                self._pump.settle(finished)
+            self._pump.settle_if_free(executor.take_finished)
         self._heed_board()
         if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
             self.abort()
@@ -424,15 +425,22 @@ class Child:
             self._heartbeat.holding.clear()
 
     def _give_back_waiting(self) -> None:
-        helds = self._executor.take_back()
+        helds = self._take_back()
         if helds:
-            self._give_back(helds)
+            self._pump.settle(helds)
+
+    def _take_back(self) -> Sequence[Held]:
+        """What waits, and now never begins here."""
+        return self._given(self._executor.take_back())
 
     def _give_back(self, helds: Sequence[Held]) -> None:
+        self._pump.settle(self._given(helds))
+
+    def _given(self, helds: Sequence[Held]) -> Sequence[Held]:
         self._count(-len(helds))
         for held in helds:
             held.verdict = GiveBack(held.lease)
-        self._pump.settle(helds)
+        return helds
 
     def _count(self, change: int) -> None:
         """The loop takes jobs and the heartbeat gives some back."""

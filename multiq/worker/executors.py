@@ -10,15 +10,15 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import GiveBack
 
+from .daemons import DaemonThreads
 from .heartbeat import TICK
 from .limits import frame_of, stack_of
-from .loop import PATIENCE, end_tasks, new_event_loop
+from .loop import PATIENCE, close_loop, end_tasks, new_event_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -292,7 +292,7 @@ class CoroutineExecutor(Executor):
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
             limits.share(self._loop, self._holder)
-        self._pool = ThreadPoolExecutor(self._threads, "multiq-job")
+        self._pool = DaemonThreads(self._threads, "multiq-job")
         self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
         self._is_closing = False
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
@@ -351,9 +351,7 @@ class CoroutineExecutor(Executor):
         stuck = end_tasks(self._loop, asyncio.all_tasks(self._loop))
         if stuck:
             _log.error("%d tasks swallow their cancellation and were left", stuck)
-        with contextlib.suppress(BaseException):
-            self._loop.run_until_complete(asyncio.wait_for(self._loop.shutdown_asyncgens(), PATIENCE))
-        self._loop.close()
+        close_loop(self._loop)
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""

@@ -5,7 +5,8 @@ How a job is told depends on where it runs, and never breaks code that is not th
 - A coroutine is cancelled by its event loop (``Runner``).
 - A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
   sees the very line that it interrupts. It raises ``SoftTimeout`` only in the task's own code, or in a library that
-  blocks for it; elsewhere (a lock of the standard library, logging, a driver) it does nothing, and comes again.
+  blocks for it; elsewhere (a lock of the standard library, logging, a driver) it raises when the task is back
+  in its own code (``stepping``).
 - A plain function on any other thread asks: ``current_job().check()`` raises. An exception that is raised from
   outside would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
 - A call of multiq's own (``enqueue``) raises on its way out (``multiq.notices``).
@@ -27,6 +28,7 @@ from multiq import notices
 from multiq.retry import SoftTimeout
 
 from . import forking
+from .stepping import Steps
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -102,6 +104,7 @@ class Limits:
         self._running: dict[Limit, None] = {}
         self._lock = threading.Lock()
         self._interrupts = False
+        self._steps = Steps(self._raise_if_over)
         self._loop: AbstractEventLoop | None = None
         self._holder: Callable[[], Held | None] = lambda: None
         self._loop_answered_at = float("inf")
@@ -135,6 +138,8 @@ class Limits:
             if limit in self._running:
                 del self._running[limit]
                 self._take_back_notice(limit)
+        if limit.is_in_main_thread:
+            self._steps.end()
 
     def told(self, limit: Limit) -> None:
         """Its loop has cancelled it just now."""
@@ -188,6 +193,12 @@ class Limits:
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
         """The handler: it runs in the main thread, in the middle of whatever that does."""
+        self._raise_if_over(frame)
+        if any(limit.is_in_main_thread and limit.has_notice and not limit.is_told for limit in tuple(self._running)):
+            # it is in a library: as soon as it is back in its own code
+            self._steps.begin(each for each in _down_to_the_runner(frame) if each is not None)
+
+    def _raise_if_over(self, frame: FrameType | None) -> None:
         now, thread = time.monotonic(), threading.get_ident()
         for limit in tuple(self._running):
             if limit.thread == thread and limit.tell_at <= now and not limit.is_told and self._may_raise(frame):

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import select
 import selectors
 import sys
 from typing import TYPE_CHECKING
+
+from .daemons import DaemonThreads
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -18,14 +21,16 @@ _log = logging.getLogger("multiq.worker")
 
 PATIENCE = 1.0  # seconds for cancelled tasks to clean up after themselves
 
+_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thread``: as asyncio itself has
+
 _SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
 
 
 def new_event_loop() -> AbstractEventLoop:
-    """A loop for one thread; whoever made it closes it."""
-    if sys.platform != "linux":
-        return asyncio.new_event_loop()
-    return asyncio.SelectorEventLoop(_PreciseSelector())
+    """A loop for one thread; whoever made it closes it. What it has run in threads keeps no process from ending."""
+    loop = asyncio.SelectorEventLoop(_PreciseSelector()) if sys.platform == "linux" else asyncio.new_event_loop()
+    loop.set_default_executor(DaemonThreads(_THREADS, "multiq-to-thread"))
+    return loop
 
 
 class JobLoop:
@@ -51,8 +56,7 @@ class JobLoop:
     def close(self) -> None:
         loop, self._loop = self._loop, None
         if loop is not None:
-            loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
-            loop.close()
+            close_loop(loop)
 
     def _end(self, loop: AbstractEventLoop, left: Iterable[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
         stuck = end_tasks(loop, left)
@@ -62,6 +66,15 @@ class JobLoop:
         if stuck:  # without its loop, none of them goes on
             _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
             self._loop = None
+
+
+def close_loop(loop: AbstractEventLoop) -> None:
+    """Close it, and its asynchronous generators, as far as they end within a second."""
+    try:
+        loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
+    except BaseException as exc:  # noqa: BLE001 - the user's code, at an end that nothing is to hinder
+        _log.warning("asynchronous generators that jobs left behind do not end: %r", exc)
+    loop.close()
 
 
 def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:

@@ -14,7 +14,7 @@ from multiq.events import BackendDown, BackendUp, JobLost
 from .inflight import Held
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from multiq.backend import Consumer, Lease, Verdict
     from multiq.errors import LeaseLost
@@ -66,20 +66,15 @@ class Pump:
     def settle(self, finished: Sequence[Held]) -> bool:
         """Settle these now. False: the backend is gone, they go along with the next call."""
         with self._lock:
-            to_settle = self._collect(finished)
-            if not to_settle:
-                return True
-            if time.monotonic() < self._retry_at:
-                self._unsettled = to_settle
-                return False
+            return self._settle(finished)
+
+    def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
+        """Settle what *take* returns, unless another thread is in a call: it may wait long, and settles in time."""
+        if self._lock.acquire(blocking=False):
             try:
-                lost = self._consumer.settle(_verdicts(to_settle))
-            except BackendError as exc:
-                self._unsettled = to_settle
-                self._went_down(exc)
-                return False
-            self._settled(to_settle, lost)
-            return True
+                self._settle(take())
+            finally:
+                self._lock.release()
 
     def beat(self) -> None:
         """Touch every lease of which a third has passed.
@@ -114,6 +109,22 @@ class Pump:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _settle(self, finished: Sequence[Held]) -> bool:
+        to_settle = self._collect(finished)
+        if not to_settle:
+            return True
+        if time.monotonic() < self._retry_at:
+            self._unsettled = to_settle
+            return False
+        try:
+            lost = self._consumer.settle(_verdicts(to_settle))
+        except BackendError as exc:
+            self._unsettled = to_settle
+            self._went_down(exc)
+            return False
+        self._settled(to_settle, lost)
+        return True
 
     def _touch(self, now: float) -> None:
         due = [held for held in self._held if held.touch_at <= now and held.verdict is None]

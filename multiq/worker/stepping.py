@@ -1,0 +1,58 @@
+"""Look at a job's own code where it goes round a loop or calls a function, in the thread that runs it.
+
+A signal's handler mostly runs when a thread comes back from waiting, so a job that logs or waits for a queue is found
+inside these libraries every time, and could never be interrupted. Tracing sees when it is back in its own code. The
+places are those where the interpreter itself takes signals: there, an exception cannot get between a lock and its
+``with`` block. Tracing slows the job down, so it is for jobs that are to end anyway.
+"""
+
+from __future__ import annotations
+
+import opcode
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+    from types import CodeType, FrameType
+
+_TURNS = frozenset(
+    number for name, number in opcode.opmap.items() if "JUMP_BACKWARD" in name and "NO_INTERRUPT" not in name
+)
+
+
+class Steps:
+    """Calls *look* with the frame at each step of the traced thread; what that raises is raised there, and the last."""
+
+    def __init__(self, look: Callable[[FrameType], None]) -> None:
+        self._look = look
+        self._codes: dict[CodeType, bytes] = {}
+        self._is_on = False
+
+    def begin(self, frames: Iterable[FrameType]) -> None:
+        """Look at these frames, and at all that are called from now on. Not beside a debugger or a coverage tool."""
+        if self._is_on or sys.gettrace() is not None:
+            return
+        self._is_on = True
+        for frame in frames:
+            frame.f_trace, frame.f_trace_lines, frame.f_trace_opcodes = self._stepped, False, True
+        sys.settrace(self._called)
+
+    def end(self) -> None:
+        """No more looks. To be called in the same thread."""
+        if self._is_on:
+            self._is_on = False
+            self._codes.clear()
+            if sys.gettrace() == self._called:
+                sys.settrace(None)
+
+    def _called(self, frame: FrameType, _event: str, _what: Any) -> None:
+        self._look(frame)
+
+    def _stepped(self, frame: FrameType, event: str, _what: Any) -> Any:
+        code = self._codes.get(frame.f_code)
+        if code is None:
+            code = self._codes[frame.f_code] = frame.f_code.co_code
+        if event == "opcode" and code[frame.f_lasti] in _TURNS:
+            self._look(frame)
+        return self._stepped
