@@ -203,9 +203,7 @@ class Manager:
     def _purge(self, queue: str, state: State) -> int:
         purged = 0
         with self._wires.borrowed() as session:
-            stats, (head, _) = session.ask(
-                b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True
-            )
+            stats, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
             most = getattr(self._tube_facts(stats), state.value)  # those who enqueue meanwhile cannot keep us here
             must_look = state is State.BURIED and most and session.facts().has_log
             while purged < most and head.startswith(b"FOUND "):

@@ -142,7 +142,10 @@ def enqueued(stage: Stage, ids: list[str]) -> None:
     stage.becomes(STORED)
 
 
-def uncertain(stage: Stage, error: EnqueueUncertain) -> None:
+def uncertain(stage: Stage, error: MultiqError) -> None:
+    if not isinstance(error, EnqueueUncertain):
+        stage.becomes([])  # nothing was sent
+        return
     assert error.queue == QUEUE
     assert error.jobs, "what is uncertain is in hand"
     certain = len(NEW_JOBS) - len(error.jobs)
@@ -330,7 +333,7 @@ SCENES = {
         lambda stage: stage.backend.enqueue(QUEUE, NEW_JOBS),
         enqueued,
         uncertain,
-        (EnqueueUncertain,),
+        (EnqueueUncertain, BackendUnavailable),
     ),
     "reserve": Scene(
         three,
