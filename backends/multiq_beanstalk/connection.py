@@ -205,7 +205,7 @@ class Wire:
         return lines
 
     def heard(self) -> list[bytes]:
-        """The replies without bodies that have come and were not read: for whoever has failed to send all of a packet."""
+        """The replies without bodies that have come and were not read, for who has failed to send all of a packet."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
 
     def close(self) -> None:
@@ -239,7 +239,7 @@ class Wire:
             while rest:
                 events = poll.poll(time_left(deadline) * 1000)
                 if not events:
-                    raise TimeoutError(_TOO_LATE)
+                    raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - as what is raised by those below
                 if events[0][1] & select.POLLOUT:
                     with contextlib.suppress(BlockingIOError):
                         rest = rest[self.sock.send(rest, _NOW) :]

@@ -249,36 +249,39 @@ class BeanstalkConsumer(Consumer):
             self._main = self._wires.open(deadline, to_keep=True)
         wire = self._main
         enough_at = deadline - self._wires.timeout / 2
-        are_probed = len(self._tubes) >= _PROBED_FROM
-        probed: dict[str, bool] | None = None
+        others = self._tubes[1:] if len(self._tubes) >= _PROBED_FROM else ()
+        probed: dict[str, bool] = {}
         for place, tube in enumerate(self._tubes):
-            if trade.wanted <= 0 or (trade.found and time.monotonic() > enough_at):
-                break
-            if place and are_probed:
-                if probed is None:
-                    packet = _probes(self._tubes[1:])
-                    probed = self._has_some(self._say(trade, wire, (), packet, len(self._tubes) - 1, deadline))
-                if not probed[tube]:
-                    continue
-            while trade.wanted > 0 and not (trade.found and time.monotonic() > enough_at):
-                asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
+            if place and others and not probed:
+                probed = self._has_some(self._say(trade, wire, (), _probes(others), len(others), deadline))
+            if place and others and not probed[tube]:
+                continue
+            is_empty = False
+            while not is_empty and trade.wanted > 0 and not (trade.found and time.monotonic() > enough_at):
                 # the others are asked about at once where the first one has come up short the last time
-                is_short = are_probed and not place and probed is None and self._expected.get(tube, 1) == 1
-                others = self._tubes[1:] if is_short else ()
-                packet, count = wire.watch((tube,))
-                packet += RESERVE * asked + _probes(others)
-                asked_at = now()
-                replies = self._ask_for(trade, wire, said, tube, packet, count + asked + len(others), deadline)
+                is_short = not place and not probed and self._expected.get(tube, 1) == 1
+                is_empty, replies = self._take_from(trade, wire, said, tube, others if is_short else (), deadline)
                 said = ()
-                self._check_watched(wire, replies[:count])
-                got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
-                if others:
-                    probed = self._has_some(replies[count + asked :])
-                self._expected[tube] = self._worth_asking(got, now() - asked_at)
-                if got < asked:
-                    break
+                if replies:
+                    probed = self._has_some(replies)
+            if trade.found and not is_empty:
+                break
         if trade.found:
             trade.leases = self._begin(wire, trade.found, deadline)
+
+    def _take_from(  # noqa: PLR0917 - as _say
+        self, trade: Trade, wire: Wire, said: Sequence[Said], tube: str, probed: Sequence[str], deadline: float
+    ) -> tuple[bool, list[Reply]]:
+        """One packet's jobs of one tube. Returns whether that were all, and the replies about the *probed* tubes."""
+        asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
+        packet, count = wire.watch((tube,))
+        packet += RESERVE * asked + _probes(probed)
+        asked_at = now()
+        replies = self._ask_for(trade, wire, said, tube, packet, count + asked + len(probed), deadline)
+        self._check_watched(wire, replies[:count])
+        got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
+        self._expected[tube] = self._worth_asking(got, now() - asked_at)
+        return got < asked, replies[count + asked :]
 
     def _ask_for(  # noqa: PLR0917 - as _say
         self,

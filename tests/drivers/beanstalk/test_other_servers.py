@@ -23,7 +23,6 @@ from multiq.registry import open_backend
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from proxy import _Link
     from servers.beanstalk import BeanstalkServer
 
     from multiq.backend import Backend
@@ -121,7 +120,7 @@ CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]]
 
 
 @pytest.mark.parametrize(("ours", "their", "call", "when"), CASES.values(), ids=CASES.keys())
-def test_no_job_of_another_servers_is_touched(
+def test_no_job_of_another_servers_is_touched(  # noqa: PLR0917 - a scene's
     switch: Switch,
     backend: Backend,
     client: BareClient,
