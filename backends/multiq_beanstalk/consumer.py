@@ -101,17 +101,19 @@ class BeanstalkConsumer(Consumer):
 
     def _trade_locked(self, trade: Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
         verdicts, limit, deadline = trade.verdicts, trade.limit, self._wires.deadline()
-        said = self._sort(trade, deadline) if verdicts else {}
-        on_main = said.pop(self._main, ()) if self._main is not None else ()
+        said = self._sort(trade) if verdicts else {}
+        on_main = said.pop(self._main, []) if self._main is not None else []
         for wire, some in said.items():
             self._try(trade, wire, some, deadline)
         if on_main or limit > 0:
             self._try(trade, None, on_main, deadline)
-        if trade.failure is not None and not verdicts:
-            raise trade.failure
+        if trade.failure is not None:
+            if not verdicts:
+                raise trade.failure
+            _log.warning("%s; what it did not answer of %d verdicts is lost", trade.failure, len(verdicts))
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
-    def _sort(self, trade: Trade, deadline: float) -> dict[Wire, list[Said]]:
+    def _sort(self, trade: Trade) -> dict[Wire, list[Said]]:
         """What has to be said on which connection. What is known to be lost is not."""
         said: dict[Wire, list[Said]] = {}
         settled: set[str] = set()
@@ -125,11 +127,6 @@ class BeanstalkConsumer(Consumer):
             if not isinstance(verdict, Touch):
                 settled.add(lease.token)
             said.setdefault(held.wire, []).append(Said(at, verdict, held))
-        for wire in list(said):
-            if not wire.is_alive():
-                self._lose(trade, said.pop(wire))
-            else:
-                self._make_safe(trade, wire, said[wire], deadline)
         return said
 
     def _lose(self, trade: Trade, said: Iterable[Said]) -> None:
@@ -138,36 +135,44 @@ class BeanstalkConsumer(Consumer):
             trade.refuse(at)
 
     def _make_safe(self, trade: Trade, wire: Wire, said: list[Said], deadline: float) -> None:
-        """Touch what is acked so late that its lease might end on the way: then a touch is refused, a delete not."""
-        safe_from = now() + _SAFE
-        late = [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
-        if not late:
-            return
-        touched_at = now()
-        packet = b"".join(b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late)
-        try:
-            replies = wire.ask(packet, len(late), deadline)
-        except FAILURES:
+        """Leave in *said* what may be sent now.
+
+        What is acked so late that its lease might end on the way is touched first: a touch is refused then, a delete is
+        not. That takes its time, in which others come near their end.
+        """
+        if not wire.is_alive():
             self._lose(trade, said)
             said.clear()
-            return
-        for one, (line, _) in zip(late, replies, strict=True):
-            if line == b"TOUCHED":
-                one.held.extend(touched_at)
-            else:
-                self._lose(trade, [one])
-                said.remove(one)
+        while late := self._late(said):
+            touched_at = now()
+            packet = b"".join(b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late)
+            try:
+                replies = wire.ask(packet, len(late), deadline)
+            except FAILURES:
+                self._lose(trade, said)
+                said.clear()
+                return
+            for one, (line, _) in zip(late, replies, strict=True):
+                if line == b"TOUCHED":
+                    one.held.extend(touched_at)
+                else:
+                    self._lose(trade, [one])
+                    said.remove(one)
 
-    def _try(self, trade: Trade, wire: Wire | None, said: Sequence[Said], deadline: float) -> None:
+    def _late(self, said: Iterable[Said]) -> list[Said]:
+        safe_from = now() + _SAFE
+        return [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
+
+    def _try(self, trade: Trade, wire: Wire | None, said: list[Said], deadline: float) -> None:
         """Settle on this connection; on the main one, reserve as well. What fails is noted."""
+        on = self._main if wire is None else wire
         try:
-            if wire is not None:
-                self._say(trade, wire, said, b"", 0, deadline)
-            elif trade.limit <= 0:
-                assert self._main is not None  # noqa: S101 - its leases are to be settled
-                self._say(trade, self._main, said, b"", 0, deadline)
-            else:
+            if said and on is not None:
+                self._make_safe(trade, on, said, deadline)
+            if wire is None and trade.limit > 0:
                 self._take(trade, said, deadline)
+            elif said and on is not None:
+                self._say(trade, on, said, b"", 0, deadline)
         except FAILURES as exc:
             trade.failure = explain(exc, self._wires.address, self._wires.timeout)
             trade.failure.__cause__ = exc
@@ -247,7 +252,13 @@ class BeanstalkConsumer(Consumer):
         """
         if self._main is None or not (said or self._main.is_alive()):
             self._main = self._wires.open(deadline, to_keep=True)
-        wire = self._main
+        try:
+            self._take_on(self._main, trade, said, deadline)
+        except BaseException:
+            self._main.drop()  # it may hold jobs of which nobody will know
+            raise
+
+    def _take_on(self, wire: Wire, trade: Trade, said: Sequence[Said], deadline: float) -> None:
         enough_at = deadline - self._wires.timeout / 2
         others = self._tubes[1:] if len(self._tubes) >= _PROBED_FROM else ()
         probed: dict[str, bool] = {}
@@ -357,7 +368,11 @@ class BeanstalkConsumer(Consumer):
             try:
                 return self._begin(wire, [job], self._wires.deadline())
             except FAILURES as exc:
+                wire.drop()
                 raise explain(exc, self._wires.address, self._wires.timeout) from exc
+            except BaseException:
+                wire.drop()  # it holds a job of which nobody will know
+                raise
 
 
 def _probes(tubes: Iterable[str]) -> bytes:

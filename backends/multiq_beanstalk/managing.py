@@ -178,20 +178,33 @@ class Manager:
     def kick(self, queue: str, limit: int) -> int:
         """One by one, by their ids: the server's own ``kick`` takes delayed jobs when it finds none buried."""
         kicked = 0
-        in_vain: set[bytes] = set()
         with self._wires.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
             while kicked < limit and head.startswith(b"FOUND "):
                 number = head.split()[1]
-                if number in in_vain:
-                    raise self._cannot_kick(number, queue, kicked)
                 session.go_on()
                 (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
                 if self._was_kicked(line):
                     kicked += 1
-                else:
-                    in_vain.add(number)
+                elif self._kick_again(session, queue, number, kicked):
+                    kicked += 1
+                    ((head, _),) = session.ask(b"peek-buried")
         return kicked
+
+    def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
+        """A job that was the head of the buried ones, and was not kicked. False: it is not buried any more.
+
+        Raises ``BackendFull`` if it stays as it is.
+        """
+        before = self._state(session, number)
+        if before is None or before.state != b"buried":
+            return False
+        if self._kick(session, number):
+            return True
+        after = self._state(session, number)
+        if after is not None and after.is_as_it_was(before):
+            raise self._cannot_kick(number, queue, kicked)
+        return False
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         purged = 0

@@ -200,3 +200,37 @@ def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy,
         assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
         proxy.mode = Pass()
         assert backend.jobs(QUEUE, State.READY).jobs == []
+
+
+def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
+    proxy: Proxy, backend: Backend, client: BareClient
+) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
+        enqueue(backend, TTR, TTR + 1)
+        leases = consumer.reserve(2, 0)
+        time.sleep(TTR - 0.8)
+        # Given one ack in its lease's last second, and another one with 1.8 s left
+        proxy.mode = Latency(2.0)
+        answers = consumer.settle([Ack(lease) for lease in leases])
+        # When the touch of the first takes 2 s, then the second is touched as well, or not deleted
+        proxy.mode = Pass()
+        for answer, lease in zip(answers, leases, strict=True):
+            assert (answer is None) == (client.stats("job", lease.id) == {})
+
+
+def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
+    backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        enqueue(backend, 60)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("multiq_beanstalk.holding.job_facts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.reserve(1, 0)
+        monkeypatch.undo()
+        until(lambda: backend.stats(QUEUE).ready == 1, "the job is ready")
+        assert len(consumer.reserve(1, 5)) == 1
