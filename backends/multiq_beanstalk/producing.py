@@ -35,7 +35,7 @@ def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
                 raise _too_large(len(job.body), facts.max_body)
         if len(jobs) == 1 and wire.used == queue:
             return _put_alone(wires, wire, queue, jobs[0], deadline)
-        return _Batch(wires, queue, jobs, facts).put(wire)
+        return _Batch(wires, queue, jobs, facts).put(wire, deadline)
     finally:
         wires.put_back(wire)
 
@@ -67,13 +67,14 @@ class _Batch:
         self._accepted: dict[int, str] = {}
         self._refused: dict[int, bytes] = {}
 
-    def put(self, wire: Wire) -> list[str]:
-        """In packets, each within a deadline of its own."""
-        self._use(wire)
+    def put(self, wire: Wire, deadline: float) -> list[str]:
+        """In packets, those after the first each within a deadline of its own."""
+        self._use(wire, deadline)
         for at, count in _packets(self._jobs):
-            self._put(wire, at, [put(job) for job in self._jobs[at : at + count]])
+            self._put(wire, at, [put(job) for job in self._jobs[at : at + count]], deadline)
             if self._refused:
                 self.refuse(wire, self._refused)
+            deadline = self._wires.deadline()
         return list(self._accepted.values())
 
     def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
@@ -82,12 +83,12 @@ class _Batch:
         self._dispose_of_buried(wire)
         raise self._refusal()
 
-    def _use(self, wire: Wire) -> None:
+    def _use(self, wire: Wire, deadline: float) -> None:
         """In a round trip of its own: what is sent after a ``use`` that is refused goes to the tube used before."""
         if wire.used == self._queue:
             return
         try:
-            ((line, _),) = wire.ask(b"use %b\r\n" % self._queue.encode(), 1, self._wires.deadline())
+            ((line, _),) = wire.ask(b"use %b\r\n" % self._queue.encode(), 1, deadline)
         except FAILURES as exc:
             raise explain(exc, self._wires.address, self._wires.timeout) from exc
         if not line.startswith(b"USING "):
@@ -95,8 +96,7 @@ class _Batch:
             raise refused(line, self._wires.address)
         wire.used = self._queue
 
-    def _put(self, wire: Wire, at: int, commands: Sequence[bytes]) -> None:
-        deadline = self._wires.deadline()
+    def _put(self, wire: Wire, at: int, commands: Sequence[bytes], deadline: float) -> None:
         try:
             wire.send(b"".join(commands), deadline)
             lines = wire.read_lines(len(commands), deadline)

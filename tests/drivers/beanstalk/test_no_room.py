@@ -8,7 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from proxy import CutReply, CutRequest, Pass, Proxy, Throttle
+from proxy import CutReply, CutRequest, Latency, Pass, Proxy, Throttle
 from servers.process import HOST
 
 from multiq.backend import Ack, Bury, NewJob, Release, Touch
@@ -215,6 +215,16 @@ def test_an_enqueue_that_could_not_even_begin_is_not_uncertain(proxy: Proxy, cli
         with pytest.raises(BackendUnavailable):
             backend.enqueue(QUEUE, new(3))
         assert client.stats("tube", QUEUE) == {}
+
+
+def test_an_enqueue_into_another_queue_takes_no_longer_than_its_timeout(proxy: Proxy) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=2") as backend:
+        backend.enqueue(OTHER, new())
+        proxy.mode = Latency(1.6)  # of each of the two replies
+        start = time.monotonic()
+        with pytest.raises(EnqueueUncertain):
+            backend.enqueue(QUEUE, new(2))
+        assert time.monotonic() - start < 3.1
 
 
 # --- a slow link -----------------------------------------------------------------------------------------
