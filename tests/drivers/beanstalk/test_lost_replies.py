@@ -82,10 +82,11 @@ def test_an_end_behind_a_reply_that_was_not_read_ends_the_lease(
     proxy.cut()
     until(lambda: client.stats("job", long.id)["state"] == "ready", "the server has noticed")
     leases = {lease.id: lease for lease in rival.reserve(2, 5)}
-    assert rival.settle([Ack(leases[long.id])]) == [None]
-    # Then the ack of the first one is stale
-    (answer,) = insist(consumer, [Ack(long)])
+    assert rival.settle([Ack(leases[long.id]), Release(leases[short.id])]) == [None, None]
+    # Then the ack of the first one is stale, and the end is seen before anything is sent
+    (answer,), (again,) = consumer.exchange([Ack(long)], 1, 0)
     assert isinstance(answer, LeaseLost)
+    assert again.id == short.id
 
 
 VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
