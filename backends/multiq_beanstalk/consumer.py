@@ -110,7 +110,7 @@ class BeanstalkConsumer(Consumer):
         if trade.failure is not None:
             if not verdicts:
                 raise trade.failure
-            _log.warning("%s; what it did not answer of %d verdicts is lost", trade.failure, len(verdicts))
+            _log.warning("%s; of %d verdicts those without an answer are refused", trade.failure, len(verdicts))
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
     def _sort(self, trade: Trade) -> dict[Wire, list[Said]]:
