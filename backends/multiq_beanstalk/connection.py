@@ -122,8 +122,10 @@ class Wire:
         """Send, and close at whatever goes wrong; ``unsent`` of the exception is how many bytes have not left then."""
         sent = 0
         try:
-            with contextlib.suppress(BlockingIOError):
+            try:
                 sent = self.sock.send(packet, _NOW)
+            except BlockingIOError:
+                sent = 0
             if sent < len(packet):
                 self._send_and_receive(memoryview(packet)[sent:], deadline)
         except BaseException as exc:

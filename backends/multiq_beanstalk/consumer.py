@@ -201,6 +201,8 @@ class BeanstalkConsumer(Consumer):
             for at, _, _ in said[len(replies) :]:
                 trade.refuse(at)
             raise
+        if not said:
+            return replies
         self._hear_all(trade, wire, said, replies, sent_at)
         return replies[len(said) :]
 
@@ -209,7 +211,10 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         heard_at = now()
         for one, (line, _) in zip(said, replies, strict=False):
-            self._hear(trade, wire, one, line, sent_at, heard_at)
+            if line == b"DELETED" and one.held.ends_at > heard_at and type(one.verdict) is Ack:  # as most are
+                trade.answers[one.at] = None
+            else:
+                self._hear(trade, wire, one, line, sent_at, heard_at)
 
     def _hear(  # noqa: PLR0917 - see above
         self, trade: Trade, wire: Wire, said: Said, line: bytes, sent_at: float, heard_at: float
@@ -286,36 +291,22 @@ class BeanstalkConsumer(Consumer):
         """One packet's jobs of one tube. Returns whether that were all, and the replies about the *probed* tubes."""
         asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
         packet, count = wire.watch((tube,))
-        packet += RESERVE * asked + _probes(probed)
+        packet += RESERVE * asked
+        if probed:
+            packet += _probes(probed)
         asked_at = now()
-        replies = self._ask_for(trade, wire, said, tube, packet, count + asked + len(probed), deadline)
-        self._check_watched(wire, replies[:count])
-        got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
-        self._expected[tube] = self._worth_asking(got, now() - asked_at)
-        return got < asked, replies[count + asked :]
-
-    def _ask_for(  # noqa: PLR0917 - as _say
-        self,
-        trade: Trade,
-        wire: Wire,
-        said: Sequence[Said],
-        tube: str,
-        packet: bytes,
-        count: int,
-        deadline: float,
-    ) -> list[Reply]:
-        """``_say``; if it was too much for the link, less is asked for the next time."""
         try:
-            return self._say(trade, wire, said, packet, count, deadline)
-        except TimeoutError as exc:
+            replies = self._say(trade, wire, said, packet, count + asked + len(probed), deadline)
+        except TimeoutError as exc:  # it was too much for the link
             came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, came // 2)
             raise
-
-    def _worth_asking(self, got: int, took: float) -> int:
-        """How many jobs to ask for after so many have come in so many seconds."""
-        most = self._wires.timeout / _PARTS
-        return max(1, 2 * got if took <= most else int(got * most / took))
+        if count:
+            self._check_watched(wire, replies[:count])
+        got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
+        took, most = now() - asked_at, self._wires.timeout / _PARTS
+        self._expected[tube] = max(1, 2 * got if took <= most else int(got * most / took))
+        return got < asked, replies[count + asked :]
 
     def _check_watched(self, wire: Wire, replies: Sequence[Reply]) -> None:
         """A tube that is not watched, or still is, would have jobs of the wrong queue come."""
@@ -349,12 +340,15 @@ class BeanstalkConsumer(Consumer):
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
             asked_at = now()
-            late = [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]
-            packet = b"".join([b"touch %b\r\n" % job_id for job_id in late])
-            packet += b"".join([b"stats-job %b\r\n" % job.id for job in some])
+            packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
+            touched: dict[bytes, bool] = {}
+            if late := [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]:
+                packet = b"".join([b"touch %b\r\n" % job_id for job_id in late]) + packet
             replies = wire.ask(packet, len(late) + len(some), deadline)
-            touched = {job_id: line == b"TOUCHED" for job_id, (line, _) in zip(late, replies, strict=False)}
-            leases += self._holding.begin(wire, some, replies[len(late) :], touched, asked_at)
+            if late:
+                touched = {job_id: line == b"TOUCHED" for job_id, (line, _) in zip(late, replies, strict=False)}
+                replies = replies[len(late) :]
+            leases += self._holding.begin(wire, some, replies, touched, asked_at)
         return leases
 
     # --- waiting ---

@@ -71,7 +71,7 @@ class _Batch:
         """In packets, those after the first each within a deadline of its own."""
         self._use(wire, deadline)
         for at, count in _packets(self._jobs):
-            self._put(wire, at, [put(job) for job in self._jobs[at : at + count]], deadline)
+            self._put(wire, at, list(map(put, self._jobs[at : at + count])), deadline)
             if self._refused:
                 self.refuse(wire, self._refused)
             deadline = self._wires.deadline()
