@@ -268,14 +268,15 @@ class BeanstalkConsumer(Consumer):
         others = self._tubes[1:] if len(self._tubes) >= _PROBED_FROM else ()
         probed: dict[str, bool] = {}
         for place, tube in enumerate(self._tubes):
-            if place and others and not probed:
-                probed = self._has_some(self._say(trade, wire, (), _probes(others), len(others), deadline))
-            if place and others and not probed[tube]:
-                continue
+            if place and others:
+                if not probed:
+                    probed = self._has_some(self._say(trade, wire, (), _probes(others), len(others), deadline))
+                if not probed[tube]:
+                    continue
             is_empty = False
             while not is_empty and trade.wanted > 0 and not (trade.found and time.monotonic() > enough_at):
                 # the others are asked about at once where the first one has come up short the last time
-                is_short = not place and not probed and self._expected.get(tube, 1) == 1
+                is_short = others and not place and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._take_from(trade, wire, said, tube, others if is_short else (), deadline)
                 said = ()
                 if replies:
@@ -342,7 +343,9 @@ class BeanstalkConsumer(Consumer):
             asked_at = now()
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
             touched: dict[bytes, bool] = {}
-            if late := [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]:
+            late: list[bytes] = []
+            if asked_at - some[0].asked_at > _AT_ONCE:  # the first one is the oldest
+                late = [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]
                 packet = b"".join([b"touch %b\r\n" % job_id for job_id in late]) + packet
             replies = wire.ask(packet, len(late) + len(some), deadline)
             if late:
