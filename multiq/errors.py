@@ -162,16 +162,25 @@ class EnqueuePartial(BackendError):
 class EnqueueUncertain(BackendError):
     """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids.
 
-    ``accepted`` maps the position in the batch to the id of those that certainly were; ``jobs`` come after them.
+    ``accepted`` maps the position in the batch to the id of those that certainly were; ``jobs`` come after them, and
+    then the ``unsent`` ones, that certainly were not.
     """
 
     def __init__(
-        self, queue: str, jobs: Sequence[NewJob], why: str, *, accepted: Mapping[int, str] | None = None
+        self,
+        queue: str,
+        jobs: Sequence[NewJob],
+        why: str,
+        *,
+        accepted: Mapping[int, str] | None = None,
+        unsent: Sequence[NewJob] = (),
     ) -> None:
         self.queue = queue
         self.jobs = tuple(jobs)
         self.accepted = dict(accepted or {})
+        self.unsent = tuple(unsent)
         others = f"; {len(self.accepted)} before them are there" if self.accepted else ""
+        others += f"; {len(self.unsent)} after them were not sent" if self.unsent else ""
         super().__init__(
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
             f"not be there{others}; enqueue them again only if running one twice does no harm"

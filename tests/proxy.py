@@ -84,7 +84,14 @@ class Slice:
     size: int = 1
 
 
-Mode: TypeAlias = Pass | Hole | Latency | Slice
+@dataclass(frozen=True)
+class Throttle:
+    """Replies come no faster than so many bytes a second, on each connection."""
+
+    rate: int
+
+
+Mode: TypeAlias = Pass | Hole | Latency | Slice | Throttle
 
 
 class _Ended(Exception):
@@ -97,17 +104,22 @@ class _Link:
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
         self.server = server
-        self._is_ending = False
+        self.is_frozen = False
+        self.is_ending = False
 
     def end(self, *, rst: bool = False) -> None:
         """Wakes both threads, the second of which closes: while one reads, closing would do nothing yet."""
-        if self._is_ending:
+        if self.is_ending:
             return
-        self._is_ending = True
+        self.is_ending = True
         with contextlib.suppress(OSError):
             if rst:
                 self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
             self.client.shutdown(socket.SHUT_RD if rst else socket.SHUT_RDWR)  # SHUT_WR would say goodbye
+        if not self.is_frozen:
+            self.end_server()
+
+    def end_server(self) -> None:
         with contextlib.suppress(OSError):
             self.server.shutdown(socket.SHUT_RDWR)
 
@@ -126,6 +138,7 @@ class Proxy:
         self._upstream = upstream
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
+        self._frozen: list[_Link] = []
         self._fault: Fault | None = None
         self._matches_left = 0
         self._bytes_left = 0
@@ -164,8 +177,21 @@ class Proxy:
         for link in links:
             link.end(rst=rst)
 
+    def freeze(self) -> None:
+        """Connections that are open now carry nothing any more, neither bytes nor an end; new ones work."""
+        with self._lock:
+            for link in self._links:
+                link.is_frozen = True
+                self._frozen.append(link)
+
+    def cut_server(self) -> None:
+        """The server sees the end of all frozen connections; their clients see nothing."""
+        while self._frozen:
+            self._frozen.pop().end_server()
+
     def close(self) -> None:
         self.refuse()
+        self.cut_server()
 
     def __enter__(self) -> Self:
         return self
@@ -228,7 +254,7 @@ class Proxy:
     def _requests(self, link: _Link) -> None:
         while data := link.client.recv(_CHUNK):
             self.sent += len(data)
-            if isinstance(self.mode, Hole):
+            if isinstance(self.mode, Hole) or link.is_frozen:
                 continue
             passed, fault = self._of_request(data)
             if passed:
@@ -241,10 +267,14 @@ class Proxy:
         while data := link.server.recv(_CHUNK):
             self.replied += len(data)
             passed, fault = self._of_reply(data)
+            if link.is_frozen:
+                continue
             self._deliver(link.client, passed)
             if fault is not None:
                 link.end(rst=fault.rst)
                 raise _Ended
+        while link.is_frozen and not link.is_ending:
+            time.sleep(0.01)  # its client is not to see that the server has gone
 
     def _deliver(self, client: socket.socket, data: bytes) -> None:
         mode = self.mode
@@ -252,6 +282,12 @@ class Proxy:
             return
         if isinstance(mode, Latency):
             time.sleep(mode.seconds)
+        if isinstance(mode, Throttle):
+            piece = max(1, mode.rate // 100)
+            for start in range(0, len(data), piece):
+                client.sendall(data[start : start + piece])
+                time.sleep(len(data[start : start + piece]) / mode.rate)
+            return
         size = mode.size if isinstance(mode, Slice) else _CHUNK
         for start in range(0, len(data), size):
             client.sendall(data[start : start + size])

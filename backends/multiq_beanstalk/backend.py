@@ -12,8 +12,8 @@ leases that end       a thread says a word where the server may forget to look  
                                                                                               ends without a verdict
 counts                ``stats-job`` of each job that was reserved, all in one packet          a round trip per batch
 waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
-lost replies          what became of a verdict is asked on a new connection; of an enqueue,   none
-                      nobody can know: ``EnqueueUncertain``
+lost replies          a verdict without a reply is ``LeaseLost``, as its lease ended with its  none
+                      connection; of an enqueue, nobody can know: ``EnqueueUncertain``
 ====================  ======================================================================  =========================
 
 docs/beanstalk.md says what the server must be, and what it cannot do.
@@ -97,7 +97,7 @@ class BeanstalkBackend(Backend):
         if self._exact is None:
             try:
                 with self._wires.borrowed() as session:
-                    facts = session.facts()
+                    facts = session.facts(is_safe=True)
             except BackendUnavailable:
                 return self.declared
             self._exact = msgspec.structs.replace(

@@ -34,7 +34,6 @@ _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
 _MANY = 80  # bytes that are sure to come: so many are waited for together
 _DEFAULT = "default"
 _NOW = int(socket.MSG_DONTWAIT)
-_LOOK = int(socket.MSG_DONTWAIT | socket.MSG_PEEK)
 _NOTHING = b"list-tube-used\r\n"  # whose reply is one line
 
 #: replies that end with the length of a body, which follows
@@ -69,12 +68,17 @@ class Wire:
         return self.sock.fileno() < 0
 
     def is_alive(self) -> bool:
-        """Whether nothing has come since the last reply: neither the connection's end nor what nobody asked for."""
+        """Whether nothing has come since the last reply but replies to pokes: neither an end nor what nobody asked for.
+
+        An end may stand behind replies that were not read yet, so all that is there is read.
+        """
         if self.is_closed:
             return False
         try:
-            if self.sock.recv(1, _LOOK) and self._unread:
-                return True
+            while (data := self.sock.recv(_RECEIVED_AT_ONCE, _NOW)) and self._unread:
+                self._buffer, self._at = self._buffer[self._at :] + data, 0
+                if self._buffer.count(b"\r\n") > self._unread:
+                    break
         except BlockingIOError:
             return True
         except OSError:
@@ -115,7 +119,8 @@ class Wire:
         return self.read_many(count, deadline)
 
     def send(self, packet: bytes, deadline: float) -> None:
-        """Send, and close at whatever goes wrong."""
+        """Send, and close at whatever goes wrong; ``unsent`` of the exception is how many bytes have not left then."""
+        sent = 0
         try:
             try:
                 sent = self.sock.send(packet, _NOW)
@@ -123,8 +128,10 @@ class Wire:
                 sent = 0
             if sent < len(packet):
                 self._send_and_receive(memoryview(packet)[sent:], deadline)
-        except BaseException:
+        except BaseException as exc:
             self.drop()
+            if not hasattr(exc, "unsent"):
+                exc.unsent = len(packet) - sent  # type: ignore[attr-defined]
             raise
 
     def read(self, deadline: float) -> Reply:
@@ -199,6 +206,10 @@ class Wire:
             raise
         return lines
 
+    def heard(self) -> list[bytes]:
+        """The replies without bodies that have come and were not read, for who has failed to send all of a packet."""
+        return self._buffer[self._at :].split(b"\r\n")[:-1]
+
     def close(self) -> None:
         """End it. What is sent after that raises ``OSError``."""
         self.sock.close()
@@ -226,15 +237,19 @@ class Wire:
         """
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
-        while rest:
-            events = poll.poll(time_left(deadline) * 1000)
-            if not events:
-                raise TimeoutError(_TOO_LATE)
-            if events[0][1] & select.POLLOUT:
-                with contextlib.suppress(BlockingIOError):
-                    rest = rest[self.sock.send(rest, _NOW) :]
-            if events[0][1] & ~select.POLLOUT:
-                self._receive(deadline)
+        try:
+            while rest:
+                events = poll.poll(time_left(deadline) * 1000)
+                if not events:
+                    raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - as what is raised by those below
+                if events[0][1] & select.POLLOUT:
+                    with contextlib.suppress(BlockingIOError):
+                        rest = rest[self.sock.send(rest, _NOW) :]
+                if events[0][1] & ~select.POLLOUT:
+                    self._receive(deadline)
+        except BaseException as exc:
+            exc.unsent = len(rest)  # type: ignore[attr-defined]
+            raise
 
     def _read(self, deadline: float) -> Reply:
         line = self._read_line(deadline)

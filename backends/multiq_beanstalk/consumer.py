@@ -15,12 +15,11 @@ from multiq.errors import BackendError
 from multiq.forks import forks
 
 from .clock import now
-from .doubts import Doubts
 from .facts import tube_facts
 from .failures import FAILURES, explain, refused
 from .holding import Holding
 from .jobs import NOTHING_READY, RESERVE, Reserved
-from .trade import DONE, Said, Trade, command
+from .trade import DONE, STRANDED, OutOfReach, Said, Trade, command
 from .waiting import Waiter
 
 if TYPE_CHECKING:
@@ -38,6 +37,7 @@ _SLICE = 500  # jobs asked for in one packet
 _SAFE = 1.0  # seconds: with less of a lease left, a delete might arrive after its end
 _PROBED_FROM = 3  # queues: so many are asked first which of them have jobs
 _AT_ONCE = 0.05  # seconds: a reply that took no longer has cost its lease no more than that
+_PARTS = 8  # of a call's time: one packet's jobs are to take no more than one of them
 
 
 class BeanstalkConsumer(Consumer):
@@ -57,7 +57,6 @@ class BeanstalkConsumer(Consumer):
         self._main: Wire | None = None
         self._waiter.forget_wires()
         self._holding = Holding()
-        self._doubts = Doubts()
 
     def reorder(self, queues: Sequence[str]) -> None:
         super().reorder(queues)
@@ -102,29 +101,25 @@ class BeanstalkConsumer(Consumer):
 
     def _trade_locked(self, trade: Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
         verdicts, limit, deadline = trade.verdicts, trade.limit, self._wires.deadline()
-        said = self._sort(trade, deadline) if verdicts else {}
-        on_main = said.pop(self._main, ()) if self._main is not None else ()
+        said = self._sort(trade) if verdicts else {}
+        on_main = said.pop(self._main, []) if self._main is not None else []
         for wire, some in said.items():
             self._try(trade, wire, some, deadline)
         if on_main or limit > 0:
             self._try(trade, None, on_main, deadline)
-        self._tell_the_rest(trade)
+        if trade.failure is not None:
+            if not verdicts:
+                raise trade.failure
+            _log.warning("%s; of %d verdicts those without an answer are refused", trade.failure, len(verdicts))
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
-    def _sort(self, trade: Trade, deadline: float) -> dict[Wire, list[Said]]:
-        """What has to be said on which connection. What is known to be lost, or was answered already, is not."""
-        if self._doubts:
-            self._doubts.resolve(self._wires, [verdict.lease.token for verdict in trade.verdicts])
+    def _sort(self, trade: Trade) -> dict[Wire, list[Said]]:
+        """What has to be said on which connection. What is known to be lost is not."""
         said: dict[Wire, list[Said]] = {}
         settled: set[str] = set()
         moment = now()
         for at, verdict in enumerate(trade.verdicts):
             lease = verdict.lease
-            if self._doubts:
-                is_known, answer = self._doubts.recall(verdict)
-                if is_known:
-                    trade.answers[at] = answer
-                    continue
             held = self._holding.live(lease, moment)
             if held is None or lease.token in settled:
                 trade.refuse(at)
@@ -132,11 +127,6 @@ class BeanstalkConsumer(Consumer):
             if not isinstance(verdict, Touch):
                 settled.add(lease.token)
             said.setdefault(held.wire, []).append(Said(at, verdict, held))
-        for wire in list(said):
-            if not wire.is_alive():
-                self._lose(trade, said.pop(wire))
-            else:
-                self._make_safe(trade, wire, said[wire], deadline)
         return said
 
     def _lose(self, trade: Trade, said: Iterable[Said]) -> None:
@@ -145,36 +135,44 @@ class BeanstalkConsumer(Consumer):
             trade.refuse(at)
 
     def _make_safe(self, trade: Trade, wire: Wire, said: list[Said], deadline: float) -> None:
-        """Touch what is acked so late that its lease might end on the way: then a touch is refused, a delete not."""
-        safe_from = now() + _SAFE
-        late = [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
-        if not late:
-            return
-        touched_at = now()
-        packet = b"".join(b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late)
-        try:
-            replies = wire.ask(packet, len(late), deadline)
-        except FAILURES:
+        """Leave in *said* what may be sent now.
+
+        What is acked so late that its lease might end on the way is touched first: a touch is refused then, a delete is
+        not. That takes its time, in which others come near their end.
+        """
+        if not wire.is_alive():
             self._lose(trade, said)
             said.clear()
-            return
-        for one, (line, _) in zip(late, replies, strict=True):
-            if line == b"TOUCHED":
-                one.held.extend(touched_at)
-            else:
-                self._lose(trade, [one])
-                said.remove(one)
+        while late := self._late(said):
+            touched_at = now()
+            packet = b"".join(b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late)
+            try:
+                replies = wire.ask(packet, len(late), deadline)
+            except FAILURES:
+                self._lose(trade, said)
+                said.clear()
+                return
+            for one, (line, _) in zip(late, replies, strict=True):
+                if line == b"TOUCHED":
+                    one.held.extend(touched_at)
+                else:
+                    self._lose(trade, [one])
+                    said.remove(one)
 
-    def _try(self, trade: Trade, wire: Wire | None, said: Sequence[Said], deadline: float) -> None:
+    def _late(self, said: Iterable[Said]) -> list[Said]:
+        safe_from = now() + _SAFE
+        return [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
+
+    def _try(self, trade: Trade, wire: Wire | None, said: list[Said], deadline: float) -> None:
         """Settle on this connection; on the main one, reserve as well. What fails is noted."""
+        on = self._main if wire is None else wire
         try:
-            if wire is not None:
-                self._say(trade, wire, said, b"", 0, deadline)
-            elif trade.limit <= 0:
-                assert self._main is not None  # noqa: S101 - its leases are to be settled
-                self._say(trade, self._main, said, b"", 0, deadline)
-            else:
+            if said and on is not None:
+                self._make_safe(trade, on, said, deadline)
+            if wire is None and trade.limit > 0:
                 self._take(trade, said, deadline)
+            elif said and on is not None:
+                self._say(trade, on, said, b"", 0, deadline)
         except FAILURES as exc:
             trade.failure = explain(exc, self._wires.address, self._wires.timeout)
             trade.failure.__cause__ = exc
@@ -184,7 +182,11 @@ class BeanstalkConsumer(Consumer):
     def _say(  # noqa: PLR0917 - one call for each of the three ways to speak
         self, trade: Trade, wire: Wire, said: Sequence[Said], packet: bytes, count: int, deadline: float
     ) -> list[Reply]:
-        """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
+        """Send verdicts and what follows them in one packet. Returns the replies to the latter.
+
+        A verdict without a reply is lost with its connection, whether or not the server has carried it out: that its
+        job is gone, or is ready, may as well be the doing of somebody who had it after us.
+        """
         for _, verdict, held in said:
             if not isinstance(verdict, Touch):
                 self._holding.end(verdict.lease.token, held)
@@ -195,86 +197,124 @@ class BeanstalkConsumer(Consumer):
             replies = wire.read_many(len(said) + count, deadline, lines=len(said))
         except FAILURES as exc:
             replies = getattr(exc, "partly_read", replies)
-            for place, (at, verdict, held) in enumerate(said):
-                if isinstance(verdict, Touch):  # of no use any more, heard or not
-                    trade.refuse(at)
-                elif place >= len(replies):
-                    self._doubts.add(verdict, held)
-                else:
-                    self._hear(trade, said[place], replies[place][0], sent_at)
+            self._hear_all(trade, wire, said, replies, sent_at)
+            for at, _, _ in said[len(replies) :]:
+                trade.refuse(at)
             raise
-        for one, (line, _) in zip(said, replies, strict=False):
-            self._hear(trade, one, line, sent_at)
+        if not said:
+            return replies
+        self._hear_all(trade, wire, said, replies, sent_at)
         return replies[len(said) :]
 
-    def _hear(self, trade: Trade, said: Said, line: bytes, sent_at: float) -> None:
+    def _hear_all(
+        self, trade: Trade, wire: Wire, said: Sequence[Said], replies: Sequence[Reply], sent_at: float
+    ) -> None:
+        heard_at = now()
+        for one, (line, _) in zip(said, replies, strict=False):
+            if line == b"DELETED" and one.held.ends_at > heard_at and type(one.verdict) is Ack:  # as most are
+                trade.answers[one.at] = None
+            else:
+                self._hear(trade, wire, one, line, sent_at, heard_at)
+
+    def _hear(  # noqa: PLR0917 - see above
+        self, trade: Trade, wire: Wire, said: Said, line: bytes, sent_at: float, heard_at: float
+    ) -> None:
         at, verdict, held = said
         if line == DONE[type(verdict)]:
-            trade.answers[at] = None
+            is_in_vain = False
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
-        elif line == b"NOT_FOUND":
-            self._holding.end(verdict.lease.token, held)
-            trade.refuse(at)
-        elif line == b"BURIED":
+                is_in_vain = wire.is_closed
+            elif isinstance(verdict, Ack):  # the server may have deleted what was somebody else's by then
+                is_in_vain = heard_at >= held.ends_at
+            if is_in_vain:
+                trade.refuse(at)
+            else:
+                trade.answers[at] = None
+            return
+        self._holding.end(verdict.lease.token, held)
+        if line == b"BURIED":
             trade.answers[at] = None
             _log.error(
                 "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is some",
                 self._wires.shown, verdict.lease.id, verdict.lease.queue,
             )  # fmt: skip
+        elif line in STRANDED:
+            trade.refuse(at, OutOfReach)
+            _log.error("%s: %s", self._wires.shown, trade.answers[at])
         else:
-            self._holding.resume(verdict.lease, held)
-            trade.failure = refused(line, self._wires.address)
-
-    def _tell_the_rest(self, trade: Trade) -> None:
-        """Find out what became of verdicts without an answer. Raises what stood in their way, unless all have one."""
-        if trade.failure is None:
-            return
-        in_doubt = [verdict.lease.token for at, verdict in enumerate(trade.verdicts) if at not in trade.answers]
-        try:
-            self._doubts.resolve(self._wires, in_doubt)
-        except BackendError as exc:
-            trade.failure = exc
-        for at, verdict in enumerate(trade.verdicts):
-            if at not in trade.answers:
-                is_known, answer = self._doubts.recall(verdict)
-                if is_known:
-                    trade.answers[at] = answer
-        if trade.is_settled and (trade.verdicts or trade.leases):
-            return
-        for at, answer in trade.answers.items():
-            if not isinstance(trade.verdicts[at], Touch):
-                self._doubts.remember(trade.verdicts[at], answer)
-        raise trade.failure
+            trade.refuse(at)
+            if line != b"NOT_FOUND":
+                wire.close()  # it is out of step
+                trade.failure = refused(line, self._wires.address)
 
     # --- taking ---
 
     def _take(self, trade: Trade, said: Sequence[Said], deadline: float) -> None:
-        """Settle, and take what is ready from one tube after the other until there is enough."""
+        """Settle, and take what is ready from one tube after the other until there is enough.
+
+        Or until half of the time is over: what has come by then is worth more than what a slow link may still bring.
+        """
         if self._main is None or not (said or self._main.is_alive()):
             self._main = self._wires.open(deadline, to_keep=True)
-        wire = self._main
-        probed: dict[str, bool] | None = None
-        for tube in self._tubes:
-            if probed is not None and not probed[tube]:
-                continue
-            while trade.wanted > 0:
-                asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
-                others = self._tubes[1:] if tube is self._tubes[0] and len(self._tubes) >= _PROBED_FROM else ()
-                packet, count = wire.watch((tube,))
-                packet += RESERVE * asked + b"".join(b"stats-tube %b\r\n" % name.encode() for name in others)
-                asked_at = now()
-                replies = self._say(trade, wire, said, packet, count + asked + len(others), deadline)
+        try:
+            self._take_on(self._main, trade, said, deadline)
+        except BaseException:
+            self._main.drop()  # it may hold jobs of which nobody will know
+            raise
+
+    def _take_on(self, wire: Wire, trade: Trade, said: Sequence[Said], deadline: float) -> None:
+        enough_at = deadline - self._wires.timeout / 2
+        others = self._tubes[1:] if len(self._tubes) >= _PROBED_FROM else ()
+        probed: dict[str, bool] = {}
+        for place, tube in enumerate(self._tubes):
+            if place and others:
+                if not probed:
+                    probed = self._has_some(self._say(trade, wire, (), _probes(others), len(others), deadline))
+                if not probed[tube]:
+                    continue
+            is_empty = False
+            while not is_empty and trade.wanted > 0 and not (trade.found and time.monotonic() > enough_at):
+                # the others are asked about at once where the first one has come up short the last time
+                is_short = others and not place and not probed and self._expected.get(tube, 1) == 1
+                is_empty, replies = self._take_from(trade, wire, said, tube, others if is_short else (), deadline)
                 said = ()
-                got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
-                if others:
-                    stats = replies[count + asked :]
-                    probed = {name: _has_some(reply) for name, reply in zip(others, stats, strict=True)}
-                self._expected[tube] = max(1, 2 * got)
-                if got < asked:
-                    break
+                if replies:
+                    probed = self._has_some(replies)
+            if trade.found and not is_empty:
+                break
         if trade.found:
             trade.leases = self._begin(wire, trade.found, deadline)
+
+    def _take_from(  # noqa: PLR0917 - as _say
+        self, trade: Trade, wire: Wire, said: Sequence[Said], tube: str, probed: Sequence[str], deadline: float
+    ) -> tuple[bool, list[Reply]]:
+        """One packet's jobs of one tube. Returns whether that were all, and the replies about the *probed* tubes."""
+        asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
+        packet, count = wire.watch((tube,))
+        packet += RESERVE * asked
+        if probed:
+            packet += _probes(probed)
+        asked_at = now()
+        try:
+            replies = self._say(trade, wire, said, packet, count + asked + len(probed), deadline)
+        except TimeoutError as exc:  # it was too much for the link
+            came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
+            self._expected[tube] = max(1, came // 2)
+            raise
+        if count:
+            self._check_watched(wire, replies[:count])
+        got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
+        took, most = now() - asked_at, self._wires.timeout / _PARTS
+        self._expected[tube] = max(1, 2 * got if took <= most else int(got * most / took))
+        return got < asked, replies[count + asked :]
+
+    def _check_watched(self, wire: Wire, replies: Sequence[Reply]) -> None:
+        """A tube that is not watched, or still is, would have jobs of the wrong queue come."""
+        for line, _ in replies:
+            if not line.startswith(b"WATCHING "):
+                wire.close()
+                raise refused(line, self._wires.address)
 
     def _sort_out(self, trade: Trade, wire: Wire, replies: Sequence[Reply], asked_at: float) -> int:
         """Note the jobs among the replies to reserves. Returns how many."""
@@ -287,13 +327,31 @@ class BeanstalkConsumer(Consumer):
                 raise refused(line, self._wires.address)
         return len(trade.found) - before
 
+    def _has_some(self, replies: Sequence[Reply]) -> dict[str, bool]:
+        """Which of the tubes after the first have jobs to hand out, by the replies to ``_probes``."""
+        return {name: _has_some(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
+
     def _begin(self, wire: Wire, found: Sequence[Reserved], deadline: float) -> list[Lease]:
+        """The leases of jobs that were reserved.
+
+        Where that was a while ago, by our clock, they are touched first: the server may have ended a reservation, and
+        ``stats-job`` says *reserved* of somebody else's just the same.
+        """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
             asked_at = now()
-            stats = wire.ask(b"".join([b"stats-job %b\r\n" % job.id for job in some]), len(some), deadline)
-            leases += self._holding.begin(wire, some, stats, asked_at=asked_at)
+            packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
+            touched: dict[bytes, bool] = {}
+            late: list[bytes] = []
+            if asked_at - some[0].asked_at > _AT_ONCE:  # the first one is the oldest
+                late = [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]
+                packet = b"".join([b"touch %b\r\n" % job_id for job_id in late]) + packet
+            replies = wire.ask(packet, len(late) + len(some), deadline)
+            if late:
+                touched = {job_id: line == b"TOUCHED" for job_id, (line, _) in zip(late, replies, strict=False)}
+                replies = replies[len(late) :]
+            leases += self._holding.begin(wire, some, replies, touched, asked_at)
         return leases
 
     # --- waiting ---
@@ -305,17 +363,17 @@ class BeanstalkConsumer(Consumer):
         wire, job = came
         with self._holding.lock:
             try:
-                return self._begin_late(wire, job, self._wires.deadline())
+                return self._begin(wire, [job], self._wires.deadline())
             except FAILURES as exc:
+                wire.drop()
                 raise explain(exc, self._wires.address, self._wires.timeout) from exc
+            except BaseException:
+                wire.drop()  # it holds a job of which nobody will know
+                raise
 
-    def _begin_late(self, wire: Wire, job: Reserved, deadline: float) -> list[Lease]:
-        """The lease of a job that was waited for: as nobody knows when it began, it begins anew."""
-        asked_at = now()
-        if asked_at - job.asked_at <= _AT_ONCE:
-            return self._begin(wire, [job], deadline)
-        (touched, _), *stats = wire.ask(b"touch %b\r\nstats-job %b\r\n" % (job.id, job.id), 2, deadline)
-        return self._holding.begin(wire, [job], stats, asked_at=asked_at, touched=touched == b"TOUCHED")
+
+def _probes(tubes: Iterable[str]) -> bytes:
+    return b"".join([b"stats-tube %b\r\n" % name.encode() for name in tubes])
 
 
 def _has_some(reply: Reply) -> bool:

@@ -40,6 +40,15 @@ class JobFacts(NamedTuple):
     server_kicks: int
     """Those of a delayed job included."""
 
+    def is_as_it_was(self, before: JobFacts) -> bool:
+        """Whether nothing but time has happened to it since."""
+        return self[:3] == before[:3] and self[7:] == before[7:]
+
+    @property
+    def is_out_of_log(self) -> bool:
+        """Whether the log, if there is one, does not know of it: it was buried with its put."""
+        return self.state == b"buried" and self.file == 0
+
     @property
     def burials(self) -> int:
         """How often it was buried, as far as the two counts allow."""

@@ -19,7 +19,7 @@ from .facts import job_facts
 from .sentry import POKES, sentry
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from .connection import Reply, Wire
     from .facts import JobFacts
@@ -63,39 +63,36 @@ class Holding:
         self._held.pop(token, None)
         held.wire.held.discard(token)
 
-    def resume(self, lease: Lease, held: Held) -> None:
-        """Its verdict was not taken, and it goes on."""
-        self._held[lease.token] = held
-        held.wire.held.add(lease.token)
-
     def begin(
         self,
         wire: Wire,
         reserved: Iterable[Reserved],
         stats: Sequence[Reply],
-        *,
+        touched: Mapping[bytes, bool],
         asked_at: float,
-        touched: bool = False,
     ) -> list[Lease]:
         """The leases of jobs that were reserved, by the replies to ``stats-job``, which was sent at *asked_at*.
 
-        *touched*: a touch was sent with it. A job that is not ours any more has none.
+        *touched*: those that were touched then, and whether that counted. A job that is not ours any more has no lease,
+        nor one whose time was over before we got here: it may be somebody else's.
         """
         leases = []
-        first_end = math.inf
+        first_end, moment = math.inf, now()
         for job, (line, body) in zip(reserved, stats, strict=True):
-            if not line.startswith(b"OK "):
+            is_ours = touched.get(job.id)
+            if not line.startswith(b"OK ") or is_ours is False:
                 continue
             facts = job_facts(body)
             if facts.state != b"reserved":
                 continue
-            ends_at = asked_at + facts.ttr if touched else job.asked_at + facts.ttr
-            ends_at = max(ends_at, asked_at + facts.time_left)
+            ends_at = (asked_at if is_ours else job.asked_at) + facts.ttr
             first_end = min(first_end, ends_at)
             self._count += 1
             token = f"{self._prefix}.{self._count:x}"
             self._held[token] = Held(wire, ends_at, facts)
             wire.held.add(token)
+            if ends_at <= moment:
+                continue  # the server may not know yet that it is over, and will be reminded
             leases.append(
                 Lease(
                     queue=facts.tube.decode(),
@@ -110,7 +107,7 @@ class Holding:
                     age=float(facts.age),
                 )
             )
-        if leases:
+        if first_end < math.inf:
             sentry.expect(self, first_end + POKES[0])
         return leases
 

@@ -1,7 +1,9 @@
 """Looking at jobs and managing them from outside, on connections that hold none.
 
 A job's tube never changes and its id is never given out again while the server runs, and a connection does not outlive
-the server: so the tube is looked at first, and what follows on the same connection is about that very job.
+the server: so the tube is looked at first, and what follows on the same connection is about that very job. On another
+connection the id may be another job's, of a server that was restarted, or of another one behind the same name: so what
+follows a look is never sent anew.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from multiq.backend import NewJob, QueueStats, State
-from multiq.errors import BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
+from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
 
 from .facts import NO_TUBE, job_facts, names, tube_facts
 from .failures import FAILURES, explain, refused
@@ -66,7 +68,11 @@ class Manager:
                     continue
                 line, body = heads[0]
                 number = line.split()[1]
-                facts = self._state(session, number)
+                try:
+                    facts = self._state(session, number)
+                except ConnectionError:
+                    session.renew()
+                    continue
                 if facts is not None and facts.state == state.value.encode():
                     return record(queue, number, facts, body), max(count, 1)
         return None, 0
@@ -109,9 +115,14 @@ class Manager:
     def kick_job(self, queue: str, job_id: str) -> None:
         number = _number(queue, job_id)
         with self._wires.borrowed() as session:
+            before: JobFacts | None = None
             for _ in range(_TRIES):
-                if self._unreserved(session, queue, number).state == b"ready" or self._kick(session, number):
+                facts = self._unreserved(session, queue, number)
+                if before is not None and facts.is_as_it_was(before):
+                    raise self._cannot_kick(number, queue)
+                if facts.state == b"ready" or self._kick(session, number):
                     return
+                before = facts
         raise BackendUnavailable(f"job {job_id} of queue {queue!r} moves faster than it can be looked at")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
@@ -126,20 +137,27 @@ class Manager:
             if not line.startswith(b"FOUND "):
                 raise JobNotFound(queue, job_id)
             new = self._put_again(session, queue, NewJob(body, job_id, facts.priority, delay, float(facts.ttr)))
+            what = f"is being replaced by job {new.decode()}, and both may be there: then the job is run twice"
             try:
-                self._replace(session, queue, number, facts, new, is_due=delay <= 0)
+                self._replace(session, queue, number, facts, new)
+                if delay <= 0:
+                    late = self._hidden_for()
+                    what = f"is replaced by job {new.decode()}, which may become due as late as in {late:g} s"
+                    session.ask(b"kick-job %b" % new)
             except FAILURES as exc:
                 error = explain(exc, self._wires.address, self._wires.timeout)
-                raise type(error)(
-                    f"{error}; job {job_id} of queue {queue!r} is being replaced by job {new.decode()}, and both may "
-                    "be there for the moment"
-                ) from exc
+                raise type(error)(f"{error}; job {job_id} of queue {queue!r} {what}") from exc
         return new.decode()
 
+    def _hidden_for(self) -> float:
+        """Seconds in which the old job is gone, or its deletion has failed."""
+        return math.ceil(self._wires.timeout) + 1.0
+
     def _put_again(self, session: Session, queue: str, job: NewJob) -> bytes:
-        hidden = msgspec.structs.replace(job, delay=job.delay or math.ceil(self._wires.timeout) + 1.0)
+        hidden = msgspec.structs.replace(job, delay=job.delay or self._hidden_for())
+        session.use(queue)
         try:
-            ((line, _),) = session.ask(put(hidden)[:-2], tube=queue)
+            ((line, _),) = session.ask(put(hidden)[:-2])
         except FAILURES as exc:
             why = explain(exc, self._wires.address, self._wires.timeout)
             raise EnqueueUncertain(queue, [job], str(why)) from exc
@@ -149,33 +167,44 @@ class Manager:
             raise refused(line, self._wires.address)
         return line[9:]
 
-    def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes, *, is_due: bool) -> None:
-        try:
-            is_gone = self._delete(session, old, facts)
-        except ConnectionError:
-            # on another connection, once more: if it is not there any more, then because of us
-            session.renew()
-            is_gone = self._delete(session, old, facts) or self._state(session, old) is None
-        if not is_gone:
+    def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes) -> None:
+        if not self._delete(session, old, facts):
             session.ask(b"delete %b" % new)
             self._unreserved(session, queue, old)
             raise JobNotFound(queue, old.decode())
-        if is_due:
-            session.ask(b"kick-job %b" % new, is_safe=True)
 
     # --- managing many ---
 
     def kick(self, queue: str, limit: int) -> int:
         """One by one, by their ids: the server's own ``kick`` takes delayed jobs when it finds none buried."""
         kicked = 0
-        before: list[bytes] = []
-        while True:
-            with self._wires.borrowed() as session:
-                *answer, (head, _) = session.ask(*before, b"peek-buried", tube=queue)
-            kicked += bool(answer) and self._was_kicked(answer[0][0])
-            if kicked == limit or not head.startswith(b"FOUND "):
-                return kicked
-            before = [b"kick-job %b" % head.split()[1]]
+        with self._wires.borrowed() as session:
+            ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
+            while kicked < limit and head.startswith(b"FOUND "):
+                number = head.split()[1]
+                session.go_on()
+                (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
+                if self._was_kicked(line):
+                    kicked += 1
+                elif self._kick_again(session, queue, number, kicked):
+                    kicked += 1
+                    ((head, _),) = session.ask(b"peek-buried")
+        return kicked
+
+    def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
+        """A job that was the head of the buried ones, and was not kicked. False: it is not buried any more.
+
+        Raises ``BackendFull`` if it stays as it is.
+        """
+        before = self._state(session, number)
+        if before is None or before.state != b"buried":
+            return False
+        if self._kick(session, number):
+            return True
+        after = self._state(session, number)
+        if after is not None and after.is_as_it_was(before):
+            raise self._cannot_kick(number, queue, kicked)
+        return False
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         purged = 0
@@ -185,24 +214,21 @@ class Manager:
         return purged
 
     def _purge(self, queue: str, state: State) -> int:
-        _, most = self.first(queue, state)  # so that those who enqueue meanwhile cannot keep us here
         purged = 0
-        before: list[bytes] = []
         with self._wires.borrowed() as session:
-            must_look = state is State.BURIED and session.facts().has_log
-        while purged < most:
-            with self._wires.borrowed() as session:
-                *answer, (head, _) = session.ask(*before, _PEEK[state], tube=queue)
-                purged += bool(answer) and answer[0][0] == b"DELETED"
-                if not head.startswith(b"FOUND ") or purged >= most:
-                    break
+            stats, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
+            most = getattr(self._tube_facts(stats), state.value)  # those who enqueue meanwhile cannot keep us here
+            must_look = state is State.BURIED and most and session.facts().has_log
+            while purged < most and head.startswith(b"FOUND "):
+                session.go_on()
                 number = head.split()[1]
                 if must_look:
                     facts = self._state(session, number)
                     purged += facts is not None and facts.state == b"buried" and self._delete(session, number, facts)
-                    before = []
+                    ((head, _),) = session.ask(_PEEK[state])
                 else:
-                    before = [b"delete %b" % number]
+                    (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
+                    purged += self._was_deleted(line)
         return purged
 
     def resume(self, queue: str) -> None:
@@ -213,15 +239,16 @@ class Manager:
     # --- how ---
 
     def _unreserved(self, session: Session, queue: str, number: bytes) -> JobFacts:
-        facts = self._state(session, number)
+        facts = self._state(session, number, is_safe=True)
         if facts is None or facts.tube != queue.encode():
             raise JobNotFound(queue, number.decode())
         if facts.state == b"reserved":
             raise JobReserved(queue, number.decode())
         return facts
 
-    def _state(self, session: Session, number: bytes) -> JobFacts | None:
-        return self._job_facts(session.ask(b"stats-job %b" % number, is_safe=True)[0])
+    def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobFacts | None:
+        """*is_safe*: the id is the caller's, and not from this connection."""
+        return self._job_facts(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobFacts) -> bool:
         """Delete what nobody holds. False: somebody holds it, or it is gone.
@@ -229,15 +256,27 @@ class Manager:
         A job that was buried with its put, for lack of memory, is not in the log, and deleting it would spoil the log.
         Kicking writes it there.
         """
-        if job.state == b"buried" and job.file == 0 and session.facts().has_log:
-            self._kick(session, number)
+        if job.is_out_of_log and session.facts().has_log and not self._kick(session, number):
+            now = self._state(session, number)
+            if now is not None and now.is_out_of_log:
+                raise self._cannot_kick(number, job.tube.decode())
         ((line, _),) = session.ask(b"delete %b" % number)
+        return self._was_deleted(line)
+
+    def _was_deleted(self, line: bytes) -> bool:
         if line not in {b"DELETED", b"NOT_FOUND"}:
             raise refused(line, self._wires.address)
         return line == b"DELETED"
 
     def _kick(self, session: Session, number: bytes) -> bool:
         return self._was_kicked(session.ask(b"kick-job %b" % number)[0][0])
+
+    def _cannot_kick(self, number: bytes, queue: str, kicked: int = 0) -> BackendFull:
+        others = f"; {kicked} jobs were kicked before it" if kicked else ""
+        return BackendFull(
+            f"{self._wires.shown} has no room in its log, or no memory, to make job {number.decode()} of queue "
+            f"{queue!r} ready: give it more, then kick again{others}"
+        )
 
     def _was_kicked(self, line: bytes) -> bool:
         if line not in {b"KICKED", b"NOT_FOUND"}:

@@ -37,11 +37,13 @@ class Keeper:
             packet += b"watch %b\r\npause-tube %b %d\r\n" % (tube, tube, whole)
             deadline = self._wires.deadline()
             try:
-                (line, _) = self._taken(deadline).ask(packet, len(over) + 2, deadline)[-1]
+                *_, (watched, _), (line, _) = self._taken(deadline).ask(packet, len(over) + 2, deadline)
             except FAILURES as exc:
                 raise explain(exc, self._wires.address, self._wires.timeout) from exc
             if line != b"PAUSED":
                 raise refused(line, self._wires.address)
+            if not watched.startswith(b"WATCHING "):  # the pause would be over with the tube's last job
+                raise refused(watched, self._wires.address)
             for name in over:
                 del self._until[name]
             self._until[queue] = now + whole + 1

@@ -35,7 +35,7 @@ def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
                 raise _too_large(len(job.body), facts.max_body)
         if len(jobs) == 1 and wire.used == queue:
             return _put_alone(wires, wire, queue, jobs[0], deadline)
-        return _Batch(wires, queue, jobs, facts).put(wire)
+        return _Batch(wires, queue, jobs, facts).put(wire, deadline)
     finally:
         wires.put_back(wire)
 
@@ -46,7 +46,10 @@ def _put_alone(wires: Wires, wire: Wire, queue: str, job: NewJob, deadline: floa
         wire.send(put(job), deadline)
         line = wire.read_line(deadline)
     except FAILURES as exc:
-        raise EnqueueUncertain(queue, [job], str(explain(exc, wires.address, wires.timeout))) from exc
+        error = explain(exc, wires.address, wires.timeout)
+        if getattr(exc, "unsent", 0):
+            raise error from exc
+        raise EnqueueUncertain(queue, [job], str(error)) from exc
     if line.startswith(b"INSERTED "):
         return [line[9:].decode()]
     assert wire.facts is not None  # noqa: S101 - they were looked at before
@@ -64,13 +67,14 @@ class _Batch:
         self._accepted: dict[int, str] = {}
         self._refused: dict[int, bytes] = {}
 
-    def put(self, wire: Wire) -> list[str]:
-        """In packets, each within a deadline of its own."""
-        jobs = self._jobs
-        for at, count in _packets(jobs):
-            self._put(wire, at, b"".join(map(put, jobs[at : at + count])), count, self._wires.deadline())
+    def put(self, wire: Wire, deadline: float) -> list[str]:
+        """In packets, those after the first each within a deadline of its own."""
+        self._use(wire, deadline)
+        for at, count in _packets(self._jobs):
+            self._put(wire, at, list(map(put, self._jobs[at : at + count])), deadline)
             if self._refused:
                 self.refuse(wire, self._refused)
+            deadline = self._wires.deadline()
         return list(self._accepted.values())
 
     def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
@@ -79,19 +83,28 @@ class _Batch:
         self._dispose_of_buried(wire)
         raise self._refusal()
 
-    def _put(self, wire: Wire, at: int, packet: bytes, count: int, deadline: float) -> None:
-        before = 0
-        if wire.used != self._queue:
-            before, wire.used = 1, self._queue
-            packet = b"use %b\r\n%b" % (self._queue.encode(), packet)
+    def _use(self, wire: Wire, deadline: float) -> None:
+        """In a round trip of its own: what is sent after a ``use`` that is refused goes to the tube used before."""
+        if wire.used == self._queue:
+            return
         try:
-            wire.send(packet, deadline)
-            lines = wire.read_lines(before + count, deadline)
+            ((line, _),) = wire.ask(b"use %b\r\n" % self._queue.encode(), 1, deadline)
         except FAILURES as exc:
-            heard = getattr(exc, "partly_read", [])[before:]
+            raise explain(exc, self._wires.address, self._wires.timeout) from exc
+        if not line.startswith(b"USING "):
+            wire.close()
+            raise refused(line, self._wires.address)
+        wire.used = self._queue
+
+    def _put(self, wire: Wire, at: int, commands: Sequence[bytes], deadline: float) -> None:
+        try:
+            wire.send(b"".join(commands), deadline)
+            lines = wire.read_lines(len(commands), deadline)
+        except FAILURES as exc:
+            heard = getattr(exc, "partly_read", None) or wire.heard()
             self._sort(at, heard)
-            raise self._uncertain(exc, at + len(heard)) from exc
-        self._sort(at, lines[before:] if before else lines)
+            raise self._failure(exc, at + len(heard), at + _sent(commands, getattr(exc, "unsent", 0))) from exc
+        self._sort(at, lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
         for place, line in enumerate(lines, at):
@@ -100,9 +113,17 @@ class _Batch:
             else:
                 self._refused[place] = line
 
-    def _uncertain(self, exc: Exception, first: int) -> EnqueueUncertain:
-        why = explain(exc, self._wires.address, self._wires.timeout)
-        return EnqueueUncertain(self._queue, self._jobs[first:], str(why), accepted=self._accepted)
+    def _failure(self, exc: Exception, first: int, unsent: int) -> BackendError:
+        """Nobody knows of the jobs from *first* on; those from *unsent* on have certainly not been sent as a whole."""
+        error = explain(exc, self._wires.address, self._wires.timeout)
+        jobs = self._jobs
+        if first < unsent:
+            return EnqueueUncertain(
+                self._queue, jobs[first:unsent], str(error), accepted=self._accepted, unsent=jobs[unsent:]
+            )
+        if self._accepted:
+            return EnqueuePartial(self._accepted, len(jobs), str(error))
+        return error
 
     def _dispose_of_buried(self, wire: Wire) -> None:
         """What was stored and refused at once must not be found later.
@@ -145,6 +166,15 @@ class _Batch:
 def _too_large(size: int, limit: int) -> PayloadTooLarge:
     advice = "start beanstalkd with a larger -z, or store it elsewhere, and enqueue where it is"
     return PayloadTooLarge(size, limit, advice)
+
+
+def _sent(commands: Sequence[bytes], unsent: int) -> int:
+    """How many of the commands were sent as a whole, when so many bytes of them were not."""
+    count = len(commands)
+    while unsent > 0:
+        count -= 1
+        unsent -= len(commands[count])
+    return count
 
 
 def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:

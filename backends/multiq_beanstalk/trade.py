@@ -28,6 +28,19 @@ DONE: dict[type[Verdict], bytes] = {
 }
 
 
+#: what the server answers to a verdict that it cannot carry out, after it has taken the job away from its holder
+STRANDED = (b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
+
+
+class OutOfReach(LeaseLost):
+    """The server has no room in its log for the verdict: the job is in no state until it reads its log again."""
+
+    sentence = (
+        "job {job_id} of queue {queue!r} is out of reach until the server restarts: it had no room in its log for this "
+        "verdict; give its disk room, then restart it, and the job is run again"
+    )
+
+
 class Said(NamedTuple):
     """A verdict that goes to the server, its place in the call, and the lease that it is about."""
 
@@ -52,15 +65,10 @@ class Trade:
         """How many more jobs to ask for."""
         return self.limit - len(self.found)
 
-    @property
-    def is_settled(self) -> bool:
-        """Whether each verdict has its answer."""
-        return len(self.answers) == len(self.verdicts)
-
-    def refuse(self, at: int) -> None:
+    def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:
         """The lease of the verdict in this place is lost."""
         lease = self.verdicts[at].lease
-        self.answers[at] = LeaseLost(lease.queue, lease.id)
+        self.answers[at] = kind(lease.queue, lease.id)
 
 
 def command(verdict: Verdict) -> bytes:

@@ -181,11 +181,29 @@ class Session:
         if self._wire is not None:
             self._wire.close()
 
-    def facts(self) -> Facts:
-        """What the server says of itself, asked once on each connection."""
+    def use(self, tube: str) -> None:
+        """Have *tube* in use before anything is put, as a ``use`` that is refused leaves the one before in use.
+
+        Raises ``OSError``, ``ProtocolError``, ``BackendError``.
+        """
+        if self.wire.used != tube:
+            self.ask(tube=tube)
+
+    def go_on(self) -> None:
+        """A further packet of a call that takes as long as there are jobs: it has a deadline of its own."""
+        self.deadline = self.wires.deadline()
+
+    def facts(self, *, is_safe: bool = False) -> Facts:
+        """What the server says of itself, asked once on each connection; another one only if that *is_safe*.
+
+        Raises ``OSError``, ``ProtocolError``, ``BackendError``.
+        """
         facts = self.wire.facts
         if facts is None:
-            self._wire, facts = self.wires.get_to_know(self.wire, self.deadline)
+            ((line, body),) = self.ask(b"stats", is_safe=is_safe)
+            if not line.startswith(b"OK "):
+                raise refused(line, self.wires.address)
+            facts = self.wire.facts = server_facts(body)
         return facts
 
     def end(self) -> None:

@@ -143,7 +143,8 @@ def test_of_a_batch_whose_replies_were_cut_the_accepted_and_the_uncertain_jobs_a
         accepted = uncertain.value.accepted
         assert 1000 < len(accepted) < 2000
         assert list(accepted) == list(range(len(accepted)))
-        assert list(uncertain.value.jobs) == jobs[len(accepted) :]
+        assert list(uncertain.value.jobs) == jobs[len(accepted) : 2000]
+        assert list(uncertain.value.unsent) == jobs[2000:]
         assert str(len(accepted)) in str(uncertain.value)
         for place in (0, len(accepted) - 1):
             assert backend.peek(QUEUE, accepted[place]).body == b"%d" % place

@@ -75,11 +75,16 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: New
         # Given connections that are open, and a lease
         backend.enqueue(QUEUE, [new()])
         (lease,) = consumer.reserve(1, 0)
-        calls = verbs(backend, consumer, lease)
-        enqueue = calls.pop("enqueue")
+        calls: dict[str, Callable[[], Any]] = {**verbs(backend, consumer, lease)}
+        enqueue, settle = calls.pop("enqueue"), calls.pop("settle")
         # When the server is stopped, then all verbs give up
         with stopped(server):
             all_timed_out(calls.values())
+            # And a lease is over with the connection on which nobody answers
+            start = time.monotonic()
+            (answer,) = settle()
+            assert isinstance(answer, LeaseLost)
+            assert time.monotonic() - start < DEADLINE + GRACE
             # And an enqueue that was sent says that nobody can know
             start = time.monotonic()
             with pytest.raises((EnqueueUncertain, BackendTimeout)):

@@ -1,0 +1,235 @@
+"""A lease is over with its connection, however its end comes: cut, frozen, or behind replies that nobody has read.
+
+One deterministic test each, with a rival who has the jobs meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from proxy import CutReply, Hole, Latency, Pass, Proxy
+from servers.process import HOST, until
+
+from multiq.backend import Ack, Bury, Lease, NewJob, Release, State, Touch
+from multiq.errors import BackendError, LeaseLost
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from servers.beanstalk import BareClient, BeanstalkServer
+
+    from multiq.backend import Backend, Consumer, Verdict
+
+QUEUE = "lost"
+TIMEOUT = 1.5  # seconds that a call may take
+GRACE = 1.2  # for a busy machine; less than what a second timeout would take
+TTR = 3.0  # seconds, the shortest
+
+
+@pytest.fixture
+def proxy(server: BeanstalkServer) -> Iterator[Proxy]:
+    with Proxy(server.address) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def far(proxy: Proxy) -> Iterator[Backend]:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout={TIMEOUT}") as far:
+        yield far
+
+
+@pytest.fixture
+def consumer(far: Backend) -> Iterator[Consumer]:
+    with far.consumer([QUEUE]) as consumer:
+        yield consumer
+
+
+@pytest.fixture
+def rival(backend: Backend) -> Iterator[Consumer]:
+    with backend.consumer([QUEUE]) as rival:
+        yield rival
+
+
+def enqueue(backend: Backend, *ttrs: float) -> None:
+    backend.enqueue(
+        QUEUE, [NewJob(b"x", job_id, ttr=ttr) for ttr, job_id in zip(ttrs, new_ids(len(ttrs)), strict=True)]
+    )
+
+
+def insist(consumer: Consumer, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+    """As a worker does: a call that failed is made again."""
+    for _ in range(5):
+        try:
+            return consumer.settle(verdicts)
+        except BackendError:
+            time.sleep(0.1)
+    raise AssertionError("there was no answer")
+
+
+def test_an_end_behind_a_reply_that_was_not_read_ends_the_lease(
+    proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, client: BareClient
+) -> None:
+    # Given two leases, of which one has ended: its end was said on the connection, and the reply to that was not read
+    enqueue(backend, TTR, 60)
+    short, long = sorted(consumer.reserve(2, 0), key=lambda lease: lease.ttr)
+    until(lambda: client.stats("job", short.id)["state"] == "ready", "the short lease is over")
+    # When the connection is cut, and a rival has done the other job
+    proxy.cut()
+    until(lambda: client.stats("job", long.id)["state"] == "ready", "the server has noticed")
+    leases = {lease.id: lease for lease in rival.reserve(2, 5)}
+    assert rival.settle([Ack(leases[long.id]), Release(leases[short.id])]) == [None, None]
+    # Then the ack of the first one is stale, and the end is seen before anything is sent
+    (answer,), (again,) = consumer.exchange([Ack(long)], 1, 0)
+    assert isinstance(answer, LeaseLost)
+    assert again.id == short.id
+
+
+VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
+    "ack": Ack,
+    "bury": Bury,
+    "touch": Touch,
+}
+
+
+@pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
+def test_what_a_rival_did_after_a_cut_is_not_taken_for_ours(
+    proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, verdict: Callable[[Lease], Verdict]
+) -> None:
+    # Given a connection that the server has given up, of whose end nobody has told us
+    enqueue(backend, 60)
+    (lease,) = consumer.reserve(1, 0)
+    proxy.freeze()
+    proxy.cut_server()
+    # When a rival has acked the job
+    (theirs,) = rival.reserve(1, 5)
+    assert rival.settle([Ack(theirs)]) == [None]
+    # Then our verdict is refused, and in time
+    start = time.monotonic()
+    (answer,) = insist(consumer, [verdict(lease)])
+    assert isinstance(answer, LeaseLost)
+    assert time.monotonic() - start < TIMEOUT + GRACE
+
+
+@pytest.mark.parametrize("verdict", [Ack, Touch], ids=["ack", "touch"])
+def test_a_settle_on_a_connection_that_dies_silently_ends_within_its_timeout(
+    proxy: Proxy, backend: Backend, consumer: Consumer, verdict: Callable[[Lease], Verdict]
+) -> None:
+    # Given a connection that carries nothing any more, which the server does not notice
+    enqueue(backend, 60, 60)
+    leases = consumer.reserve(2, 0)
+    proxy.freeze()
+    # Then a settle is over when its time is, though others are answered at once
+    start = time.monotonic()
+    answers = consumer.settle([verdict(lease) for lease in leases])
+    assert time.monotonic() - start < TIMEOUT + GRACE
+    assert all(isinstance(answer, LeaseLost) for answer in answers)
+    assert backend.stats(QUEUE).queue == QUEUE
+
+
+def test_a_settle_and_an_exchange_into_nowhere_take_no_longer_than_their_timeout(
+    proxy: Proxy, backend: Backend, consumer: Consumer
+) -> None:
+    enqueue(backend, 60, 60, 60)
+    first, second, third = consumer.reserve(3, 0)
+    proxy.mode = Hole()
+    start = time.monotonic()
+    assert isinstance(consumer.settle([Ack(first)])[0], LeaseLost)
+    assert time.monotonic() - start < TIMEOUT + GRACE
+    start = time.monotonic()
+    answers, leases = consumer.exchange([Ack(second), Release(third)], 5, 0)
+    assert time.monotonic() - start < TIMEOUT + GRACE
+    assert all(isinstance(answer, LeaseLost) for answer in answers)
+    assert leases == []
+
+
+def test_verdicts_that_were_answered_before_the_cut_count(proxy: Proxy, backend: Backend, consumer: Consumer) -> None:
+    enqueue(backend, 60, 60, 60)
+    leases = consumer.reserve(3, 0)
+    proxy.arm(CutReply(at=len(b"DELETED\r\nDEL"), after=b"delete"))
+    first, *others = consumer.settle([Ack(lease) for lease in leases])
+    assert first is None
+    assert all(isinstance(answer, LeaseLost) for answer in others)
+    assert all(isinstance(answer, LeaseLost) for answer in consumer.settle([Ack(lease) for lease in leases]))
+
+
+@pytest.mark.parametrize("wait", [0.0, 8.0])
+def test_a_job_that_came_too_late_is_not_held_by_two(
+    proxy: Proxy, backend: Backend, rival: Consumer, client: BareClient, wait: float
+) -> None:
+    with (
+        open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far,
+        far.consumer([QUEUE]) as consumer,
+        ThreadPoolExecutor(2) as pool,
+    ):
+        assert consumer.reserve(1, 0) == []  # connected
+        if wait:
+            ours = pool.submit(consumer.reserve, 1, wait)
+            until(lambda: client.stats()["current-waiting"] == "1", "it waits")
+        else:
+            enqueue(backend, TTR)
+        # When it is handed a job, and hears of it only when the lease is over
+        proxy.mode = Latency(TTR + 0.3)
+        if wait:
+            enqueue(backend, TTR)
+        else:
+            ours = pool.submit(consumer.reserve, 1, wait)
+        until(lambda: backend.stats(QUEUE).reserved == 1, "it is handed out")
+        proxy.mode = Pass()
+        theirs = pool.submit(rival.reserve, 1, 8)
+        # Then only one of the two has it, and has it until it is settled
+        taken = 0
+        for holder, result in ((consumer, ours), (rival, theirs)):
+            held = result.result(20)
+            taken += len(held)
+            assert holder.settle([Ack(lease) for lease in held]) == [None] * len(held)
+        assert taken == 1
+        assert backend.stats(QUEUE).ready == 0
+
+
+def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy, backend: Backend) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
+        enqueue(backend, TTR)
+        (lease,) = consumer.reserve(1, 0)
+        proxy.mode = Latency(TTR)
+        assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
+        proxy.mode = Pass()
+        assert backend.jobs(QUEUE, State.READY).jobs == []
+
+
+def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
+    proxy: Proxy, backend: Backend, client: BareClient
+) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
+        enqueue(backend, TTR, TTR + 1)
+        leases = consumer.reserve(2, 0)
+        time.sleep(TTR - 0.8)
+        # Given one ack in its lease's last second, and another one with 1.8 s left
+        proxy.mode = Latency(2.0)
+        answers = consumer.settle([Ack(lease) for lease in leases])
+        # When the touch of the first takes 2 s, then the second is touched as well, or not deleted
+        proxy.mode = Pass()
+        for answer, lease in zip(answers, leases, strict=True):
+            assert (answer is None) == (client.stats("job", lease.id) == {})
+
+
+def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
+    backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with backend.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        enqueue(backend, 60)
+
+        def interrupted(*_: object) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("multiq_beanstalk.holding.job_facts", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.reserve(1, 0)
+        monkeypatch.undo()
+        until(lambda: backend.stats(QUEUE).ready == 1, "the job is ready")
+        assert len(consumer.reserve(1, 5)) == 1

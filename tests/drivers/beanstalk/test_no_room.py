@@ -1,0 +1,291 @@
+"""What the server cannot take: a log without room, a tube that is refused, a link that is too slow for a batch."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from proxy import CutReply, CutRequest, Latency, Pass, Proxy, Throttle
+from servers.process import HOST
+
+from multiq.backend import Ack, Bury, NewJob, Release, Touch
+from multiq.errors import BackendError, BackendFull, BackendUnavailable, EnqueuePartial, EnqueueUncertain, LeaseLost
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.beanstalk import BareClient, BeanstalkServer
+
+    from multiq.backend import Backend
+
+QUEUE = "room"
+OTHER = "other"
+
+
+def new(count: int = 1, body: bytes = b"x", **options: Any) -> list[NewJob]:
+    return [NewJob(body, job_id, **options) for job_id in new_ids(count)]
+
+
+@pytest.fixture
+def proxy(server: BeanstalkServer) -> Iterator[Proxy]:
+    with Proxy(server.address) as proxy:
+        yield proxy
+
+
+# --- a log without room ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def logging(new_beanstalk: Callable[..., BeanstalkServer]) -> BeanstalkServer:
+    return new_beanstalk(binlog=True, fsync_ms=0, log_file_size=8192)
+
+
+def fill(server: BeanstalkServer, backend: Backend) -> None:
+    """From now on the server can make no new file for its log."""
+    assert server.binlog is not None
+    server.binlog.rename(server.folder / "away")
+    for size in (500, 1):  # the last bytes, too
+        with contextlib.suppress(BackendFull):
+            for _ in range(10_000):
+                backend.enqueue(OTHER, new(body=b"x" * size))
+            raise AssertionError("there is room without end")
+
+
+def make_room(server: BeanstalkServer) -> None:
+    assert server.binlog is not None
+    (server.folder / "away").rename(server.binlog)
+
+
+def test_a_verdict_for_which_the_log_has_no_room_ends_the_lease_and_says_where_the_job_is(
+    logging: BeanstalkServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_backend(logging.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, new(4))
+        late, bury, ack, held = consumer.reserve(4, 0)
+        fill(logging, backend)
+        # When verdicts are given that need room, and one that needs none
+        answers = consumer.settle([Release(late, delay=5), Bury(bury), Ack(ack), Touch(held)])
+        # Then those are refused, each with what that means, and the others count
+        assert [type(answer) for answer in answers[2:]] == [type(None), type(None)]
+        for answer, lease in zip(answers[:2], (late, bury), strict=True):
+            assert isinstance(answer, LeaseLost)
+            assert "out of reach until the server restarts" in str(answer)
+            assert lease.id in str(answer)
+        assert "out of reach until the server restarts" in caplog.text
+        # And they have no lease any more
+        assert all(type(answer) is LeaseLost for answer in consumer.settle([Ack(late), Ack(bury)]))
+        assert consumer.settle([Release(held)]) == [None]
+        make_room(logging)
+        # And the restart brings them back
+        logging.stop()
+        logging.start()
+        assert sorted(lease.id for lease in consumer.reserve(9, 5)) == sorted([late.id, bury.id, held.id])
+
+
+@pytest.mark.timeout(20)
+def test_a_kick_for_which_the_log_has_no_room_ends_and_says_so(logging: BeanstalkServer) -> None:
+    with open_backend(logging.url) as backend, backend.consumer([QUEUE]) as consumer, logging.client() as client:
+        ids = backend.enqueue(QUEUE, new(3))
+        assert consumer.settle([Bury(lease) for lease in consumer.reserve(3, 0)]) == [None] * 3
+        (delayed,) = backend.enqueue(QUEUE, new(delay=3600))
+        fill(logging, backend)
+        before = int(client.stats()["cmd-peek-buried"])
+        with pytest.raises(BackendFull, match=rf"job \d of queue '{QUEUE}'"):
+            backend.kick(QUEUE, 10)
+        assert int(client.stats()["cmd-peek-buried"]) - before < 10
+        with pytest.raises(BackendFull, match=ids[2]):
+            backend.kick_job(QUEUE, ids[2])
+        with pytest.raises(BackendFull, match=delayed):
+            backend.kick_job(QUEUE, delayed)
+        buried = backend.stats(QUEUE).buried  # there may have been room for one of them
+        assert buried in {2, 3}
+        make_room(logging)
+        assert backend.kick(QUEUE, 10) == buried
+
+
+# --- a tube that is refused ------------------------------------------------------------------------------
+
+
+class Misspelling(Proxy):
+    """Makes a tube's name one that the real server refuses."""
+
+    name = b""
+
+    def _of_request(self, data: bytes) -> Any:
+        if self.name:
+            data = data.replace(b" %b\r\n" % self.name, b" -%b\r\n" % self.name[1:])
+        return super()._of_request(data)
+
+
+@pytest.fixture
+def misspelling(server: BeanstalkServer) -> Iterator[Misspelling]:
+    with Misspelling(server.address) as misspelling:
+        yield misspelling
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_use_that_is_refused_has_no_job_land_in_another_queue(
+    misspelling: Misspelling, client: BareClient, count: int
+) -> None:
+    with open_backend(f"beanstalk://{HOST}:{misspelling.port}") as backend:
+        backend.enqueue(OTHER, new())
+        misspelling.name = QUEUE.encode()
+        with pytest.raises(BackendError) as refused:
+            backend.enqueue(QUEUE, new(count))
+        assert not isinstance(refused.value, EnqueueUncertain | EnqueuePartial)
+        assert client.stats("tube", OTHER)["current-jobs-ready"] == "1"
+        misspelling.name = b""
+        backend.enqueue(QUEUE, new(count))
+        assert client.stats("tube", QUEUE)["current-jobs-ready"] == str(count)
+
+
+def test_a_reschedule_whose_use_is_refused_puts_its_job_nowhere_else(
+    misspelling: Misspelling, client: BareClient
+) -> None:
+    with open_backend(f"beanstalk://{HOST}:{misspelling.port}") as backend:
+        backend.enqueue(OTHER, new())
+        job_id = str(client.put(b"x", tube=QUEUE))
+        misspelling.name = QUEUE.encode()
+        with pytest.raises(BackendError):
+            backend.reschedule(QUEUE, job_id, 5)
+        assert client.stats("tube", OTHER)["current-jobs-delayed"] == "0"
+        assert client.stats("tube", OTHER)["total-jobs"] == "1"
+        assert client.stats("job", job_id)["state"] == "ready"
+
+
+def test_a_watch_that_is_refused_has_no_jobs_of_another_queue_handed_out(
+    misspelling: Misspelling, client: BareClient
+) -> None:
+    with (
+        open_backend(f"beanstalk://{HOST}:{misspelling.port}") as backend,
+        backend.consumer([OTHER, QUEUE]) as consumer,
+    ):
+        client.put(b"x", tube=QUEUE)
+        assert [lease.queue for lease in consumer.reserve(1, 0)] == [QUEUE]
+        client.put(b"x", tube=QUEUE)
+        misspelling.name = OTHER.encode()
+        for _ in range(2):
+            with pytest.raises(BackendError):
+                consumer.reserve(2, 0)
+        misspelling.name = b""
+        client.put(b"x", tube=OTHER)
+        assert next(lease.queue for lease in consumer.reserve(9, 5)) == OTHER
+
+
+# --- what was certainly not sent -------------------------------------------------------------------------
+
+
+def test_an_enqueue_that_is_cut_tells_what_was_never_sent(proxy: Proxy, client: BareClient) -> None:
+    jobs = new(10_000)
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
+        backend.enqueue(QUEUE, new())
+        proxy.arm(CutReply(after=b"put", nth=1500))
+        with pytest.raises(EnqueueUncertain, match="were not sent") as caught:
+            backend.enqueue(QUEUE, jobs)
+        error = caught.value
+        assert 1000 <= len(error.accepted) < 2000
+        assert 0 < len(error.jobs) <= 1000
+        assert [*error.jobs, *error.unsent] == jobs[len(error.accepted) :]
+        # those that were never sent are not there, and can be enqueued without a doubt
+        assert len(error.unsent) == 8000
+        there = int(client.stats("tube", QUEUE)["current-jobs-ready"]) - 1
+        assert len(error.accepted) <= there <= len(error.accepted) + len(error.jobs)
+
+
+def test_of_a_packet_that_does_not_get_through_the_rest_was_never_sent(proxy: Proxy, client: BareClient) -> None:
+    jobs = new(60, b"x" * 60_000)
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend:
+        backend.enqueue(QUEUE, new())
+        proxy.freeze()
+        with pytest.raises(EnqueueUncertain) as caught:
+            backend.enqueue(QUEUE, jobs * 3)
+        assert len(caught.value.jobs) > 0
+        assert caught.value.unsent
+
+
+def test_an_enqueue_that_could_not_even_begin_is_not_uncertain(proxy: Proxy, client: BareClient) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
+        backend.enqueue(OTHER, new())
+        proxy.arm(CutRequest(after=b"use"))
+        with pytest.raises(BackendUnavailable):
+            backend.enqueue(QUEUE, new(3))
+        assert client.stats("tube", QUEUE) == {}
+
+
+def test_an_enqueue_into_another_queue_takes_no_longer_than_its_timeout(proxy: Proxy) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=2") as backend:
+        backend.enqueue(OTHER, new())
+        proxy.mode = Latency(1.6)  # of each of the two replies
+        start = time.monotonic()
+        with pytest.raises(EnqueueUncertain):
+            backend.enqueue(QUEUE, new(2))
+        assert time.monotonic() - start < 3.1
+
+
+# --- a slow link -----------------------------------------------------------------------------------------
+
+
+def test_large_jobs_arrive_over_a_slow_link(proxy: Proxy, client: BareClient) -> None:
+    bodies = [b"%05d" % number + b"x" * 20_000 for number in range(50)]
+    for body in bodies:
+        client.put(body, tube=QUEUE, ttr=120)
+    done: list[bytes] = []
+    attempts: Counter[int] = Counter()
+    until = time.monotonic() + 25
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend, backend.consumer([QUEUE]) as consumer:
+        proxy.mode = Throttle(400_000)  # so that all of them take 2.5 s
+        while len(done) < len(bodies) and time.monotonic() < until:
+            leases = consumer.reserve(50, 0)
+            attempts.update(lease.attempt for lease in leases)
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+            done += [lease.body for lease in leases]
+    assert sorted(done) == bodies
+    assert attempts == {1: 50}
+
+
+def test_a_link_that_becomes_slow_costs_a_job_one_attempt_at_most(proxy: Proxy, client: BareClient) -> None:
+    with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a consumer that is used to getting many small jobs at once
+        backend.enqueue(QUEUE, new(500))
+        assert consumer.settle([Ack(lease) for lease in consumer.reserve(500, 0)]) == [None] * 500
+        proxy.mode = Throttle(400_000)
+        for _ in range(50):
+            client.put(b"x" * 20_000, tube=QUEUE, ttr=120)
+        attempts: Counter[int] = Counter()
+        until = time.monotonic() + 25
+        while attempts.total() < 50 and time.monotonic() < until:
+            try:
+                leases = consumer.reserve(50, 0)
+            except BackendUnavailable:
+                continue
+            attempts.update(lease.attempt for lease in leases)
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+        proxy.mode = Pass()
+    assert attempts.total() == 50
+    assert max(attempts) <= 2
+
+
+# --- many queues -----------------------------------------------------------------------------------------
+
+
+def test_other_queues_are_asked_only_where_the_first_comes_up_short(backend: Backend, client: BareClient) -> None:
+    queues = [f"many-{number}" for number in range(30)]
+    backend.enqueue(queues[0], new(100))
+    with backend.consumer(queues) as consumer:
+        before = int(client.stats()["cmd-stats-tube"])
+        for _ in range(100):
+            (lease,) = consumer.reserve(1, 0)
+            assert consumer.settle([Ack(lease)]) == [None]
+        assert int(client.stats()["cmd-stats-tube"]) - before <= 2 * len(queues)
+        # and where it does, all of them
+        backend.enqueue(queues[7], new(2))
+        backend.enqueue(queues[20], new(2))
+        leases = consumer.reserve(3, 0)
+        assert [lease.queue for lease in leases] == [queues[7], queues[7], queues[20]]
+        backend.enqueue(queues[0], new(1))
+        assert [lease.queue for lease in consumer.reserve(2, 0)] == [queues[0], queues[20]]

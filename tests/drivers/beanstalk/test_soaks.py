@@ -1,0 +1,26 @@
+"""The short form of the soaks that are run by hand: each with fewer rounds, and its own judge."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAKS = Path(__file__).parents[2] / "soak"
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("script", "rounds"), [("beanstalk_lost.py", 105), ("beanstalk_restarts.py", 60)], ids=["lost", "restarts"]
+)
+def test_a_soak_finds_nothing(script: str, rounds: int) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(SOAKS / script), "--rounds", str(rounds)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
