@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
 import threading
 import time
@@ -38,8 +39,10 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
-_CHECKPOINT_PATIENCE = 100  # milliseconds
-_COMMITS_BETWEEN_LOOKS = 16  # at the length of the log
+_READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
+_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
+_SHORT_LOG = opening.LONG_LOG // 4096  # frames; SQLite's pages have 4 kB as a rule
+_CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
@@ -55,6 +58,8 @@ class Database:
         self.synchronous = synchronous
         self.makes = True
         """Whether a file that is not there is made, and tables in one without."""
+        self.next_checkpoint_at = 0.0
+        """On the monotonic clock. Set by whichever connection tried in vain to start the log over, for all of them."""
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._bell: tuple[int, Bell] | None = None
@@ -127,8 +132,9 @@ class Connection:
         self.opened = 0
         """How often: what SQLite counts for a connection starts over with each."""
         self._database = database
+        self.log = ""
+        """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._commits = 0
         self._file = (0, 0)
         self._lock = threading.Lock()
         _forks.watch(self)
@@ -213,20 +219,22 @@ class Connection:
         if self._sqlite is None:
             self._sqlite = self._database.open(timeout)
             self._file = _identity(self._database.path)
+            self.log = os.path.realpath(self._database.path) + "-wal"
             self.opened += 1
         return self._sqlite
 
     def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:
         """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
         processes are at work there is none.
+
+        The length is looked at after each commit (1 us): a commit of a large batch alone may write megabytes. A try in
+        vain is followed by a pause, so that a reader that stays for hours costs the writers next to nothing.
         """
-        self._commits += 1
-        if self._commits % _COMMITS_BETWEEN_LOOKS == 0 and _size(self._database.path + "-wal") > opening.LONG_LOG:
-            with contextlib.suppress(sqlite3.Error):  # the commit stands; somebody else's next one will do
-                sqlite.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_PATIENCE}")  # until all have read to the end
-                sqlite.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-            with contextlib.suppress(sqlite3.Error):
-                sqlite.execute("PRAGMA busy_timeout = 0")
+        if _size(self.log) > opening.LONG_LOG and time.monotonic() >= self._database.next_checkpoint_at:
+            pause = _CHECKPOINT_PAUSE
+            with contextlib.suppress(sqlite3.Error):  # the commit stands; a later one's try will do
+                pause = _start_log_over(sqlite)
+            self._database.next_checkpoint_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
@@ -305,6 +313,38 @@ class _Forks:
 
 
 _forks = _Forks()
+
+
+def _start_log_over(sqlite: sqlite3.Connection) -> float:
+    """Have the next commit written to the log's beginning, if no reader is in the way. Returns the seconds to pause.
+
+    ``PASSIVE`` moves frames into the file and waits for nobody. ``RESTART`` keeps the write lock while it waits for
+    readers, so it is only asked for when all frames are moved: a reader that needs one of them may stay for hours.
+
+    A file takes one checkpoint at a time, and SQLite does not wait for another one's end. This loop does, holding no
+    lock: with many writers a checkpoint is under way at nearly any time, and writers that wait here write nothing.
+    """
+    give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
+    while time.monotonic() < give_up_at:
+        _, frames, moved = _checkpoint(sqlite, "PASSIVE")
+        if 0 <= frames < _SHORT_LOG:
+            return 0.0  # another connection has started it over, and no commit has cut the file yet
+        if moved < frames:
+            return _CHECKPOINT_PAUSE
+        if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
+            return 0.0
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - spreads the waiting, guards nothing
+    return _CHECKPOINT_PAUSE
+
+
+def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
+    """Whether it was blocked, and how many frames the log has and are moved; -1 if another checkpoint is under way."""
+    sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
+    try:
+        busy, frames, moved = sqlite.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    finally:
+        sqlite.execute("PRAGMA busy_timeout = 0")
+    return busy, frames, moved
 
 
 def _size(path: str) -> int:
