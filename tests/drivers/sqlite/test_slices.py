@@ -107,3 +107,26 @@ def test_more_than_one_pack_is_reserved_in_one_call(backend: SqliteBackend) -> N
     backend.enqueue("q", [NewJob(str(number).encode(), f"{number:04}") for number in range(1201)])
     leases = backend.consumer(["q"]).reserve(2000, 0)
     assert [lease.body for lease in leases] == [str(number).encode() for number in range(1201)]
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DELAYED])
+def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteBackend, state: State) -> None:
+    # Given many jobs of one priority, or of one due time
+    delay = 60.0 if state is State.DELAYED else 0.0
+    backend.enqueue("q", [NewJob(b"", f"{number:05}", delay=delay) for number in range(20_000)])
+    steps: list[int] = []
+    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+        sqlite.set_progress_handler(lambda: steps.append(1), 100)  # called after so many steps of SQLite's machine
+    # When they are listed page by page
+    costs: list[int] = []
+    ids: list[str] = []
+    after: str | None = None
+    while after is not None or not ids:
+        steps.clear()
+        page = backend.jobs("q", state, limit=1000, after=after)
+        costs.append(len(steps))
+        ids += [job.id for job in page.jobs]
+        after = page.after
+    # Then each page costs about the same, and each job is on one
+    assert ids == [f"{number:05}" for number in range(20_000)]
+    assert max(costs) < 2 * costs[0]
