@@ -53,8 +53,11 @@ class CallersTransaction:
 
     def _schema_name(self) -> str:
         """What the connection calls our file: main, or the name that it is attached under."""
-        listed = self._cursor().execute("SELECT CAST(name AS BLOB), CAST(file AS BLOB) FROM pragma_database_list")
-        files: list[tuple[str, str]] = [(name.decode(), os.fsdecode(file or b"")) for name, file in listed]
+        # as bytes, because their text_factory may make anything of a text
+        listed = self._cursor().execute(
+            "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
+        )
+        files = [(_decoded(name, x), _decoded(file or b"", x)) for name, file, x in listed]
         for name, file in files:
             if file and _is_same(file, self._database.path):
                 return '"' + name.replace('"', '""') + '"'
@@ -152,6 +155,13 @@ def _sqlite_connection(connection: Any) -> sqlite3.Connection:
         "connection= must be a sqlite3.Connection, or an SQLAlchemy connection over one, "
         f"not a {type(connection).__name__}"
     )
+
+
+def _decoded(text: bytes, x: bytes) -> str:
+    """A text of a database whose encoding makes an x of the bytes *x*: UTF-8, or UTF-16 in either order."""
+    if len(x) == 1:
+        return os.fsdecode(text)
+    return text.decode("utf-16-le" if x[0] else "utf-16-be", "replace")
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -172,6 +172,30 @@ def test_a_link_to_the_file_is_the_file(connect: Connect, jobs: Jobs, path: Path
         assert len(ids(backend)) == 1
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_a_database_in_utf_16_will_do(connect: Connect, jobs: Jobs, tmp_path: Path, path: Path, encoding: str) -> None:
+    # Given an application's database whose encoding is not SQLite's usual one, in a folder with a name of its own
+    (tmp_path / "größe").mkdir()
+    wide, attached = tmp_path / "größe" / "wide.db", tmp_path / "attached.db"
+    for file in (wide, attached):
+        app = connect(file)
+        app.execute(f"PRAGMA encoding = '{encoding}'")
+        app.execute("CREATE TABLE orders (number)")
+        app.commit()
+    # Then jobs can be enqueued in its transactions, to an attached file as well
+    app = connect(wide)
+    app.execute("ATTACH ? AS other", (str(attached),))
+    for file in (wide, attached):
+        with SqliteBackend(str(file)) as backend:
+            backend.queues()
+            backend.enqueue("q", jobs(1, b"a\0\xff"), connection=app)
+            app.commit()
+            assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"a\0\xff"]
+    # And another file is refused with its name
+    with SqliteBackend(str(path)) as backend, pytest.raises(OptionInvalid, match=r"größe/wide\.db"):
+        backend.enqueue("q", jobs(), connection=app)
+
+
 def test_another_file_is_refused_with_both_names(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
 ) -> None:
