@@ -48,6 +48,7 @@ from .jobs import (
     look_inside,
     move,
     promote,
+    size_of,
 )
 
 if TYPE_CHECKING:
@@ -240,11 +241,13 @@ class SqliteBackend(Backend):
         def add(transaction: Transaction) -> None:
             insert(transaction, queue, jobs, self._clock())
 
-        if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
-            with self._database.borrowed() as connection:
+        with self._database.borrowed() as connection:
+            connection.refuse_if_full(size_of(jobs))
+            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
                 connection.write_at_once(add)
-        else:
-            self._write(add)
+            else:
+                with connection.writing() as transaction:
+                    add(transaction)
 
     def _write(self, work: Callable[[Transaction], None]) -> None:
         with self._database.borrowed() as connection, connection.writing() as transaction:

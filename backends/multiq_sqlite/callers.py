@@ -17,7 +17,7 @@ from multiq.errors import BackendTimeout, OptionInvalid
 from . import schema
 from .connection import Transaction
 from .failures import explain, is_busy
-from .jobs import insert
+from .jobs import insert, size_of
 from .opening import require_library
 
 if TYPE_CHECKING:
@@ -42,7 +42,9 @@ class CallersTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
-            has_tables = self._tables_are_made()  # first: any statement of theirs may pin what they see of the file
+            has_tables = self._tables_are_made(
+                size_of(jobs)
+            )  # first: any statement of theirs may pin what they see of the file
             name = self._schema_name()
             with self._transaction():
                 if not has_tables:
@@ -67,11 +69,17 @@ class CallersTransaction:
             "file, or ATTACH it"
         )
 
-    def _tables_are_made(self) -> bool:
-        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked."""
+    def _tables_are_made(self, size: int) -> bool:
+        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked.
+
+        Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
+        """
         patience = 0.0 if self._sqlite.in_transaction else self._database.timeout
         with self._database.borrowed() as connection:
-            return connection.prepare(patience)
+            if not connection.prepare(patience):
+                return False
+            connection.refuse_if_full(size)
+            return True
 
     def _make_tables(self, name: str) -> None:
         """Their transaction holds the lock, so the tables can only be made inside it, and go if it rolls back."""

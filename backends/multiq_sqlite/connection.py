@@ -29,6 +29,7 @@ from multiq.errors import BackendTimeout
 from . import opening
 from .bell import Bell, bell_of
 from .failures import explain, is_busy, patiently
+from .space import Space
 from .statements import statement
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ _DATA_VERSION = "PRAGMA data_version"
 _READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
 _SHORT_LOG = opening.LONG_LOG // 4096  # frames; SQLite's pages have 4 kB as a rule
+_LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
 _CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
@@ -58,8 +60,9 @@ class Database:
         self.synchronous = synchronous
         self.makes = True
         """Whether a file that is not there is made, and tables in one without."""
-        self.next_checkpoint_at = 0.0
-        """On the monotonic clock. Set by whichever connection tried in vain to start the log over, for all of them."""
+        self.next_look_at = 0.0
+        """When a connection looks at the log's length again, on the monotonic clock; one looks for all of them."""
+        self.space = Space()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._bell: tuple[int, Bell] | None = None
@@ -163,6 +166,15 @@ class Connection:
         except BackendTimeout:
             return False
 
+    def refuse_if_full(self, size: int) -> None:
+        """Raises ``BackendFull`` if the disk has no room for *size* bytes of new jobs beside what draining needs."""
+        space = self._database.space
+        if space.is_due(size):
+            with self._ready() as sqlite:
+                patiently(
+                    lambda: space.refuse_if_full(sqlite, self._database.path, self.log, size), self._database.timeout
+                )
+
     def body_limit(self) -> int:
         """The largest body in bytes that this build of SQLite takes."""
         with self._ready() as sqlite:
@@ -227,14 +239,18 @@ class Connection:
         """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
         processes are at work there is none.
 
-        The length is looked at after each commit (1 us): a commit of a large batch alone may write megabytes. A try in
-        vain is followed by a pause, so that a reader that stays for hours costs the writers next to nothing.
+        The length is looked at by time and not by commits: one commit of a large batch alone may write megabytes. A try
+        in vain is followed by a longer pause, so that a reader that stays for hours costs the writers next to nothing.
         """
-        if _size(self.log) > opening.LONG_LOG and time.monotonic() >= self._database.next_checkpoint_at:
+        now = time.monotonic()
+        if now < self._database.next_look_at:
+            return
+        pause = _LOOK_PAUSE
+        if _size(self.log) > opening.LONG_LOG:
             pause = _CHECKPOINT_PAUSE
             with contextlib.suppress(sqlite3.Error):  # the commit stands; a later one's try will do
                 pause = _start_log_over(sqlite)
-            self._database.next_checkpoint_at = time.monotonic() + pause
+        self._database.next_look_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:

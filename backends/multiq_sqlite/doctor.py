@@ -102,7 +102,10 @@ def _space(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < _LOW_SPACE:
         return Finding(
-            "warn", "free space", f"{free / 1e6:,.0f} MB are left", "make room: a full disk refuses all verbs"
+            "warn",
+            "free space",
+            f"{free / 1e6:,.0f} MB are left",
+            "make room: the last 16 MB are kept back for working jobs off, and a disk without any refuses all verbs",
         )
     return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
 

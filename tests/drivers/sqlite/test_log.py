@@ -30,7 +30,8 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 @pytest.fixture
 def reader(path: Path, backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Another program's connection, which has read something and does not end its transaction."""
-    monkeypatch.setattr("multiq_sqlite.connection._CHECKPOINT_PAUSE", 0.0)
+    for pause in ("_LOOK_PAUSE", "_CHECKPOINT_PAUSE"):
+        monkeypatch.setattr(f"multiq_sqlite.connection.{pause}", 0.0)
     backend.stats("q")
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN")

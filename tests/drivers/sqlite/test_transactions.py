@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,27 +14,13 @@ from multiq.errors import BackendTimeout, OptionInvalid, PayloadTooLarge
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from multiq.backend import NewJob
 
     Connect = Callable[..., sqlite3.Connection]
     Jobs = Callable[..., list[NewJob]]
-
-
-@pytest.fixture
-def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
-    """Opens connections as applications do, to the backend's file unless told otherwise."""
-    opened: list[sqlite3.Connection] = []
-
-    def connect(to: object = path, **options: Any) -> sqlite3.Connection:
-        opened.append(sqlite3.connect(str(to), **options))
-        return opened[-1]
-
-    yield connect
-    for connection in opened:
-        connection.close()
 
 
 def ids(backend: SqliteBackend) -> list[str]:
