@@ -15,6 +15,7 @@ from multiq.errors import BackendCorrupt
 
 from . import opening, schema
 from .failures import explain
+from .space import KEPT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -105,7 +106,7 @@ def _space(folder: Path) -> Finding:
             "warn",
             "free space",
             f"{free / 1e6:,.0f} MB are left",
-            "make room: the last 16 MB are kept back for working jobs off, and a disk without any refuses all verbs",
+            f"make room: without {KEPT_BACK / 1e6:,.0f} MB new jobs are refused, without any all verbs are",
         )
     return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
 
