@@ -21,7 +21,7 @@ from .jobs import insert, size_of
 from .opening import require_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
     from multiq.clock import Clock
@@ -42,14 +42,16 @@ class CallersTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
-            has_tables = self._tables_are_made(
-                size_of(jobs)
-            )  # first: any statement of theirs may pin what they see of the file
+            # first: any statement of theirs may pin what they see of the file
+            has_tables = self._tables_are_made(size_of(jobs))
             name = self._schema_name()
-            with self._transaction():
+
+            def add() -> None:
                 if not has_tables:
                     self._make_tables(name)
                 insert(Transaction(self._sqlite), queue, jobs, clock(), name)
+
+            self._write(add)
 
     # --- the file ---
 
@@ -94,13 +96,20 @@ class CallersTransaction:
 
     # --- the transaction ---
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _write(self, work: Callable[[], None]) -> None:
+        """Do *work* in their transaction, whole or not at all.
+
+        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: they may commit while they
+        handle an exception from outside that left its generator, and with it half a batch, as it was.
+        """
         began = self._begin_if_python_would()
         try:
-            with self._savepoint():
-                yield
+            self._sqlite.execute("SAVEPOINT multiq")
+            work()
+            self._sqlite.execute("RELEASE multiq")  # a COMMIT, if they have no transaction open
         except BaseException:
+            self._quietly("ROLLBACK TO multiq")
+            self._quietly("RELEASE multiq")
             if began:
                 self._quietly("ROLLBACK")
             raise
@@ -112,17 +121,6 @@ class CallersTransaction:
             return False
         self._sqlite.execute(f"BEGIN {level}")
         return True
-
-    @contextlib.contextmanager
-    def _savepoint(self) -> Iterator[None]:
-        self._sqlite.execute("SAVEPOINT multiq")
-        try:
-            yield
-        except BaseException:
-            self._quietly("ROLLBACK TO multiq")
-            self._quietly("RELEASE multiq")
-            raise
-        self._sqlite.execute("RELEASE multiq")
 
     def _quietly(self, text: str) -> None:
         """Undo after an error, of which SQLite may have undone everything itself."""

@@ -22,7 +22,7 @@ import sqlite3
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from multiq.errors import BackendTimeout
 
@@ -34,6 +34,8 @@ from .statements import statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_T = TypeVar("_T")
 
 Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
@@ -145,8 +147,7 @@ class Connection:
     def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
         """The rows that ``sql/<verb>.sql`` reads, outside a transaction."""
         text = statement(verb)
-        with self._ready() as sqlite:
-            return patiently(lambda: sqlite.execute(text, parameters).fetchall(), self._database.timeout)
+        return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:
         """Differs from an earlier answer if anybody else committed since. SQLite counts anew when it opens."""
@@ -154,56 +155,56 @@ class Connection:
             if self._sqlite is not None:  # the short way: an idle consumer asks a hundred times a second
                 with contextlib.suppress(sqlite3.Error):
                     return self.opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
-        with self._ready() as sqlite:
-            (version,) = patiently(lambda: sqlite.execute(_DATA_VERSION).fetchone(), self._database.timeout)
-            return self.opened, version
+        return self._use(lambda sqlite: (self.opened, sqlite.execute(_DATA_VERSION).fetchone()[0]))
 
     def prepare(self, timeout: float) -> bool:
         """Open, and make sure of the tables. False if somebody has the file locked for *timeout* seconds."""
         try:
-            with self._ready(timeout):
-                return True
+            self._use(lambda _: None, timeout)
         except BackendTimeout:
             return False
+        return True
 
     def refuse_if_full(self, size: int) -> None:
         """Raises ``BackendFull`` if the disk has no room for *size* bytes of new jobs beside what draining needs."""
         space = self._database.space
         if space.is_due(size):
-            with self._ready() as sqlite:
-                patiently(
-                    lambda: space.refuse_if_full(sqlite, self._database.path, self.log, size), self._database.timeout
-                )
+            self._use(lambda sqlite: space.refuse_if_full(sqlite, self._database.path, self.log, size))
 
     def body_limit(self) -> int:
         """The largest body in bytes that this build of SQLite takes."""
-        with self._ready() as sqlite:
-            return min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000)
+        return self._use(lambda sqlite: min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000))
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Transaction]:
-        """A transaction that has the write lock; commits at the end, rolls back on any exception.
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
+        """Do *work* in a transaction that has the write lock; commits at its end, rolls back on any exception.
 
         IMMEDIATE: a transaction that begins by reading and writes later is refused at once if others wrote in between.
         """
-        with self._ready() as sqlite:
+
+        def transact(sqlite: sqlite3.Connection) -> _T:
             try:
                 patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout)
-                yield Transaction(sqlite)
+                result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
                 self._roll_back(sqlite)
                 raise
             self._keep_log_short(sqlite)
+            return result
+
+        return self._use(transact, is_repeatable=False)
 
     def write_at_once(self, statement: Callable[[Transaction], None]) -> None:
         """Carry out a single *statement*: without ``BEGIN`` SQLite makes it a transaction of its own.
 
         While somebody else has the lock it is made again and again: what was refused has changed nothing.
         """
-        with self._ready() as sqlite:
+
+        def write(sqlite: sqlite3.Connection) -> None:
             patiently(lambda: statement(Transaction(sqlite)), self._database.timeout)
             self._keep_log_short(sqlite)
+
+        self._use(write, is_repeatable=False)
 
     def close(self) -> None:
         """Close until it is used again."""
@@ -214,12 +215,19 @@ class Connection:
         if getattr(self, "_sqlite", None) is not None:
             self._drop()
 
-    @contextlib.contextmanager
-    def _ready(self, timeout: float | None = None) -> Iterator[sqlite3.Connection]:
+    def _use(
+        self, work: Callable[[sqlite3.Connection], _T], timeout: float | None = None, *, is_repeatable: bool = True
+    ) -> _T:
+        """Do *work* with SQLite's connection, alone. What *is_repeatable* is made again while the file is locked.
+
+        Not a context manager of ``contextlib``'s: an exception from outside (Ctrl-C, a time limit) may land beside its
+        generator, which then keeps the lock, and the transaction, for as long as anybody keeps the traceback.
+        """
         patience = self._database.timeout if timeout is None else timeout
         with self._lock:
             try:
-                yield self._open(patience)
+                sqlite = self._open(patience)
+                return patiently(lambda: work(sqlite), patience) if is_repeatable else work(sqlite)
             except sqlite3.Error as exc:
                 if not is_busy(exc):
                     self._drop()  # whatever it was, the next call starts afresh

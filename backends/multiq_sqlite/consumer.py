@@ -58,8 +58,7 @@ class SqliteConsumer(Consumer):
         return self._wait_for_jobs(limit, time.monotonic() + timeout)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        with self._connection.writing() as transaction:
-            answers = _settle(transaction, verdicts, self._clock())
+        answers = self._connection.write(lambda transaction: _settle(transaction, verdicts, self._clock()))
         self._tell_others(verdicts)
         return answers
 
@@ -94,11 +93,13 @@ class SqliteConsumer(Consumer):
 
     def _turn(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease], bool]:
         """Settle and reserve in one transaction. False at the end: more is due than one transaction should promote."""
-        with self._connection.writing() as transaction:
+
+        def turn(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
             now = self._clock()
             answers = _settle(transaction, verdicts, now) if verdicts else []
-            leases, is_all = self._take(transaction, limit, now)
-        return answers, leases, is_all
+            return answers, *self._take(transaction, limit, now)
+
+        return self._connection.write(turn)
 
     def _take_turns(self, limit: int) -> list[Lease]:
         """Reserve: in several transactions if so much is due that one would hold the lock for long."""

@@ -68,7 +68,8 @@ def test_a_reader_that_stays_does_not_hold_up_writers(
     if is_link:
         backend = SqliteBackend(str(link_to(path)), synchronous="normal")
         backend.stats("q")
-    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+    with backend._database.borrowed() as connection:
+        sqlite = connection._open(1.0)
         made: list[str] = []
         sqlite.set_trace_callback(made.append)
     # When jobs are enqueued
