@@ -132,3 +132,66 @@ def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: Sqlit
     # Then each page costs about the same, and each job is on one
     assert ids == [f"{number:05}" for number in range(20_000)]
     assert max(costs) < 2 * costs[0]
+
+
+def test_an_earlier_queue_does_not_wait_for_a_later_one_in_which_much_is_due(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("late", [NewJob(b"", f"{number}", delay=5.0) for number in range(500)])
+    backend.enqueue("early", [NewJob(b"", "early")])
+    clock.advance(5)
+    consumer = backend.consumer(["early", "late"])
+    statements: list[str] = []
+    consumer._connection._open(1.0).set_trace_callback(statements.append)
+    # When more is asked for than the earlier queue has
+    assert [lease.id for lease in consumer.reserve(10, 0)] == ["early"]
+    # Then what it has comes with the first slice of the later one
+    assert statements.count("COMMIT") == 1
+
+
+def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs become due as fast as they are promoted."""
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0 + number // 10) for number in range(1000)])
+    clock.advance(3)
+    slices: list[float] = []
+
+    def pass_on(seconds: float) -> None:
+        slices.append(seconds)
+        clock.advance(1)
+
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pass_on)  # taken between two slices
+    assert [lease.id for lease in backend.consumer(["q"]).reserve(1, 0)] == ["0000"]
+    assert len(slices) == 3
+
+
+def test_an_interrupt_is_heard_between_two_slices(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0) for number in range(1000)])
+    clock.advance(1)
+    consumer = backend.consumer(["q"])
+    slices: list[float] = []
+
+    def interrupt(seconds: float) -> None:
+        slices.append(seconds)
+        consumer.interrupt()
+
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", interrupt)
+    assert consumer.reserve(1, 60) == []
+    assert len(slices) == 1
+
+
+def test_who_asks_for_no_job_waits_without_looking_for_any(backend: SqliteBackend, clock: ManualClock) -> None:
+    backend.enqueue("q", [NewJob(b"", "1"), NewJob(b"", "2", delay=1.0)])
+    clock.advance(1)
+    consumer = backend.consumer(["q"])
+    consumer.reserve(0, 0)
+    statements: list[str] = []
+    consumer._connection._open(1.0).set_trace_callback(statements.append)
+    assert consumer.exchange([], 0, 0.2) == ([], [])
+    assert [text for text in statements if not text.startswith("PRAGMA data_version")] == []
