@@ -16,7 +16,7 @@ from multiq.errors import BackendTimeout, OptionInvalid
 
 from . import schema
 from .connection import Transaction
-from .failures import explain, is_busy
+from .failures import explain, is_busy, primary_code
 from .jobs import insert, size_of
 from .opening import require_library
 
@@ -143,6 +143,11 @@ class CallersTransaction:
                 raise BackendTimeout(
                     f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
                     "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
+                ) from exc
+            if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
+                raise OptionInvalid(
+                    f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
+                    "without mode=ro and immutable=1, and with PRAGMA query_only off"
                 ) from exc
             raise explain(exc, self._database.path, self._database.timeout) from exc
 

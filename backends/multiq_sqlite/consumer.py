@@ -197,7 +197,7 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
         attempt=attempt + 1,
         crashes=crashes,
         kicks=kicks,
-        age=(now - enqueued_at) / SECOND,
+        age=max(0, now - enqueued_at) / SECOND,
     )
 
 

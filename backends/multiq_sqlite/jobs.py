@@ -191,7 +191,7 @@ class Row(NamedTuple):
             crashes=self.crashes + (self.state == RESERVED and state is State.READY),
             kicks=self.kicks,
             due_in={State.READY: 0.0, State.BURIED: None}.get(state, (self.due_at - now) / SECOND),
-            age=(now - self.enqueued_at) / SECOND,
+            age=max(0, now - self.enqueued_at) / SECOND,
             reason=self.reason,
         )
 

@@ -195,3 +195,19 @@ def test_who_asks_for_no_job_waits_without_looking_for_any(backend: SqliteBacken
     consumer._connection._open(1.0).set_trace_callback(statements.append)
     assert consumer.exchange([], 0, 0.2) == ([], [])
     assert [text for text in statements if not text.startswith("PRAGMA data_version")] == []
+
+
+def test_a_clock_that_is_set_back_makes_nothing_early_and_no_age_negative(
+    backend: SqliteBackend, clock: ManualClock
+) -> None:
+    backend.enqueue("q", [NewJob(b"", "ready"), NewJob(b"", "delayed", delay=10.0)])
+    consumer = backend.consumer(["q"])
+    clock.advance(-3600)
+    assert [record.age for record in backend.jobs("q", State.DELAYED).jobs] == [0.0]
+    (lease,) = consumer.reserve(2, 0)
+    assert (lease.id, lease.age) == ("ready", 0.0)
+    assert consumer.settle([Ack(lease)]) == [None]
+    clock.advance(3600 + 9)
+    assert consumer.reserve(2, 0) == []
+    clock.advance(1)
+    assert [lease.id for lease in consumer.reserve(2, 0)] == ["delayed"]

@@ -311,3 +311,30 @@ def test_sizes_are_checked_before_the_callers_transaction_is_touched(
     with pytest.raises(PayloadTooLarge):
         backend.enqueue("q", [*jobs(), *jobs(1, b"x" * 2_000_000)], connection=app)
     assert not app.in_transaction
+
+
+@pytest.mark.parametrize("how", ["mode=ro", "query_only"])
+def test_a_connection_that_may_only_read_is_told_so(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, how: str
+) -> None:
+    backend.stats("q")
+    if how == "mode=ro":
+        app = connect(f"file:{backend.path}?mode=ro", uri=True)
+    else:
+        app = connect()
+        app.execute("PRAGMA query_only = ON")
+    with pytest.raises(OptionInvalid, match="may only read"):
+        backend.enqueue("q", jobs(), connection=app)
+    assert not app.in_transaction
+
+
+def test_what_an_enqueue_does_to_the_callers_own_counters(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    """As docs/sqlite.md says: the cursor's lastrowid stays, last_insert_rowid() does not."""
+    app = connect()
+    app.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
+    backend.enqueue("q", jobs(3))
+    cursor = app.execute("INSERT INTO orders VALUES (700)")
+    backend.enqueue("q", jobs(), connection=app)
+    assert cursor.lastrowid == 700
+    assert app.execute("SELECT last_insert_rowid()").fetchone() == (4,)
+    app.commit()
