@@ -89,11 +89,37 @@ class JobQueue:
         self.name = name
         self.jobs: dict[str, Job] = {}
         self.paused_until = 0
+        self.is_whole = True
+        """False while jobs are moved: an exception from outside may have ended that in the middle."""
+        self._incoming: list[str] = []  # the ids that a batch has added so far
         self._ready: list[tuple[int, int, int, Job]] = []  # priority, sequence, stamp
         self._timed: list[tuple[int, int, int, Job]] = []  # due_at, sequence, stamp
         self._sequence = sequence
 
     # --- moves ---
+
+    def add_all(self, batch: Sequence[NewJob], now: int) -> list[str]:
+        """The batch as a whole, or nothing of it if an exception from outside ends this early."""
+        self.is_whole = False
+        ids: list[str] = []
+        for new in batch:
+            if new.id not in self.jobs:
+                self._incoming.append(new.id)
+            ids.append(self.add(new, now))
+        self._incoming = []
+        self.is_whole = True
+        return ids
+
+    def mend(self) -> None:
+        """After an exception from outside (Ctrl-C, a time limit): no half batch, and each job is where it says."""
+        for job_id in self._incoming:
+            self.jobs.pop(job_id, None)
+        self._incoming = []
+        self.jobs = {job.id: job for job in self.jobs.values() if job.state is not State.GONE}
+        self._ready, self._timed = [], []
+        for job in self.jobs.values():
+            self._move(job, job.state, job.due_at)
+        self.is_whole = True
 
     def add(self, new: NewJob, now: int) -> str:
         if new.id not in self.jobs:
@@ -104,23 +130,30 @@ class JobQueue:
 
     def promote(self, now: int) -> None:
         """What is due, or was abandoned by its lease's holder, becomes ready."""
+        if not self._timed or self._timed[0][0] > now:
+            return
+        self.is_whole = False
         while self._timed and self._timed[0][0] <= now:
             *_, stamp, job = heapq.heappop(self._timed)
             if job.stamp == stamp:
                 self.make_ready(job, crashed=job.state is State.RESERVED)
+        self.is_whole = True
 
     def take(self, now: int, token: str) -> Job | None:
         """The best ready job, under a lease from now; None if there is none or the queue is paused."""
         if self.paused_until > now:
             return None
-        while self._ready:
+        found: Job | None = None
+        self.is_whole = False
+        while self._ready and found is None:
             *_, stamp, job = heapq.heappop(self._ready)
             if job.stamp == stamp:
                 job.attempt += 1
                 job.token = token
                 self.extend(job, now)
-                return job
-        return None
+                found = job
+        self.is_whole = True
+        return found
 
     def make_due(self, job: Job, delay: float, now: int) -> None:
         if delay > 0:
@@ -136,8 +169,10 @@ class JobQueue:
         self._move(job, State.BURIED, self.next_sequence())
 
     def remove(self, job: Job) -> None:
+        self.is_whole = False
         self._move(job, State.GONE, 0)
         del self.jobs[job.id]
+        self.is_whole = True
 
     def _move(self, job: Job, state: State, due_at: int) -> None:
         job.state, job.due_at = state, due_at
@@ -195,7 +230,8 @@ class Store:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.changed = threading.Condition()
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._sequence = itertools.count(1)
         self._queues: dict[str, JobQueue] = {}
 
@@ -204,6 +240,8 @@ class Store:
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = self.queue_class(name, self._sequence)
+        if not queue.is_whole:
+            queue.mend()
         queue.promote(now)
         return queue
 
@@ -248,9 +286,9 @@ class MemoryBackend(Backend):
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
         store = self._store
-        with store.changed:
+        with store.lock:
             now = store.clock()
-            ids = [store.queue(queue, now).add(job, now) for job in jobs]
+            ids = store.queue(queue, now).add_all(jobs, now)
             store.changed.notify_all()
         return ids
 
@@ -258,7 +296,7 @@ class MemoryBackend(Backend):
         return MemoryConsumer(self._store, queues)
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        with self._store.changed:
+        with self._store.lock:
             now = self._store.clock()
             job = self._store.queue(queue, now).jobs.get(job_id)
             if job is None:
@@ -266,7 +304,7 @@ class MemoryBackend(Backend):
             return _record(queue, job, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        with self._store.changed:
+        with self._store.lock:
             now = self._store.clock()
             places = self._store.queue(queue, now).listing(state)
             if after is not None:
@@ -276,48 +314,54 @@ class MemoryBackend(Backend):
         return Page(found, places[limit - 1][0] if more else None)
 
     def delete(self, queue: str, job_id: str) -> None:
-        with self._store.changed:
+        with self._store.lock:
             held = self._store.queue(queue, self._store.clock())
             held.remove(held.unreserved(job_id))
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         store = self._store
-        with store.changed:
+        with store.lock:
             now = store.clock()
             held = store.queue(queue, now)
             job = held.unreserved(job_id)
+            held.is_whole = False
             job.start_over(held.next_sequence(), now)
             job.reason = None
             held.make_due(job, delay, now)
+            held.is_whole = True
             store.changed.notify_all()
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
-        with self._store.changed:
+        with self._store.lock:
             held = self._store.queue(queue, self._store.clock())
             kicked = held.listing(State.BURIED)[:limit]
+            held.is_whole = False
             for _, job in kicked:
                 job.kicks += 1
                 held.make_ready(job)
+            held.is_whole = True
             self._store.changed.notify_all()
         return len(kicked)
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        with self._store.changed:
+        with self._store.lock:
             held = self._store.queue(queue, self._store.clock())
             job = held.unreserved(job_id)
             if job.state is State.READY:
                 return
+            held.is_whole = False
             job.kicks += job.state is State.BURIED
             held.make_ready(job)
+            held.is_whole = True
             self._store.changed.notify_all()
 
     def queues(self) -> list[str]:
-        with self._store.changed:
+        with self._store.lock:
             return self._store.names(self._store.clock())
 
     def stats(self, queue: str) -> QueueStats:
-        with self._store.changed:
+        with self._store.lock:
             now = self._store.clock()
             held = self._store.queue(queue, now)
             counts = defaultdict[State, int](int)
@@ -334,18 +378,18 @@ class MemoryBackend(Backend):
         )
 
     def pause(self, queue: str, seconds: float) -> None:
-        with self._store.changed:
+        with self._store.lock:
             now = self._store.clock()
             self._store.queue(queue, now).paused_until = now + nanoseconds(seconds)
             self._store.changed.notify_all()
 
     def resume(self, queue: str) -> None:
-        with self._store.changed:
+        with self._store.lock:
             self._store.queue(queue, self._store.clock()).paused_until = 0
             self._store.changed.notify_all()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
-        with self._store.changed:
+        with self._store.lock:
             held = self._store.queue(queue, self._store.clock())
             doomed = [job for job in held.jobs.values() if job.state in states and job.state is not State.RESERVED]
             for job in doomed:
@@ -353,7 +397,7 @@ class MemoryBackend(Backend):
         return len(doomed)
 
     def close(self) -> None:
-        with self._store.changed:
+        with self._store.lock:
             self._store.changed.notify_all()
 
 
@@ -369,7 +413,7 @@ class MemoryConsumer(Consumer):
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
-        with self._store.changed:
+        with self._store.lock:
             while True:
                 now = self._store.clock()
                 leases = self._take(limit, now)
@@ -380,14 +424,14 @@ class MemoryConsumer(Consumer):
                 self._store.changed.wait(min(left, self._nap(now)))
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        with self._store.changed:
+        with self._store.lock:
             now = self._store.clock()
             lost = [self._settle_one(verdict, now) for verdict in verdicts]
             self._store.changed.notify_all()
         return lost
 
     def interrupt(self) -> None:
-        with self._store.changed:
+        with self._store.lock:
             self._interrupted = True
             self._store.changed.notify_all()
 
@@ -411,7 +455,9 @@ class MemoryConsumer(Consumer):
         job = queue.held(lease)
         if job is None:
             return LeaseLost(lease.queue, lease.id)
+        queue.is_whole = False
         self._carry_out(verdict, queue, job, now)
+        queue.is_whole = True
         return None
 
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:

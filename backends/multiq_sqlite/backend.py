@@ -20,6 +20,7 @@ The tables are named ``multiq_...``, so the file may as well be the application'
 from __future__ import annotations
 
 import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -48,6 +49,7 @@ from .jobs import (
     look_inside,
     move,
     promote,
+    size_of,
 )
 
 if TYPE_CHECKING:
@@ -172,7 +174,7 @@ class SqliteBackend(Backend):
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
-        def kick(transaction: Transaction, size: int) -> int:
+        def kick(size: int, transaction: Transaction) -> int:
             return move(transaction, "kick", "buried", {"queue": queue, "limit": size})
 
         kicked = self._in_slices(kick, limit)
@@ -240,24 +242,24 @@ class SqliteBackend(Backend):
         def add(transaction: Transaction) -> None:
             insert(transaction, queue, jobs, self._clock())
 
-        if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
-            with self._database.borrowed() as connection:
+        with self._database.borrowed() as connection:
+            connection.refuse_if_full(size_of(jobs))
+            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
                 connection.write_at_once(add)
-        else:
-            self._write(add)
+            else:
+                connection.write(add)
 
     def _write(self, work: Callable[[Transaction], None]) -> None:
-        with self._database.borrowed() as connection, connection.writing() as transaction:
-            work(transaction)
+        with self._database.borrowed() as connection:
+            connection.write(work)
 
-    def _in_slices(self, work: Callable[[Transaction, int], int], limit: int | None = None) -> int:
+    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
         """Repeat *work* on a slice of jobs, each in its own transaction, while it finds a whole slice of them."""
         done = 0
         with self._database.borrowed() as connection:
             while limit is None or done < limit:
                 size = SLICE if limit is None else min(SLICE, limit - done)
-                with connection.writing() as transaction:
-                    moved = work(transaction, size)
+                moved = connection.write(functools.partial(work, size))
                 done += moved
                 if moved < size:
                     break
@@ -269,10 +271,10 @@ class SqliteBackend(Backend):
         with self._database.borrowed() as connection:
             if not any(look_ahead.has_due(now) for look_ahead in look(connection, asked)):
                 return
-        self._in_slices(lambda transaction, _: promote(transaction, look_inside(transaction, asked)[0], now)[0])
+        self._in_slices(lambda _, transaction: promote(transaction, look_inside(transaction, asked)[0], now)[0])
 
     def _purge(self, queue: str, code: int, newest: int) -> int:
-        def purge(transaction: Transaction, size: int) -> int:
+        def purge(size: int, transaction: Transaction) -> int:
             doomed = {"queue": queue, "newest": newest, "limit": size}
             if code == READY:
                 return move(transaction, "remove", "purgeable_ready", doomed)

@@ -16,12 +16,12 @@ from multiq.errors import BackendTimeout, OptionInvalid
 
 from . import schema
 from .connection import Transaction
-from .failures import explain, is_busy
-from .jobs import insert
+from .failures import explain, is_busy, primary_code
+from .jobs import insert, size_of
 from .opening import require_library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
     from multiq.clock import Clock
@@ -42,19 +42,26 @@ class CallersTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
-            has_tables = self._tables_are_made()  # first: any statement of theirs may pin what they see of the file
+            # first: any statement of theirs may pin what they see of the file
+            has_tables = self._tables_are_made(size_of(jobs))
             name = self._schema_name()
-            with self._transaction():
+
+            def add() -> None:
                 if not has_tables:
                     self._make_tables(name)
                 insert(Transaction(self._sqlite), queue, jobs, clock(), name)
+
+            self._write(add)
 
     # --- the file ---
 
     def _schema_name(self) -> str:
         """What the connection calls our file: main, or the name that it is attached under."""
-        listed = self._cursor().execute("SELECT CAST(name AS BLOB), CAST(file AS BLOB) FROM pragma_database_list")
-        files: list[tuple[str, str]] = [(name.decode(), os.fsdecode(file or b"")) for name, file in listed]
+        # as bytes, because their text_factory may make anything of a text
+        listed = self._cursor().execute(
+            "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
+        )
+        files = [(_decoded(name, x), _decoded(file or b"", x)) for name, file, x in listed]
         for name, file in files:
             if file and _is_same(file, self._database.path):
                 return '"' + name.replace('"', '""') + '"'
@@ -64,11 +71,17 @@ class CallersTransaction:
             "file, or ATTACH it"
         )
 
-    def _tables_are_made(self) -> bool:
-        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked."""
+    def _tables_are_made(self, size: int) -> bool:
+        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked.
+
+        Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
+        """
         patience = 0.0 if self._sqlite.in_transaction else self._database.timeout
         with self._database.borrowed() as connection:
-            return connection.prepare(patience)
+            if not connection.prepare(patience):
+                return False
+            connection.refuse_if_full(size)
+            return True
 
     def _make_tables(self, name: str) -> None:
         """Their transaction holds the lock, so the tables can only be made inside it, and go if it rolls back."""
@@ -83,13 +96,20 @@ class CallersTransaction:
 
     # --- the transaction ---
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[None]:
+    def _write(self, work: Callable[[], None]) -> None:
+        """Do *work* in their transaction, whole or not at all.
+
+        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: they may commit while they
+        handle an exception from outside that left its generator, and with it half a batch, as it was.
+        """
         began = self._begin_if_python_would()
         try:
-            with self._savepoint():
-                yield
+            self._sqlite.execute("SAVEPOINT multiq")
+            work()
+            self._sqlite.execute("RELEASE multiq")  # a COMMIT, if they have no transaction open
         except BaseException:
+            self._quietly("ROLLBACK TO multiq")
+            self._quietly("RELEASE multiq")
             if began:
                 self._quietly("ROLLBACK")
             raise
@@ -101,17 +121,6 @@ class CallersTransaction:
             return False
         self._sqlite.execute(f"BEGIN {level}")
         return True
-
-    @contextlib.contextmanager
-    def _savepoint(self) -> Iterator[None]:
-        self._sqlite.execute("SAVEPOINT multiq")
-        try:
-            yield
-        except BaseException:
-            self._quietly("ROLLBACK TO multiq")
-            self._quietly("RELEASE multiq")
-            raise
-        self._sqlite.execute("RELEASE multiq")
 
     def _quietly(self, text: str) -> None:
         """Undo after an error, of which SQLite may have undone everything itself."""
@@ -135,6 +144,11 @@ class CallersTransaction:
                     f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
                     "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
                 ) from exc
+            if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
+                raise OptionInvalid(
+                    f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
+                    "without mode=ro and immutable=1, and with PRAGMA query_only off"
+                ) from exc
             raise explain(exc, self._database.path, self._database.timeout) from exc
 
 
@@ -152,6 +166,13 @@ def _sqlite_connection(connection: Any) -> sqlite3.Connection:
         "connection= must be a sqlite3.Connection, or an SQLAlchemy connection over one, "
         f"not a {type(connection).__name__}"
     )
+
+
+def _decoded(text: bytes, x: bytes) -> str:
+    """A text of a database whose encoding makes an x of the bytes *x*: UTF-8, or UTF-16 in either order."""
+    if len(x) == 1:
+        return os.fsdecode(text)
+    return text.decode("utf-16-le" if x[0] else "utf-16-be", "replace")
 
 
 def _is_same(one: str, other: str) -> bool:

@@ -17,29 +17,36 @@ from __future__ import annotations
 
 import contextlib
 import os
+import random
 import sqlite3
 import threading
 import time
 import weakref
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from multiq.errors import BackendTimeout
 
 from . import opening
 from .bell import Bell, bell_of
 from .failures import explain, is_busy, patiently
+from .space import Space
 from .statements import statement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+_T = TypeVar("_T")
 
 Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
-_CHECKPOINT_PATIENCE = 100  # milliseconds
-_COMMITS_BETWEEN_LOOKS = 16  # at the length of the log
+_READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
+_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
+_SHORT_LOG = opening.LONG_LOG // 4096  # frames; SQLite's pages have 4 kB as a rule
+_LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
+_CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
@@ -55,6 +62,9 @@ class Database:
         self.synchronous = synchronous
         self.makes = True
         """Whether a file that is not there is made, and tables in one without."""
+        self.next_look_at = 0.0
+        """When a connection looks at the log's length again, on the monotonic clock; one looks for all of them."""
+        self.space = Space()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._bell: tuple[int, Bell] | None = None
@@ -127,8 +137,9 @@ class Connection:
         self.opened = 0
         """How often: what SQLite counts for a connection starts over with each."""
         self._database = database
+        self.log = ""
+        """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._commits = 0
         self._file = (0, 0)
         self._lock = threading.Lock()
         _forks.watch(self)
@@ -136,8 +147,7 @@ class Connection:
     def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
         """The rows that ``sql/<verb>.sql`` reads, outside a transaction."""
         text = statement(verb)
-        with self._ready() as sqlite:
-            return patiently(lambda: sqlite.execute(text, parameters).fetchall(), self._database.timeout)
+        return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:
         """Differs from an earlier answer if anybody else committed since. SQLite counts anew when it opens."""
@@ -145,47 +155,56 @@ class Connection:
             if self._sqlite is not None:  # the short way: an idle consumer asks a hundred times a second
                 with contextlib.suppress(sqlite3.Error):
                     return self.opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
-        with self._ready() as sqlite:
-            (version,) = patiently(lambda: sqlite.execute(_DATA_VERSION).fetchone(), self._database.timeout)
-            return self.opened, version
+        return self._use(lambda sqlite: (self.opened, sqlite.execute(_DATA_VERSION).fetchone()[0]))
 
     def prepare(self, timeout: float) -> bool:
         """Open, and make sure of the tables. False if somebody has the file locked for *timeout* seconds."""
         try:
-            with self._ready(timeout):
-                return True
+            self._use(lambda _: None, timeout)
         except BackendTimeout:
             return False
+        return True
+
+    def refuse_if_full(self, size: int) -> None:
+        """Raises ``BackendFull`` if the disk has no room for *size* bytes of new jobs beside what draining needs."""
+        space = self._database.space
+        if space.is_due(size):
+            self._use(lambda sqlite: space.refuse_if_full(sqlite, self._database.path, self.log, size))
 
     def body_limit(self) -> int:
         """The largest body in bytes that this build of SQLite takes."""
-        with self._ready() as sqlite:
-            return min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000)
+        return self._use(lambda sqlite: min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000))
 
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[Transaction]:
-        """A transaction that has the write lock; commits at the end, rolls back on any exception.
+    def write(self, work: Callable[[Transaction], _T]) -> _T:
+        """Do *work* in a transaction that has the write lock; commits at its end, rolls back on any exception.
 
         IMMEDIATE: a transaction that begins by reading and writes later is refused at once if others wrote in between.
         """
-        with self._ready() as sqlite:
+
+        def transact(sqlite: sqlite3.Connection) -> _T:
             try:
                 patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout)
-                yield Transaction(sqlite)
+                result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
                 self._roll_back(sqlite)
                 raise
             self._keep_log_short(sqlite)
+            return result
+
+        return self._use(transact, is_repeatable=False)
 
     def write_at_once(self, statement: Callable[[Transaction], None]) -> None:
         """Carry out a single *statement*: without ``BEGIN`` SQLite makes it a transaction of its own.
 
         While somebody else has the lock it is made again and again: what was refused has changed nothing.
         """
-        with self._ready() as sqlite:
+
+        def write(sqlite: sqlite3.Connection) -> None:
             patiently(lambda: statement(Transaction(sqlite)), self._database.timeout)
             self._keep_log_short(sqlite)
+
+        self._use(write, is_repeatable=False)
 
     def close(self) -> None:
         """Close until it is used again."""
@@ -196,12 +215,19 @@ class Connection:
         if getattr(self, "_sqlite", None) is not None:
             self._drop()
 
-    @contextlib.contextmanager
-    def _ready(self, timeout: float | None = None) -> Iterator[sqlite3.Connection]:
+    def _use(
+        self, work: Callable[[sqlite3.Connection], _T], timeout: float | None = None, *, is_repeatable: bool = True
+    ) -> _T:
+        """Do *work* with SQLite's connection, alone. What *is_repeatable* is made again while the file is locked.
+
+        Not a context manager of ``contextlib``'s: an exception from outside (Ctrl-C, a time limit) may land beside its
+        generator, which then keeps the lock, and the transaction, for as long as anybody keeps the traceback.
+        """
         patience = self._database.timeout if timeout is None else timeout
         with self._lock:
             try:
-                yield self._open(patience)
+                sqlite = self._open(patience)
+                return patiently(lambda: work(sqlite), patience) if is_repeatable else work(sqlite)
             except sqlite3.Error as exc:
                 if not is_busy(exc):
                     self._drop()  # whatever it was, the next call starts afresh
@@ -213,20 +239,26 @@ class Connection:
         if self._sqlite is None:
             self._sqlite = self._database.open(timeout)
             self._file = _identity(self._database.path)
+            self.log = os.path.realpath(self._database.path) + "-wal"
             self.opened += 1
         return self._sqlite
 
     def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:
         """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
         processes are at work there is none.
+
+        The length is looked at by time and not by commits: one commit of a large batch alone may write megabytes. A try
+        in vain is followed by a longer pause, so that a reader that stays for hours costs the writers next to nothing.
         """
-        self._commits += 1
-        if self._commits % _COMMITS_BETWEEN_LOOKS == 0 and _size(self._database.path + "-wal") > opening.LONG_LOG:
-            with contextlib.suppress(sqlite3.Error):  # the commit stands; somebody else's next one will do
-                sqlite.execute(f"PRAGMA busy_timeout = {_CHECKPOINT_PATIENCE}")  # until all have read to the end
-                sqlite.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-            with contextlib.suppress(sqlite3.Error):
-                sqlite.execute("PRAGMA busy_timeout = 0")
+        now = time.monotonic()
+        if now < self._database.next_look_at:
+            return
+        pause = _LOOK_PAUSE
+        if _size(self.log) > opening.LONG_LOG:
+            pause = _CHECKPOINT_PAUSE
+            with contextlib.suppress(sqlite3.Error):  # the commit stands; a later one's try will do
+                pause = _start_log_over(sqlite)
+        self._database.next_look_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
@@ -305,6 +337,38 @@ class _Forks:
 
 
 _forks = _Forks()
+
+
+def _start_log_over(sqlite: sqlite3.Connection) -> float:
+    """Have the next commit written to the log's beginning, if no reader is in the way. Returns the seconds to pause.
+
+    ``PASSIVE`` moves frames into the file and waits for nobody. ``RESTART`` keeps the write lock while it waits for
+    readers, so it is only asked for when all frames are moved: a reader that needs one of them may stay for hours.
+
+    A file takes one checkpoint at a time, and SQLite does not wait for another one's end. This loop does, holding no
+    lock: with many writers a checkpoint is under way at nearly any time, and writers that wait here write nothing.
+    """
+    give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
+    while time.monotonic() < give_up_at:
+        _, frames, moved = _checkpoint(sqlite, "PASSIVE")
+        if 0 <= frames < _SHORT_LOG:
+            return 0.0  # another connection has started it over, and no commit has cut the file yet
+        if moved < frames:
+            return _CHECKPOINT_PAUSE
+        if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
+            return 0.0
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - spreads the waiting, guards nothing
+    return _CHECKPOINT_PAUSE
+
+
+def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
+    """Whether it was blocked, and how many frames the log has and are moved; -1 if another checkpoint is under way."""
+    sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
+    try:
+        busy, frames, moved = sqlite.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
+    finally:
+        sqlite.execute("PRAGMA busy_timeout = 0")
+    return busy, frames, moved
 
 
 def _size(path: str) -> int:

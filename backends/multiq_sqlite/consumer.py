@@ -58,8 +58,7 @@ class SqliteConsumer(Consumer):
         return self._wait_for_jobs(limit, time.monotonic() + timeout)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        with self._connection.writing() as transaction:
-            answers = _settle(transaction, verdicts, self._clock())
+        answers = self._connection.write(lambda transaction: _settle(transaction, verdicts, self._clock()))
         self._tell_others(verdicts)
         return answers
 
@@ -69,7 +68,7 @@ class SqliteConsumer(Consumer):
         if not verdicts:
             return [], self.reserve(limit, timeout)
         give_up_at = time.monotonic() + timeout
-        answers, leases, is_all = self._turn(verdicts, limit)
+        answers, leases, is_all = self._turn(verdicts, limit, self._clock())
         self._tell_others(verdicts)
         if leases or (is_all and timeout <= 0):
             self._interrupted = False
@@ -92,30 +91,42 @@ class SqliteConsumer(Consumer):
 
     # --- reserving ---
 
-    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        """Settle and reserve in one transaction. False at the end: more is due than one transaction should promote."""
-        with self._connection.writing() as transaction:
+    def _turn(
+        self, verdicts: Sequence[Verdict], limit: int, until: int
+    ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
+        """Settle and reserve in one transaction. False at its end: more was due by *until* than one should promote."""
+
+        def turn(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
             now = self._clock()
             answers = _settle(transaction, verdicts, now) if verdicts else []
-            leases, is_all = self._take(transaction, limit, now)
-        return answers, leases, is_all
+            return answers, *self._take(transaction, limit, now, min(until, now))
+
+        return self._connection.write(turn)
 
     def _take_turns(self, limit: int) -> list[Lease]:
-        """Reserve: in several transactions if so much is due that one would hold the lock for long."""
-        while True:
-            _, leases, is_all = self._turn((), limit)
+        """Reserve: in several transactions if so much is due that one would hold the lock for long.
+
+        What becomes due after the first of them waits for the next call: however fast jobs become due, this ends.
+        """
+        until = self._clock()
+        while not self._interrupted:
+            _, leases, is_all = self._turn((), limit, until)
             if leases or is_all:
                 return leases
             time.sleep(BREATH)
+        return []
 
-    def _take(self, transaction: Transaction, limit: int, now: int) -> tuple[list[Lease], bool]:
-        """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best."""
+    def _take(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
+        """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best.
+
+        Earlier queues are not held up by a later one in which much is due: what they have is handed out.
+        """
         leases: list[Lease] = []
         for outlook in look_inside(transaction, self._asked):
             if len(leases) == limit:
                 break
             if outlook.has_work(now):
-                promoted, is_all = promote(transaction, outlook, now)
+                promoted, is_all = promote(transaction, outlook, until)
                 if not is_all:
                     return leases, False
                 if promoted or outlook.has_ready:
@@ -135,7 +146,7 @@ class SqliteConsumer(Consumer):
         while True:
             signs = self._lookout.signs()  # before looking: what is committed after this wakes us
             looked_at = time.monotonic()
-            outlooks = look(self._connection, self._asked)
+            outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
             if any(outlook.has_work(now) for outlook in outlooks):
                 leases = self._take_turns(limit)
@@ -186,7 +197,7 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
         attempt=attempt + 1,
         crashes=crashes,
         kicks=kicks,
-        age=(now - enqueued_at) / SECOND,
+        age=max(0, now - enqueued_at) / SECOND,
     )
 
 

@@ -15,6 +15,7 @@ from multiq.errors import BackendCorrupt
 
 from . import opening, schema
 from .failures import explain
+from .space import KEPT_BACK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -102,7 +103,10 @@ def _space(folder: Path) -> Finding:
     free = shutil.disk_usage(folder).free
     if free < _LOW_SPACE:
         return Finding(
-            "warn", "free space", f"{free / 1e6:,.0f} MB are left", "make room: a full disk refuses all verbs"
+            "warn",
+            "free space",
+            f"{free / 1e6:,.0f} MB are left",
+            f"make room: without {KEPT_BACK / 1e6:,.0f} MB new jobs are refused, without any all verbs are",
         )
     return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
 

@@ -46,7 +46,7 @@ _TABLES_GONE = ("no such table", "no such column", "no such index", "no query so
 
 def is_busy(exc: sqlite3.Error) -> bool:
     """Whether somebody else holds a lock that this call needs."""
-    return _primary_code(exc) in _BUSY
+    return primary_code(exc) in _BUSY
 
 
 def patiently(attempt: Callable[[], _T], timeout: float) -> _T:
@@ -73,7 +73,7 @@ def patiently(attempt: Callable[[], _T], timeout: float) -> _T:
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     """Our error for one of SQLite's about the file at *path*."""
-    code = _primary_code(exc)
+    code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(
             f"{path} was locked by another process for {timeout:g} s ({exc}): look for a program that keeps a write "
@@ -90,5 +90,6 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     return BackendError(f"SQLite failed on {path}: {exc}")
 
 
-def _primary_code(exc: sqlite3.Error) -> int:
+def primary_code(exc: sqlite3.Error) -> int:
+    """Which of SQLite's errors it is, as in ``sqlite3.SQLITE_BUSY``."""
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF  # extended codes keep the primary one in their lowest byte

@@ -27,6 +27,8 @@ BREATH = 0.0005  # seconds between two slices, in which somebody else may have t
 _LARGEST_INSERT = 128  # rows
 _INLINE = 2048  # bytes of the largest body that is kept in its job's row
 
+_ROW = 200  # bytes of a job without its body: ids, names and numbers, in the table and in two indexes
+
 _decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
 
 
@@ -95,6 +97,11 @@ def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: in
 def is_large(body: bytes) -> bool:
     """Whether a body is kept apart from its job."""
     return len(body) > _INLINE
+
+
+def size_of(jobs: Sequence[NewJob]) -> int:
+    """About how many bytes they take."""
+    return sum(len(job.body) for job in jobs) + _ROW * len(jobs)
 
 
 def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str) -> None:
@@ -184,7 +191,7 @@ class Row(NamedTuple):
             crashes=self.crashes + (self.state == RESERVED and state is State.READY),
             kicks=self.kicks,
             due_in={State.READY: 0.0, State.BURIED: None}.get(state, (self.due_at - now) / SECOND),
-            age=(now - self.enqueued_at) / SECOND,
+            age=max(0, now - self.enqueued_at) / SECOND,
             reason=self.reason,
         )
 

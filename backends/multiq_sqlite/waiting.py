@@ -97,5 +97,5 @@ class Lookout:
         if self._watch_belongs_to != belongs_to:
             self.close()
             self._watch_belongs_to = belongs_to
-            self._watch = LogWatch.of(self._database.path) if self._relies_on_hints else None
+            self._watch = LogWatch.of(self._connection.log) if self._relies_on_hints else None
         return self._watch if self._relies_on_hints else None

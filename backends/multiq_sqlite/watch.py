@@ -33,15 +33,15 @@ class LogWatch:
         self._poll.register(reader, select.POLLIN)
 
     @classmethod
-    def of(cls, path: str) -> Self | None:
-        """A watch on the log of the database at *path*; None where there is no such thing."""
+    def of(cls, log: str) -> Self | None:
+        """A watch on the log at this path; None where there is no such thing."""
         libc = _libc()
         if libc is None:
             return None
         inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
         if inotify < 0:  # a user has 128 of them, as a rule
             return None
-        if libc.inotify_add_watch(inotify, os.fsencode(path + "-wal"), _IN_MODIFY | _IN_ATTRIB) < 0:
+        if libc.inotify_add_watch(inotify, os.fsencode(log), _IN_MODIFY | _IN_ATTRIB) < 0:
             os.close(inotify)
             return None
         return cls(inotify)

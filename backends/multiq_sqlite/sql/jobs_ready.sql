@@ -1,7 +1,21 @@
--- A page of ready jobs in the order of reserve, after the last one of the page before.
+-- A page of ready jobs in the order of reserve, after the last one of the page before. Two ranges of the index, the rest of
+-- one priority and all later ones: by `(priority, seq) > (:major, :minor)` SQLite would find the priority's beginning and read
+-- from there, so that a page deep in a long queue would cost as much as all pages before it.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
     coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq))
-FROM multiq_jobs AS job INDEXED BY multiq_jobs_ready
-WHERE queue = :queue AND state = 0 AND (priority, seq) > (:major, :minor)
-ORDER BY priority, seq
-LIMIT :limit
+FROM (
+    SELECT * FROM (
+        SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_ready
+        WHERE queue = :queue AND state = 0 AND priority = :major AND seq > :minor
+        ORDER BY seq
+        LIMIT :limit
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_ready
+        WHERE queue = :queue AND state = 0 AND priority > :major
+        ORDER BY priority, seq
+        LIMIT :limit
+    )
+    LIMIT :limit
+) AS job

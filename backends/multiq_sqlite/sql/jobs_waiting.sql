@@ -1,7 +1,19 @@
--- A page of delayed, reserved or buried jobs, after the last one of the page before.
+-- A page of delayed, reserved or buried jobs, after the last one of the page before. Two ranges: see jobs_ready.sql.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
     coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq))
-FROM multiq_jobs AS job INDEXED BY multiq_jobs_waiting
-WHERE queue = :queue AND state <> 0 AND state = :state AND (due_at, seq) > (:major, :minor)
-ORDER BY due_at, seq
-LIMIT :limit
+FROM (
+    SELECT * FROM (
+        SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_waiting
+        WHERE queue = :queue AND state <> 0 AND state = :state AND due_at = :major AND seq > :minor
+        ORDER BY seq
+        LIMIT :limit
+    )
+    UNION ALL
+    SELECT * FROM (
+        SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_waiting
+        WHERE queue = :queue AND state <> 0 AND state = :state AND due_at > :major
+        ORDER BY due_at, seq
+        LIMIT :limit
+    )
+    LIMIT :limit
+) AS job

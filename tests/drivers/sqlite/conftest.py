@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sqlite3
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -34,6 +35,20 @@ def path(tmp_path: Path) -> Path:
 def backend(path: Path) -> Iterator[SqliteBackend]:
     with SqliteBackend(str(path)) as backend:
         yield backend
+
+
+@pytest.fixture
+def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
+    """Opens connections as applications do, to the backend's file unless told otherwise."""
+    opened: list[sqlite3.Connection] = []
+
+    def connect(to: object = path, **options: Any) -> sqlite3.Connection:
+        opened.append(sqlite3.connect(str(to), **options))
+        return opened[-1]
+
+    yield connect
+    for connection in opened:
+        connection.close()
 
 
 @pytest.fixture

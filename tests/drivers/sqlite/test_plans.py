@@ -60,7 +60,10 @@ def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, v
     ("verb", "index"),
     [
         ("ready", "multiq_jobs_ready (queue=?)"),
+        ("jobs_ready", "multiq_jobs_ready (queue=? AND priority=? AND rowid>?)"),
         ("jobs_ready", "multiq_jobs_ready (queue=? AND priority>?)"),
+        ("jobs_waiting", "multiq_jobs_waiting (queue=? AND state=? AND due_at=? AND rowid>?)"),
+        ("jobs_waiting", "multiq_jobs_waiting (queue=? AND state=? AND due_at>?)"),
         ("due", "COVERING INDEX multiq_jobs_waiting (queue=? AND state=? AND due_at<?)"),
         ("look", "COVERING INDEX multiq_jobs_waiting (queue=? AND state=?)"),
         ("buried", "COVERING INDEX multiq_jobs_waiting (queue=? AND state=?)"),

@@ -72,7 +72,8 @@ def test_big_moves_are_made_in_slices(
         consumer.settle([Bury(lease) for lease in reversed(consumer.reserve(35, 0))])
     clock.advance(5)
     statements: list[str] = []
-    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+    with backend._database.borrowed() as connection:
+        sqlite = connection._open(1.0)
         sqlite.set_trace_callback(statements.append)
     # When they are moved
     if verb == "promote":
@@ -107,3 +108,106 @@ def test_more_than_one_pack_is_reserved_in_one_call(backend: SqliteBackend) -> N
     backend.enqueue("q", [NewJob(str(number).encode(), f"{number:04}") for number in range(1201)])
     leases = backend.consumer(["q"]).reserve(2000, 0)
     assert [lease.body for lease in leases] == [str(number).encode() for number in range(1201)]
+
+
+@pytest.mark.parametrize("state", [State.READY, State.DELAYED])
+def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteBackend, state: State) -> None:
+    # Given many jobs of one priority, or of one due time
+    delay = 60.0 if state is State.DELAYED else 0.0
+    backend.enqueue("q", [NewJob(b"", f"{number:05}", delay=delay) for number in range(20_000)])
+    steps: list[int] = []
+    with backend._database.borrowed() as connection:
+        sqlite = connection._open(1.0)
+        sqlite.set_progress_handler(lambda: steps.append(1), 100)  # called after so many steps of SQLite's machine
+    # When they are listed page by page
+    costs: list[int] = []
+    ids: list[str] = []
+    after: str | None = None
+    while after is not None or not ids:
+        steps.clear()
+        page = backend.jobs("q", state, limit=1000, after=after)
+        costs.append(len(steps))
+        ids += [job.id for job in page.jobs]
+        after = page.after
+    # Then each page costs about the same, and each job is on one
+    assert ids == [f"{number:05}" for number in range(20_000)]
+    assert max(costs) < 2 * costs[0]
+
+
+def test_an_earlier_queue_does_not_wait_for_a_later_one_in_which_much_is_due(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("late", [NewJob(b"", f"{number}", delay=5.0) for number in range(500)])
+    backend.enqueue("early", [NewJob(b"", "early")])
+    clock.advance(5)
+    consumer = backend.consumer(["early", "late"])
+    statements: list[str] = []
+    consumer._connection._open(1.0).set_trace_callback(statements.append)
+    # When more is asked for than the earlier queue has
+    assert [lease.id for lease in consumer.reserve(10, 0)] == ["early"]
+    # Then what it has comes with the first slice of the later one
+    assert statements.count("COMMIT") == 1
+
+
+def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs become due as fast as they are promoted."""
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0 + number // 10) for number in range(1000)])
+    clock.advance(3)
+    slices: list[float] = []
+
+    def pass_on(seconds: float) -> None:
+        slices.append(seconds)
+        clock.advance(1)
+
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pass_on)  # taken between two slices
+    assert [lease.id for lease in backend.consumer(["q"]).reserve(1, 0)] == ["0000"]
+    assert len(slices) == 3
+
+
+def test_an_interrupt_is_heard_between_two_slices(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0) for number in range(1000)])
+    clock.advance(1)
+    consumer = backend.consumer(["q"])
+    slices: list[float] = []
+
+    def interrupt(seconds: float) -> None:
+        slices.append(seconds)
+        consumer.interrupt()
+
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", interrupt)
+    assert consumer.reserve(1, 60) == []
+    assert len(slices) == 1
+
+
+def test_who_asks_for_no_job_waits_without_looking_for_any(backend: SqliteBackend, clock: ManualClock) -> None:
+    backend.enqueue("q", [NewJob(b"", "1"), NewJob(b"", "2", delay=1.0)])
+    clock.advance(1)
+    consumer = backend.consumer(["q"])
+    consumer.reserve(0, 0)
+    statements: list[str] = []
+    consumer._connection._open(1.0).set_trace_callback(statements.append)
+    assert consumer.exchange([], 0, 0.2) == ([], [])
+    assert [text for text in statements if not text.startswith("PRAGMA data_version")] == []
+
+
+def test_a_clock_that_is_set_back_makes_nothing_early_and_no_age_negative(
+    backend: SqliteBackend, clock: ManualClock
+) -> None:
+    backend.enqueue("q", [NewJob(b"", "ready"), NewJob(b"", "delayed", delay=10.0)])
+    consumer = backend.consumer(["q"])
+    clock.advance(-3600)
+    assert [record.age for record in backend.jobs("q", State.DELAYED).jobs] == [0.0]
+    (lease,) = consumer.reserve(2, 0)
+    assert (lease.id, lease.age) == ("ready", 0.0)
+    assert consumer.settle([Ack(lease)]) == [None]
+    clock.advance(3600 + 9)
+    assert consumer.reserve(2, 0) == []
+    clock.advance(1)
+    assert [lease.id for lease in consumer.reserve(2, 0)] == ["delayed"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sqlite3
 import sys
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,27 +14,13 @@ from multiq.errors import BackendTimeout, OptionInvalid, PayloadTooLarge
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from pathlib import Path
 
     from multiq.backend import NewJob
 
     Connect = Callable[..., sqlite3.Connection]
     Jobs = Callable[..., list[NewJob]]
-
-
-@pytest.fixture
-def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
-    """Opens connections as applications do, to the backend's file unless told otherwise."""
-    opened: list[sqlite3.Connection] = []
-
-    def connect(to: object = path, **options: Any) -> sqlite3.Connection:
-        opened.append(sqlite3.connect(str(to), **options))
-        return opened[-1]
-
-    yield connect
-    for connection in opened:
-        connection.close()
 
 
 def ids(backend: SqliteBackend) -> list[str]:
@@ -172,6 +158,30 @@ def test_a_link_to_the_file_is_the_file(connect: Connect, jobs: Jobs, path: Path
         assert len(ids(backend)) == 1
 
 
+@pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
+def test_a_database_in_utf_16_will_do(connect: Connect, jobs: Jobs, tmp_path: Path, path: Path, encoding: str) -> None:
+    # Given an application's database whose encoding is not SQLite's usual one, in a folder with a name of its own
+    (tmp_path / "größe").mkdir()
+    wide, attached = tmp_path / "größe" / "wide.db", tmp_path / "attached.db"
+    for file in (wide, attached):
+        app = connect(file)
+        app.execute(f"PRAGMA encoding = '{encoding}'")
+        app.execute("CREATE TABLE orders (number)")
+        app.commit()
+    # Then jobs can be enqueued in its transactions, to an attached file as well
+    app = connect(wide)
+    app.execute("ATTACH ? AS other", (str(attached),))
+    for file in (wide, attached):
+        with SqliteBackend(str(file)) as backend:
+            backend.queues()
+            backend.enqueue("q", jobs(1, b"a\0\xff"), connection=app)
+            app.commit()
+            assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"a\0\xff"]
+    # And another file is refused with its name
+    with SqliteBackend(str(path)) as backend, pytest.raises(OptionInvalid, match=r"größe/wide\.db"):
+        backend.enqueue("q", jobs(), connection=app)
+
+
 def test_another_file_is_refused_with_both_names(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
 ) -> None:
@@ -294,9 +304,37 @@ def test_sizes_are_checked_before_the_callers_transaction_is_touched(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.stats("q")
-    with backend._database.borrowed() as connection, connection._ready() as sqlite:
+    with backend._database.borrowed() as connection:
+        sqlite = connection._open(1.0)
         sqlite.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000_000)
     app = connect()
     with pytest.raises(PayloadTooLarge):
         backend.enqueue("q", [*jobs(), *jobs(1, b"x" * 2_000_000)], connection=app)
     assert not app.in_transaction
+
+
+@pytest.mark.parametrize("how", ["mode=ro", "query_only"])
+def test_a_connection_that_may_only_read_is_told_so(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, how: str
+) -> None:
+    backend.stats("q")
+    if how == "mode=ro":
+        app = connect(f"file:{backend.path}?mode=ro", uri=True)
+    else:
+        app = connect()
+        app.execute("PRAGMA query_only = ON")
+    with pytest.raises(OptionInvalid, match="may only read"):
+        backend.enqueue("q", jobs(), connection=app)
+    assert not app.in_transaction
+
+
+def test_what_an_enqueue_does_to_the_callers_own_counters(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+    """As docs/sqlite.md says: the cursor's lastrowid stays, last_insert_rowid() does not."""
+    app = connect()
+    app.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")
+    backend.enqueue("q", jobs(3))
+    cursor = app.execute("INSERT INTO orders VALUES (700)")
+    backend.enqueue("q", jobs(), connection=app)
+    assert cursor.lastrowid == 700
+    assert app.execute("SELECT last_insert_rowid()").fetchone() == (4,)
+    app.commit()

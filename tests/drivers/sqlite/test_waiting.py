@@ -83,7 +83,7 @@ def test_hints_that_turn_out_to_be_missing_are_not_relied_on(
 ) -> None:
     # Given a kernel that watches a file which nobody writes to
     (tmp_path / "else-wal").touch()
-    misled = LogWatch.of(str(tmp_path / "else"))
+    misled = LogWatch.of(str(tmp_path / "else-wal"))
     monkeypatch.setattr(LogWatch, "of", lambda _: misled)
     consumer = backend.consumer(["q"])
     for idle in (0.5, 0.5):

@@ -1,0 +1,115 @@
+"""The write-ahead log: how long it may become, who is held up for that, and where it lies."""
+
+from __future__ import annotations
+
+import sqlite3
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import NewJob
+from multiq_sqlite.backend import SqliteBackend
+from multiq_sqlite.opening import LONG_LOG
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    Jobs = Callable[..., list[NewJob]]
+    Spawn = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def backend(path: Path) -> Iterator[SqliteBackend]:
+    with SqliteBackend(str(path), synchronous="normal") as backend:
+        yield backend
+
+
+@pytest.fixture
+def reader(path: Path, backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
+    """Another program's connection, which has read something and does not end its transaction."""
+    for pause in ("_LOOK_PAUSE", "_CHECKPOINT_PAUSE"):
+        monkeypatch.setattr(f"multiq_sqlite.connection.{pause}", 0.0)
+    backend.stats("q")
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN")
+    connection.execute("SELECT count(*) FROM multiq_jobs").fetchone()
+    yield connection
+    connection.close()
+
+
+def log_of(path: Path) -> Path:
+    return path.with_name(path.name + "-wal")
+
+
+def link_to(path: Path) -> Path:
+    link = path.with_name("link.db")
+    link.symlink_to(path)
+    return link
+
+
+def lengthen(backend: SqliteBackend, log: Path) -> None:
+    """Enqueue until the log is long."""
+    for number in range(100):
+        if log.stat().st_size > LONG_LOG:
+            return
+        backend.enqueue("filler", [NewJob(b"x" * 2000, f"{number}-{one}") for one in range(500)])
+    pytest.fail("the log does not grow")
+
+
+@pytest.mark.parametrize("is_link", [False, True])
+def test_a_reader_that_stays_does_not_hold_up_writers(
+    backend: SqliteBackend, reader: sqlite3.Connection, path: Path, jobs: Jobs, is_link: bool
+) -> None:
+    # Given a log that cannot be cleared because of a reader
+    lengthen(backend, log_of(path))
+    if is_link:
+        backend = SqliteBackend(str(link_to(path)), synchronous="normal")
+        backend.stats("q")
+    with backend._database.borrowed() as connection:
+        sqlite = connection._open(1.0)
+        made: list[str] = []
+        sqlite.set_trace_callback(made.append)
+    # When jobs are enqueued
+    for _ in range(64):
+        backend.enqueue("q", jobs())
+    # Then a commit tries to move the log into the file, and none asks to wait for the reader with the write lock held
+    assert sum(text.startswith("INSERT") for text in made) == 64
+    assert {text for text in made if "checkpoint" in text} == {"PRAGMA wal_checkpoint(PASSIVE)"}
+    backend.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
+@pytest.mark.parametrize("is_link", [False, True])
+def test_an_idle_consumer_has_the_kernels_hints_through_a_link_as_well(path: Path, is_link: bool) -> None:
+    with SqliteBackend(str(link_to(path) if is_link else path)) as backend:
+        consumer = backend.consumer(["q"])
+        consumer.reserve(1, 0.5)
+        assert consumer._lookout._watch is not None
+        consumer.close()
+
+
+@pytest.mark.long
+def test_producers_of_large_batches_keep_the_log_short(backend: SqliteBackend, path: Path, spawn: Spawn) -> None:
+    """Each commits fewer times than it takes to look at the log's length only now and then."""
+    backend.stats("q")
+    processes = [
+        spawn(
+            """
+            backend = SqliteBackend(sys.argv[1], synchronous="normal", timeout=60)
+            for batch in range(12):
+                backend.enqueue("q", [NewJob(b"x" * 2000, f"{sys.argv[2]}-{batch}-{one}") for one in range(1000)])
+            """,
+            path,
+            name,
+        )
+        for name in range(8)
+    ]
+    longest = 0
+    while any(process.poll() is None for process in processes):
+        longest = max(longest, log_of(path).stat().st_size)
+    assert [process.returncode for process in processes] == [0] * 8
+    assert backend.stats("q").ready == 8 * 12 * 1000
+    assert longest < 100e6  # each round of commits is 24 MB

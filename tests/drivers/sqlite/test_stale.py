@@ -1,0 +1,20 @@
+"""The short form of ``tests/soak/sqlite_stale.py``."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOAK = Path(__file__).parents[2] / "soak" / "sqlite_stale.py"
+
+
+@pytest.mark.long
+def test_no_stale_verdict_counts_and_no_valid_one_is_told_lost() -> None:
+    done = subprocess.run(
+        [sys.executable, str(SOAK), "--verdicts", "150"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "150 leases settled" in done.stdout
