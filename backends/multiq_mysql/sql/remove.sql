@@ -1,4 +1,3 @@
--- No hint, here and in the other deletes by seq: DELETE takes one only in its form for several tables, which reads a
--- small table whole.
-DELETE FROM multiq_jobs
+-- In this form for the hint's sake, as in ack.sql.
+DELETE job FROM multiq_jobs AS job FORCE INDEX (PRIMARY)
 WHERE seq IN ({seqs})

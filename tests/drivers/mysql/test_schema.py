@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 ONE = "CREATE TABLE IF NOT EXISTS multiq_one (a INT PRIMARY KEY) ENGINE=InnoDB;"
 TWO = "-- oldest: 1\nALTER TABLE multiq_one ADD COLUMN b INT NULL;\nALTER TABLE multiq_one ADD INDEX multiq_b (b);"
 THREE = "-- takes b away, which version 1 never asked for\n-- oldest: 2\nUPDATE multiq_one SET a = a;"
-TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
+TABLES = ("multiq_jobs", "multiq_queues", "multiq_receipts", "multiq_schema")
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user=
         with pytest.raises(BackendTimeout, match="somebody else"):
             run_up(mysql_server, place, timeout=1)
         process.kill()
-    assert run_up(mysql_server, place) == ["0001_jobs"]
+    assert run_up(mysql_server, place) == ["0001_jobs", "0002_receipts"]
 
 
 def test_a_migration_waits_for_who_is_busy_without_holding_up_the_others(
