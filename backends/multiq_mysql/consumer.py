@@ -6,6 +6,7 @@ and the COMMIT in the second. How it waits is in ``waiting``.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import secrets
 import time
@@ -140,13 +141,16 @@ class MysqlConsumer(Consumer):
             return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except BackendError:
             # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            return turn.answers, []
+            return turn.answers, self._leases_in_doubt()
 
     def interrupt(self) -> None:
         self._interrupted = True
         self._database.watch.ring()
 
     def close(self) -> None:
+        if leases := self._leases_in_doubt():
+            with contextlib.suppress(BackendError):  # then they end by themselves, and count as crashes
+                self.settle([GiveBack(lease) for lease in leases])
         self._connection.close()
 
     # --- waiting ---
@@ -311,6 +315,17 @@ class MysqlConsumer(Consumer):
             raise
         self._claimed = []
         claims.taken(chosen)
+        return leases
+
+    def _leases_in_doubt(self) -> list[Lease]:
+        """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
+        if not self._claimed:
+            return []
+        try:
+            leases = self._connection.run(self._read_back)
+        except BackendError:
+            return []
+        self._claimed = []
         return leases
 
     def _read_back(self, session: Session) -> list[Lease]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -14,13 +13,13 @@ from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State,
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost
 from multiq.ids import new_ids
 from multiq.registry import open_backend
-from multiq_mysql.connection import Connection, Database
+from multiq_mysql.connection import Database
 from multiq_mysql.waiting import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from servers.mysql import MysqlDatabases, MysqlServer, Place
+    from servers.mysql import MysqlDatabases, Place
 
     from multiq.backend import Lease, Verdict
     from multiq_mysql.backend import MysqlBackend
@@ -228,7 +227,7 @@ def test_a_delete_and_a_kick_that_counted_are_done_though_the_job_is_gone(
     assert backend.queues() == []
 
 
-def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_by_the_next_call(
+def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_all_the_same(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The verdicts are settled, and the claim that waited for jobs has failed."""
@@ -245,43 +244,23 @@ def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_by_the_next_ca
         answers, leases = consumer.exchange([Ack(lease)], 100, 30)
         assert answers == [None]
         assert not proxy.is_armed
-        leases = leases or consumer.reserve(100, 5)
         assert [lease.id for lease in leases] == made
         assert {(lease.attempt, lease.crashes) for lease in leases} == {(1, 0)}
         assert consumer.settle([Ack(lease) for lease in leases]) == [None] * 100
         assert backend.queues() == []
 
 
-def test_leases_that_the_server_is_still_committing_are_waited_for(
-    new_mysql: Callable[..., MysqlServer], monkeypatch: pytest.MonkeyPatch
+def test_leases_whose_reply_is_lost_are_given_back_when_the_consumer_closes(
+    backend: MysqlBackend, ours: Any, proxy: Proxy
 ) -> None:
-    # Given a server that commits nothing for now, and where nobody can end a session: something in between has numbers
-    # of its own
-    server = new_mysql()
-    monkeypatch.setattr(Connection, "_lay_ghost", lambda *_: None)
-    with (
-        server.database() as place,
-        Proxy((server.host, server.port)) as proxy,
-        open_backend(place.url) as backend,
-        open_backend(server.url(place.name, port=proxy.port)) as ours,
-        ours.consumer([QUEUE]) as consumer,
-        server.client() as backup,
-        backup.cursor() as cursor,
-    ):
-        made = enqueue(backend, 2)
+    made = enqueue(backend, 100)
+    with ours.consumer([QUEUE]) as consumer:
         assert consumer.reserve(0, 0) == []  # its connection is open
-        for stage in ("START", "FLUSH", "BLOCK_DDL", "BLOCK_COMMIT"):
-            cursor.execute(f"BACKUP STAGE {stage}")
-        # When its connection is cut while the server waits to commit
-        proxy.arm(CutRequest(after=b"COMMIT"))
-        go_on = threading.Timer(1.0, cursor.execute, ("BACKUP STAGE END",))
-        go_on.start()
-        leases = consumer.reserve(2, 0)
-        go_on.join()
-        # Then the leases are handed out, and not lost
-        assert [lease.id for lease in leases] == made
-        assert {lease.attempt for lease in leases} == {1}
-        assert consumer.settle([Ack(lease) for lease in leases]) == [None, None]
+        _answer_is_lost(proxy, lambda: consumer.reserve(100, 0))
+        assert backend.stats(QUEUE).reserved == 100
+    with backend.consumer([QUEUE]) as other:
+        leases = other.reserve(100, 0)
+    assert [(lease.id, lease.attempt, lease.crashes) for lease in leases] == [(job_id, 1, 0) for job_id in made]
 
 
 # --- receipts --------------------------------------------------------------------------------------------
