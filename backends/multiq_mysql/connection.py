@@ -36,7 +36,7 @@ from . import receipts, schema
 from .failures import code_of, explain, is_lost
 from .receipts import Book
 from .replay import REPLAYED, Replays
-from .statements import NOW, Sql
+from .statements import NOW, TRUE_NOW, Sql
 from .waiting import watch_of
 
 if TYPE_CHECKING:
@@ -119,6 +119,11 @@ class Database:
     def now(self) -> Sql:
         """The present in microseconds, as SQL: the server's clock, or a test's."""
         return NOW if self._clock is None else Sql(self._clock() // 1000)
+
+    @property
+    def true_now(self) -> Sql:
+        """The same for a session that is not ours."""
+        return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
         """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""

@@ -17,10 +17,10 @@ from multiq.registry import open_backend
 from multiq_mysql import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from servers.mysql import MysqlDatabases, Place
+    from servers.mysql import MysqlDatabases, MysqlServer, Place
 
 ONE = "CREATE TABLE IF NOT EXISTS multiq_one (a INT PRIMARY KEY) ENGINE=InnoDB;"
 TWO = "-- oldest: 1\nALTER TABLE multiq_one ADD COLUMN b INT NULL;\nALTER TABLE multiq_one ADD INDEX multiq_b (b);"
@@ -133,6 +133,14 @@ def test_without_the_right_to_make_tables_the_error_has_the_command(mysql_server
         # When somebody who may has run it
         run_up(mysql_server, place)
         schema.ensure(connection)
+
+
+def test_a_server_whose_mode_is_oracle_is_no_hindrance(new_mysql: Callable[..., MysqlServer]) -> None:
+    server = new_mysql(sql_mode="ORACLE")
+    with server.database() as place, open_backend(place.url) as backend:
+        assert backend.schema().up() == ["0001_jobs", "0002_receipts"]
+        backend.enqueue("mail", [NewJob(b"x", "one")])
+        assert backend.queues() == ["mail"]
 
 
 # --- several versions apart ------------------------------------------------------------------------------
