@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shell import Shell
 
-TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
+TABLES = ("multiq_jobs", "multiq_queues", "multiq_receipts", "multiq_schema")
 NAMES = [f"{migration.version:04}_{migration.name}" for migration in schema.shipped()]
 
 
