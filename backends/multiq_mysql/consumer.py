@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+import os
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -106,6 +107,7 @@ class MysqlConsumer(Consumer):
         self._is_busy = False
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
+        self._claimed_by = 0
         self._doubts = Doubts()
         """The same of verdicts."""
 
@@ -141,7 +143,9 @@ class MysqlConsumer(Consumer):
             return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except BackendError:
             # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            return turn.answers, self._leases_in_doubt()
+            found = self._leases_in_doubt()
+            self._claimed = found[limit:] or self._claimed
+            return turn.answers, found[:limit]
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -306,7 +310,7 @@ class MysqlConsumer(Consumer):
         leases = [row.lease(token) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("reserve", seqs=seqs, token=token, now=self._database.now)] if rows else []
-        self._claimed = leases
+        self._claimed, self._claimed_by = leases, os.getpid()
         try:
             self._commit(session, batch, answers, statements)
         except BaseException:
@@ -319,7 +323,7 @@ class MysqlConsumer(Consumer):
 
     def _leases_in_doubt(self) -> list[Lease]:
         """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
-        if not self._claimed:
+        if not self._claimed or self._claimed_by != os.getpid():  # what a parent process has claimed is its own
             return []
         try:
             leases = self._connection.run(self._read_back)
