@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
@@ -52,6 +53,7 @@ from .jobs import (
     promote,
 )
 from .login import OPTIONS, Login
+from .receipts import CHANGED
 from .statements import Sql, render
 
 if TYPE_CHECKING:
@@ -158,8 +160,9 @@ class MysqlBackend(Backend):
         which = {"queue": queue.encode(), "id": packed(job_id)}
 
         def delete(session: Session) -> None:
-            (gone,) = session.commit(render("delete", now=self._database.now, **which))
-            if not gone.affected and self._find(session, queue, job_id, may_be_gone=session.in_doubt) is not None:
+            gone, *_ = session.commit(render("delete", now=self._database.now, **which), done=CHANGED)
+            if not gone.affected and not session.done_before():
+                self._find(session, queue, job_id)
                 raise JobReserved(queue, job_id)
 
         self._run(delete)
@@ -185,8 +188,10 @@ class MysqlBackend(Backend):
         which = {"queue": queue.encode(), "id": packed(job_id)}
 
         def kick_job(session: Session) -> None:
-            (kicked,) = session.commit(render("kick_job", now=self._database.now, **which))
-            if not kicked.affected and self._find(session, queue, job_id) is State.RESERVED:
+            kicked, *_ = session.commit(render("kick_job", now=self._database.now, **which), done=CHANGED)
+            if kicked.affected or session.done_before():
+                return
+            if self._find(session, queue, job_id) is State.RESERVED:
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
@@ -252,15 +257,13 @@ class MysqlBackend(Backend):
         with self._database.borrowed() as connection:
             (outlook,) = self._database.watch.look(connection, self._database, [queue])
             if outlook.has_due:
-                promote(connection, self._database, queue)
+                promote(connection, outlook, time.monotonic() + self.timeout)
 
-    def _find(self, session: Session, queue: str, job_id: str, *, may_be_gone: bool = False) -> State | None:
-        """The state of a job. Raises ``JobNotFound``, unless it may be gone by our own doing."""
+    def _find(self, session: Session, queue: str, job_id: str) -> State:
+        """The state of a job. Raises ``JobNotFound``."""
         asked = render("find", queue=queue.encode(), id=packed(job_id), now=self._database.now)
         ((rows, _),) = session.ask(asked)
         if not rows:
-            if may_be_gone:
-                return None
             raise JobNotFound(queue, job_id)
         ((code, is_due),) = rows
         return effective_state(code, is_due=bool(is_due))
@@ -269,17 +272,15 @@ class MysqlBackend(Backend):
         """Out of the table and in again, because that is what gives a row a new number, and the job a new age."""
         now = self._database.now
         ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=packed(job_id), now=now))
+        if session.done_before():
+            return session.roll_back()
         if not rows:
-            if session.in_doubt:  # it was done, and so is the job
-                return session.roll_back()
             raise JobNotFound(queue, job_id)
         ((seq, code, is_due, priority, ttr, body),) = rows
         if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
-            if session.in_doubt:  # it was done, and somebody has it already
-                return session.roll_back()
             raise JobReserved(queue, job_id)
         job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
-        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now))
+        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now), done=1)
         return None
 
     def _purge(self, queue: str, code: int, newest: int) -> int:
@@ -315,14 +316,14 @@ class _Kick:
         self._seqs: list[int] = []
 
     def run(self, session: Session) -> int:
-        if session.in_doubt and self._seqs:
-            (((left,),), _) = session.ask(render("still_buried", seqs=self._seqs))[0]
-            if left < len(self._seqs):
+        if session.doubt:
+            session.ask(render("lock", seqs=self._seqs))
+            if session.done_before():
                 return len(self._seqs)
         ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), limit=self._size))
         self._seqs = sorted(seq for (seq,) in rows)
         if self._seqs:
-            session.commit(render("kick", seqs=self._seqs))
+            session.commit(render("kick", seqs=self._seqs), done=1)
         else:
             session.roll_back()
         return len(self._seqs)
@@ -346,12 +347,8 @@ def _insert(session: Session, preface: list[str], statements: Sequence[str]) -> 
 
 def _purge_some(session: Session, seqs: list[int], code: int) -> int:
     """How many of these are gone by our doing."""
-    was_in_doubt = session.in_doubt
-    (purged,) = session.commit(render("purge", seqs=seqs, state=code))
-    if not was_in_doubt:
-        return purged.affected
-    (((left,),), _) = session.ask(render("still_there", seqs=seqs))[0]
-    return len(seqs) - int(left)
+    purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
+    return purged.affected + (session.done_before() or 0)
 
 
 def _place(after: str) -> tuple[int, int]:

@@ -32,10 +32,11 @@ from pymysql.constants.CR import CR_MALFORMED_PACKET
 
 from multiq.errors import BackendUnavailable, MultiqError
 
-from . import schema
+from . import receipts, schema
 from .failures import code_of, explain, is_lost
+from .receipts import Book
 from .replay import REPLAYED, Replays
-from .statements import NOW, Sql
+from .statements import NOW, TRUE_NOW, Sql
 from .waiting import watch_of
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from multiq.clock import Clock
 
     from .login import Login
+    from .receipts import Receipt
     from .waiting import Watch
 
 _T = TypeVar("_T")
@@ -55,6 +57,7 @@ _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server giv
 
 _FACTS = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
+_TIDIED_EACH = 3600.0  # seconds
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
 _VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
 
@@ -68,7 +71,9 @@ _SESSION = (
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
     # inside a transaction MariaDB can tell sooner; a comment for MySQL
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) "
-    f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */;"
+    f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */"
+    # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
+    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
 
@@ -94,6 +99,9 @@ class Database:
         self.incarnation: tuple[Any, ...] = ()
         """Which server it was that was connected to last, and since when it runs."""
         self._clock = clock
+        self._server_began = 0.0
+        """The server's time when our monotonic clock was zero, about."""
+        self._tidied_at = float("-inf")
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._guard = threading.Lock()
@@ -111,6 +119,11 @@ class Database:
     def now(self) -> Sql:
         """The present in microseconds, as SQL: the server's clock, or a test's."""
         return NOW if self._clock is None else Sql(self._clock() // 1000)
+
+    @property
+    def true_now(self) -> Sql:
+        """The same for a session that is not ours."""
+        return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
         """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""
@@ -134,6 +147,20 @@ class Database:
             cursor.nextset()
             ((_, uptime),) = cursor.fetchall()
         self.incarnation = (*where, int(now) - int(uptime))
+        self._server_began = float(now) - time.monotonic()
+
+    @property
+    def minute(self) -> int:
+        """Minutes since 1970 by the server's clock, as far as its last word told: what orders receipts by age."""
+        return int((self._server_began + time.monotonic()) // 60)
+
+    def is_untidy(self) -> bool:
+        """Whether old receipts were not looked for in the last hour. Says so once."""
+        now = time.monotonic()
+        if now - self._tidied_at < _TIDIED_EACH:
+            return False
+        self._tidied_at = now
+        return True
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""
@@ -149,7 +176,6 @@ class Database:
             connection = self._idle.pop()
         except IndexError:
             connection = self.connection()
-        connection.in_doubt = False
         try:
             yield connection
         finally:
@@ -176,16 +202,25 @@ class Database:
 class Session:
     """What a verb sees of a connection during one try of its transaction."""
 
-    __slots__ = ("_opened", "deadline", "in_doubt", "in_transaction", "is_broken", "is_committing")
+    __slots__ = ("_opened", "_sign", "deadline", "doubt", "in_transaction", "is_broken", "receipt")
 
-    def __init__(self, opened: pymysql.connections.Connection[Any], deadline: float, *, in_doubt: bool) -> None:
+    def __init__(
+        self,
+        opened: pymysql.connections.Connection[Any],
+        deadline: float,
+        *,
+        sign: Callable[[], Receipt],
+        doubt: list[Receipt],
+    ) -> None:
         self._opened = opened
+        self._sign = sign
         self.deadline = deadline
-        self.in_doubt = in_doubt
-        """Whether an earlier try may have been committed, its reply being lost."""
+        self.doubt = doubt
+        """The receipts of earlier tries of this call that may have been committed, their replies being lost."""
         self.is_broken = False
-        self.is_committing = False
         self.in_transaction = False
+        self.receipt: Receipt | None = None
+        """Of the transaction that is being committed."""
 
     def ask(self, *texts: str) -> list[Answer]:
         """Run statements, sent in one packet, and return their answers. The first error ends it."""
@@ -212,30 +247,48 @@ class Session:
         self.in_transaction = True
         return self.ask("BEGIN", *texts)[1:]
 
-    def commit(self, *texts: str) -> list[Answer]:
-        """End the transaction with these statements. Outside of one, each statement is one by itself."""
-        self.is_committing = True
+    def commit(self, *texts: str, done: int | Sql | None = None) -> list[Answer]:
+        """End the transaction with these statements. Outside of one, each statement is one by itself.
+
+        With *done* it leaves a receipt, which says so; outside of a transaction the statements are one.
+        """
+        if done is not None:
+            self.receipt = self._sign()
+            texts = (*texts, self.receipt.sql(done))
+            if not self.in_transaction:
+                answers = self.begin(*texts, "COMMIT")
+                self.in_transaction, self.receipt = False, None
+                return answers
         answers = self.ask(*texts, "COMMIT") if self.in_transaction else self.ask(*texts)
-        self.in_transaction = self.is_committing = False
+        self.in_transaction, self.receipt = False, None
         return answers
 
     def roll_back(self) -> None:
         """Forget what was done since ``begin``."""
         self.ask("ROLLBACK")
-        self.in_transaction = self.is_committing = False
+        self.in_transaction, self.receipt = False, None
+
+    def done_before(self) -> int | None:
+        """What an earlier try of this call has done, if one was committed. The rows in question must be locked."""
+        if not self.doubt:
+            return None
+        (answer,) = self.ask(receipts.asked(self.doubt))
+        left = receipts.found(answer)
+        done = [left[receipt] for receipt in self.doubt if receipt in left]
+        return sum(done) if done else None
 
 
 class Connection:
     """A connection that opens when it is used, and again after a fork or an error. One thread at a time."""
 
     def __init__(self, database: Database) -> None:
-        self.in_doubt = False
-        """Whether the last call ended without knowing whether its transaction was committed."""
         self._database = database
+        self._book = Book()
         self._opened: pymysql.connections.Connection[Any] | None = None
         self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
+        self._is_untidy = False
         self._incarnation: tuple[Any, ...] = ()
         self._ghost: int | None = None
         """The number of a session that we lost, and that has its locks until the server notices."""
@@ -243,24 +296,25 @@ class Connection:
     def run(self, work: Callable[[Session], _T]) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
 
-        Work that is run again after a lost reply has ``session.in_doubt``. Raises ``BackendError``, and what *work*
+        Work that is run again after a lost reply has ``session.doubt``. Raises ``BackendError``, and what *work*
         raises.
         """
         timeout = self._database.timeout
         deadline = time.monotonic() + timeout
         replays = Replays(deadline)
         reconnects = 0
+        doubt: list[Receipt] = []
         with self._lock:
             while True:
                 session = None
                 try:
-                    session = Session(self._open(deadline), deadline, in_doubt=self.in_doubt)
+                    session = Session(self._open(deadline), deadline, sign=self._sign, doubt=doubt)
                     result = work(session)
                 except MultiqError:
                     self._clean_up(session)
                     raise
                 except (pymysql.MySQLError, OSError) as exc:
-                    self.in_doubt = self.in_doubt or bool(session and session.is_broken and session.is_committing)
+                    self._note(session, doubt)
                     self._clean_up(session)
                     if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
                         continue
@@ -270,11 +324,35 @@ class Connection:
                         continue
                     raise explain(exc, self._database.login.place, timeout) from exc
                 except BaseException:
-                    self.in_doubt = self.in_doubt or bool(session and session.is_broken and session.is_committing)
+                    self._note(session, doubt)
                     self._drop()  # half a reply may be on its way
                     raise
-                self.in_doubt = False
+                if self._is_untidy:
+                    self._tidy(session)
                 return result
+
+    def _sign(self) -> Receipt:
+        """The receipt of the next transaction."""
+        receipt = self._book.next(self._database.minute)
+        self._is_untidy = self._is_untidy or self._database.is_untidy()
+        return receipt
+
+    def _note(self, session: Session | None, doubt: list[Receipt]) -> None:
+        """After an error: a receipt that may have been left must not be overwritten."""
+        if session is not None and session.is_broken and session.receipt is not None:
+            doubt.append(session.receipt)
+            self._book.close()
+
+    def _tidy(self, session: Session) -> None:
+        """Delete old receipts, which is no part of the call."""
+        self._is_untidy = False
+        try:
+            session.ask(receipts.tidy(self._database.minute))
+        except (pymysql.MySQLError, OSError):
+            self._clean_up(session)
+        except BaseException:
+            self._drop()
+            raise
 
     def ask(self, text: str) -> tuple[Any, ...]:
         """The rows of one statement that reads, outside a transaction."""
@@ -293,6 +371,7 @@ class Connection:
     def start_over_in_child(self) -> None:
         """After a fork: the parent's session is forgotten, without a word on its wire."""
         self._lock = threading.Lock()
+        self._book.close()
         opened, self._opened = self._opened, None
         if opened is not None:
             _leave_to_parent(opened)

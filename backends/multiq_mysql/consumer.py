@@ -6,7 +6,9 @@ and the COMMIT in the second. How it waits is in ``waiting``.
 
 from __future__ import annotations
 
+import contextlib
 import operator
+import os
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -17,13 +19,14 @@ from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.errors import BackendError
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
-from .jobs import AGAIN, READY, SECOND, promote, unhexed
-from .settling import Batch
+from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
+from .receipts import CHANGED
+from .settling import Batch, Doubts
 from .statements import render, rendered
 from .waiting import Question
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from multiq.backend import Verdict
     from multiq.errors import LeaseLost
@@ -31,7 +34,6 @@ if TYPE_CHECKING:
     from .connection import Answer, Database, Session
     from .floors import Lane
     from .jobs import Outlook
-    from .settling import Fence
     from .statements import Sql
 
 _START_CLOCK = "SET @multiq_at = SYSDATE(6)"
@@ -48,11 +50,6 @@ class _Turn(NamedTuple):
     answers: list[LeaseLost | None]
     leases: list[Lease]
     outlooks: list[Outlook]
-
-    @property
-    def overdue(self) -> list[str]:
-        """Queues with jobs that must be promoted before anybody knows which is the best."""
-        return [outlook.queue for outlook in self.outlooks if outlook.has_work and outlook.has_due]
 
 
 class _Row(msgspec.Struct, array_like=True):
@@ -110,7 +107,8 @@ class MysqlConsumer(Consumer):
         self._is_busy = False
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
-        self._doubted: frozenset[Fence] = frozenset()
+        self._claimed_by = 0
+        self._doubts = Doubts()
         """The same of verdicts."""
 
     def reorder(self, queues: Sequence[str]) -> None:
@@ -126,6 +124,7 @@ class MysqlConsumer(Consumer):
             return []
         batch = Batch(self._database, verdicts)
         answers = self._connection.run(lambda session: self._settle(session, batch))
+        self._doubts.end(batch)
         self._tell_others(verdicts)
         return answers
 
@@ -137,20 +136,25 @@ class MysqlConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         turn = self._turn(verdicts, limit)
         self._tell_others(verdicts)
-        if turn.leases or (timeout <= 0 and not turn.overdue):
+        if turn.leases or timeout <= 0:
             self._interrupted = False
             return turn.answers, turn.leases
         try:
-            return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=not turn.overdue)
+            return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except BackendError:
             # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            return turn.answers, []
+            found = self._leases_in_doubt()
+            self._claimed = found[limit:] or self._claimed
+            return turn.answers, found[:limit]
 
     def interrupt(self) -> None:
         self._interrupted = True
         self._database.watch.ring()
 
     def close(self) -> None:
+        if leases := self._leases_in_doubt():
+            with contextlib.suppress(BackendError):  # then they end by themselves, and count as crashes
+                self.settle([GiveBack(lease) for lease in leases])
         self._connection.close()
 
     # --- waiting ---
@@ -162,7 +166,7 @@ class MysqlConsumer(Consumer):
             rings = watch.rings  # before looking: what is enqueued here after this wakes us
             outlooks: list[Outlook] = []
             if self._claimed or (self._is_busy and not has_looked) or self._has_work(outlooks):
-                turn = self._take_turns(limit)
+                turn = self._turn((), limit)
                 outlooks = turn.outlooks
                 if turn.leases:
                     self._interrupted = False
@@ -190,19 +194,12 @@ class MysqlConsumer(Consumer):
 
     # --- reserving ---
 
-    def _take_turns(self, limit: int) -> _Turn:
-        """Reserve, once nothing is left to promote."""
-        while True:
-            turn = self._turn((), limit)
-            if turn.leases or not turn.overdue:
-                return turn
-            for queue in turn.overdue:
-                promote(self._connection, self._database, queue)
-
     def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
         """Settle and reserve in one transaction."""
         batch = Batch(self._database, verdicts) if verdicts else None
         turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
+        if batch is not None:
+            self._doubts.end(batch)
         self._is_busy = bool(turn.leases)
         self._without = frozenset(outlook.queue for outlook in turn.outlooks if not outlook.has_work)
         if turn.leases:
@@ -215,26 +212,33 @@ class MysqlConsumer(Consumer):
             self._claimed = ours[limit:]
             return _Turn(answers, ours[:limit], [])
         self._claimed = []
+        claims = _Claims(self._database)
+        try:
+            return self._settle_and_claim(session, batch, claims, limit)
+        finally:
+            claims.drop()  # what is not handed out must be found by whoever looks next
+
+    def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Turn:
         answers, acks = [], []
-        if batch is not None and batch.is_short and not self._doubted:
+        if batch is not None and batch.is_short and not self._doubts.about(batch):
             answers, acks = batch.all_done(), batch.acks()
         elif batch is not None:
             answers = self._settle_carefully(session, batch)
-        settled, outlooks, claimed = self._look_and_claim(session, acks, limit)
+        settled, outlooks = self._look_and_claim(session, acks, claims, limit)
         if batch is not None and acks and settled < len(batch.verdicts):
             session.roll_back()  # some lease has ended, and only the long way tells which
+            claims.drop()
             answers = self._settle_carefully(session, batch)
-            _, outlooks, claimed = self._look_and_claim(session, [], limit)
-        turn = _Turn(answers, [], outlooks)
-        chosen = {} if turn.overdue else self._choose(session, outlooks, claimed, limit)
-        return turn._replace(leases=self._reserve(session, batch, chosen))
+            _, outlooks = self._look_and_claim(session, [], claims, limit)
+        chosen = self._choose(session, outlooks, claims, limit)
+        return _Turn(answers, self._reserve(session, batch, answers, claims, chosen), outlooks)
 
     def _look_and_claim(
-        self, session: Session, acks: list[str], limit: int
-    ) -> tuple[int, list[Outlook], dict[str, list[_Row]]]:
+        self, session: Session, acks: list[str], claims: _Claims, limit: int
+    ) -> tuple[int, list[Outlook]]:
         """One packet: how many acks were carried out, what the queues offer, and rows of the likely queue, locked."""
         question = Question(self._database.watch, self._database, self.queues, BUSY, claimed_from=self._hint)
-        claim = _Claim(self._database, self._hint, limit)
+        claim = claims.begin(self._hint, limit)
         statements = [*acks, question.sql, *claim.sql]
         answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
         settled = sum(answer.affected for answer in answers[: len(acks)])
@@ -244,20 +248,23 @@ class MysqlConsumer(Consumer):
         outlooks = [
             outlook._replace(has_ready=bool(rows)) if outlook.queue == self._hint else outlook for outlook in outlooks
         ]
-        return settled, outlooks, {self._hint: rows}
+        return settled, outlooks
 
     def _choose(
-        self, session: Session, outlooks: Sequence[Outlook], claimed: dict[str, list[_Row]], limit: int
+        self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int
     ) -> dict[str, list[_Row]]:
-        """The best rows, queue by queue; those that are not among them are free again with the commit."""
+        """The best rows, queue by queue; those that are not among them are free again with the commit.
+
+        What is due in a queue is made ready when its turn comes, and not before: a queue in front of it with enough
+        jobs does not wait for that. One round, as more may become due all the time.
+        """
         chosen: dict[str, list[_Row]] = {}
         left = limit
         for outlook in outlooks:
-            if outlook.has_work and left and outlook.queue not in chosen:  # it may be named twice
-                rows = claimed.get(outlook.queue)
-                if rows is None:
-                    claim = _Claim(self._database, outlook.queue, left)
-                    rows = claim.answered(session, session.ask(*claim.sql))
+            if not left:
+                break
+            if outlook.has_work and outlook.queue not in chosen:  # it may be named twice
+                rows = self._best(session, outlook, claims, left)
                 if rows:
                     if not chosen:
                         self._hint = outlook.queue
@@ -265,35 +272,65 @@ class MysqlConsumer(Consumer):
                     left -= len(chosen[outlook.queue])
         return chosen
 
-    def _reserve(self, session: Session, batch: Batch | None, chosen: dict[str, list[_Row]]) -> list[Lease]:
+    def _best(self, session: Session, outlook: Outlook, claims: _Claims, limit: int) -> list[_Row]:
+        """The best rows of one queue, locked, after what is due there was made ready."""
+        promoting: list[str] = []
+        if outlook.has_due:
+            found = session.ask(*due(outlook))
+            promoting = promoted(found)
+            floors = self._database.watch.floors(outlook.queue)
+            if promoting:
+                claims.has_promoted = True
+                floors.again.bottom.hurry()
+            else:
+                floors.all_due_is_locked()
+        known = claims.of(outlook.queue)
+        if known is not None and not promoting:
+            return known.rows
+        if known is not None:
+            known.drop()
+        claim = claims.begin(outlook.queue, limit)
+        answers = session.ask(*promoting, *claim.sql)
+        return claim.answered(session, answers[len(promoting) :])
+
+    def _reserve(
+        self,
+        session: Session,
+        batch: Batch | None,
+        answers: Sequence[LeaseLost | None],
+        claims: _Claims,
+        chosen: dict[str, list[_Row]],
+    ) -> list[Lease]:
         """Put the rows under leases of one token, and commit."""
         rows = [row for found in chosen.values() for row in found]
-        if not rows and batch is None:
+        if not rows and batch is None and not claims.has_promoted:
             session.roll_back()
             return []
         token = secrets.randbits(63) | 1  # 0 means none
         leases = [row.lease(token) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("reserve", seqs=seqs, token=token, now=self._database.now)] if rows else []
-        self._claimed = leases
+        self._claimed, self._claimed_by = leases, os.getpid()
         try:
-            self._commit(session, batch, statements)
+            self._commit(session, batch, answers, statements)
         except BaseException:
             if not session.is_broken:
                 self._claimed = []  # the server said that it did nothing
             raise
         self._claimed = []
-        self._raise_floors(chosen)
+        claims.taken(chosen)
         return leases
 
-    def _raise_floors(self, taken: dict[str, list[_Row]]) -> None:
-        for queue, rows in taken.items():
-            floors = self._database.watch.floors(queue)
-            for lane, is_again in ((floors.ready, False), (floors.again, True)):
-                last = next((row for row in reversed(rows) if row.is_again is is_again), None)
-                if last is not None:
-                    lane.taken(last.place)
-            floors.taken(len(rows))
+    def _leases_in_doubt(self) -> list[Lease]:
+        """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
+        if not self._claimed or self._claimed_by != os.getpid():  # what a parent process has claimed is its own
+            return []
+        try:
+            leases = self._connection.run(self._read_back)
+        except BackendError:
+            return []
+        self._claimed = []
+        return leases
 
     def _read_back(self, session: Session) -> list[Lease]:
         """Those of the leases in doubt that are ours."""
@@ -306,37 +343,70 @@ class MysqlConsumer(Consumer):
     # --- settling ---
 
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        if batch.is_short and not self._doubted:
-            if len(batch.verdicts) == 1:  # one statement, which commits by itself
-                (ack,) = self._commit(session, batch, batch.acks())
+        if batch.is_short and not self._doubts.about(batch):
+            if len(batch.verdicts) == 1:
+                ack, *_ = self._commit(session, batch, batch.all_done(), batch.acks(), done=CHANGED)
                 return batch.all_done() if ack.affected else batch.all_lost()
             if sum(ack.affected for ack in session.begin(*batch.acks())) == len(batch.verdicts):
-                self._commit(session, batch, [])
+                self._commit(session, batch, batch.all_done(), [])
                 return batch.all_done()
             session.roll_back()
-        answers, statements = batch.lock(session, self._doubted)
-        self._commit(session, batch, statements)
+        answers, statements = batch.lock(session, self._doubts)
+        self._commit(session, batch, answers, statements)
         return answers
 
     def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        answers, statements = batch.lock(session, self._doubted)
+        answers, statements = batch.lock(session, self._doubts)
         if statements:
             session.ask(*statements)
         return answers
 
-    def _commit(self, session: Session, batch: Batch | None, statements: Sequence[str]) -> list[Answer]:
-        """Commit. Until the reply is here nobody knows what became of these verdicts."""
-        before = self._doubted
-        if batch is not None:
-            self._doubted = before.union(batch.fences)
+    def _commit(
+        self,
+        session: Session,
+        batch: Batch | None,
+        answers: Sequence[LeaseLost | None],
+        statements: Sequence[str],
+        *,
+        done: int | Sql = 1,
+    ) -> list[Answer]:
+        """Commit. If the reply is lost, the receipt tells later whether these are the answers."""
+        if batch is None:
+            return session.commit(*statements)
         try:
-            answers = session.commit(*statements)
+            return session.commit(*statements, done=done)
         except BaseException:
-            if not session.is_broken:
-                self._doubted = before
+            if session.is_broken and session.receipt is not None:
+                self._doubts.begin(batch, answers, session.receipt)
             raise
-        self._doubted = frozenset()
-        return answers
+
+
+class _Claims:
+    """The claims of one try of a transaction."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._last: dict[str, _Claim] = {}
+        self.has_promoted = False
+
+    def begin(self, queue: str, limit: int) -> _Claim:
+        """One more, which takes the place of the queue's one before."""
+        self._last[queue] = claim = _Claim(self._database, queue, limit)
+        return claim
+
+    def of(self, queue: str) -> _Claim | None:
+        """The queue's last one."""
+        return self._last.get(queue)
+
+    def taken(self, chosen: Mapping[str, list[_Row]]) -> None:
+        """These rows are under leases, and the transaction is committed."""
+        for queue, rows in chosen.items():
+            self._last[queue].taken(rows)
+
+    def drop(self) -> None:
+        """What is left of the rows was locked for nothing."""
+        for claim in self._last.values():
+            claim.drop()
 
 
 class _Claim:
@@ -346,7 +416,11 @@ class _Claim:
         self._database = database
         self._queue = queue
         self._limit = limit
-        floors = database.watch.floors(queue)
+        self.rows: list[_Row] = []
+        """What it has found, in their order, as far as they are not handed out."""
+        self._below: list[_Row] = []
+        """What it has found beyond its limit."""
+        self._floors = floors = database.watch.floors(queue)
         self._lanes = ((AGAIN, floors.again, floors.again.sql), (READY, floors.ready, floors.ready.sql))
 
     @property
@@ -360,7 +434,26 @@ class _Claim:
         again, ready = (self._found(lane, left) for lane in self._lanes)
         if not again and not ready:
             again, ready = (self._look_below(session, lane) for lane in self._lanes)
-        return sorted([*again, *ready], key=_BY_PLACE)[: self._limit] if again else ready
+        found = sorted([*again, *ready], key=_BY_PLACE) if again else ready
+        self.rows, self._below = found[: self._limit], found[self._limit :]
+        return self.rows
+
+    def taken(self, rows: Sequence[_Row]) -> None:
+        """The first ones of its rows are handed out: what comes next is behind them."""
+        for lane, is_again in ((self._floors.ready, False), (self._floors.again, True)):
+            last = next((row for row in reversed(rows) if row.is_again is is_again), None)
+            if last is not None:
+                lane.taken(last.place)
+        self._floors.taken(len(rows))
+        self.rows = self.rows[len(rows) :]
+
+    def drop(self) -> None:
+        """The rows that are left are handed out to nobody: the next look must come upon them."""
+        dropped, self.rows, self._below = [*self.rows, *self._below], [], []
+        for lane, is_again in ((self._floors.ready, False), (self._floors.again, True)):
+            first = next((row for row in dropped if row.is_again is is_again), None)
+            if first is not None:
+                lane.dropped(first.place)
 
     def _scan(self, state: int, lane: Lane, floor: Sql) -> list[str]:
         select = rendered(

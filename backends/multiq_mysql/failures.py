@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 from multiq.resolver import NameTimeoutError
 
-from .replay import REPLAYED
+from .replay import LOCKED
 
 if TYPE_CHECKING:
     from multiq.errors import MultiqError
@@ -33,6 +33,7 @@ _LOST = frozenset(
 
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
+    1047: "takes no commands: as a node of a Galera cluster it is not, or no longer, part of it; name another node",
     1129: "has blocked this host after too many failed connections: run FLUSH HOSTS on it",
     1203: "allows this user no more connections: raise max_user_connections",
     1226: "allows this user no more connections or queries for now: raise its limits",
@@ -41,6 +42,8 @@ _UNAVAILABLE = {
     1792: "is read-only: name the primary, not a replica",
     1836: "is read-only: name the primary, not a replica",
     1969: "ended a query that took longer than its max_statement_time",
+    3101: "rolled the transaction back each time, as Group Replication does when another node has changed the same "
+    "rows: let all workers use one node",
     3024: "ended a query that took longer than its max_execution_time",
 }
 
@@ -99,7 +102,7 @@ def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
             f"{place} did not answer within {timeout:g} s ({exc}): look at the server's load, or wait longer with "
             "?timeout= in the URL"
         )
-    if number in REPLAYED:
+    if number in LOCKED:
         return BackendTimeout(
             f"{place} could not get a lock within {timeout:g} s ({exc}): look for a transaction that is kept open, or "
             "wait longer with ?timeout= in the URL"

@@ -20,6 +20,7 @@ from .statements import Sql
 CHEAP = 0.002  # seconds; what takes no longer is done every time
 MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
 BUSY, IDLE, POLL = 100, 10, 12  # beyond that a scan takes one part in so many: at work, out of work, waiting
+LOCKED = 0.05  # seconds until due jobs are tried again that somebody has locked
 _LONGEST = 0.8  # seconds between two looks from the bottom of who has nothing to do, or as long as one takes
 _LONGEST_BUSY = 10.0  # the same of who takes one job after another
 
@@ -104,6 +105,11 @@ class Lane:
         """All are taken up to this one: its priority and seq."""
         self._last = last
 
+    def dropped(self, first: tuple[int, int]) -> None:
+        """A scan found this one, and somebody else is to have it: is it where the next scan looks?"""
+        if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
+            self.bottom.hurry()
+
     def enqueued(self, priority: int) -> None:
         """This process has enqueued something: more urgent than where the floor is?"""
         if self._is_empty or (self._last is not None and priority < self._last[0]):
@@ -119,6 +125,16 @@ class Floors:
         self.again = Lane(may_wait=False)
         self.due = Bottom(may_wait=False)
         """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
+        self._locked_until = 0.0
+
+    @property
+    def is_all_due_locked(self) -> bool:
+        """Whether what is due was just found to be in somebody's hands."""
+        return self._locked_until > time.monotonic()
+
+    def all_due_is_locked(self) -> None:
+        """Somebody else has locked what is due: that is no work for now, however often it is seen."""
+        self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:
         """So many jobs have left entries behind: among the ready ones, and soon among the reserved ones."""

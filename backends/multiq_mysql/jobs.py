@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import STORED_STATES, JobRecord, State
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .connection import Connection, Database, Session
+    from .connection import Answer, Connection, Database, Session
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
 
@@ -143,6 +144,14 @@ class Outlook(NamedTuple):
         return any(left <= 0 for left in self._times())
 
     @property
+    def without_due(self) -> Outlook:
+        """The same if nothing of what is due can be had now."""
+        due_in, lease_ends_in = (
+            None if left is None or left <= 0 else left for left in (self.due_in, self.lease_ends_in)
+        )
+        return self._replace(due_in=due_in, lease_ends_in=lease_ends_in)
+
+    @property
     def has_work(self) -> bool:
         """Whether a job could be reserved."""
         return self.paused_for <= 0 and (self.has_ready or self.has_due)
@@ -184,21 +193,39 @@ def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, 
 # --- what is due becomes ready ---------------------------------------------------------------------------
 
 
-def promote(connection: Connection, database: Database, queue: str) -> None:
-    """Make ready what is due, in slices."""
+def due(outlook: Outlook) -> list[str]:
+    """The statements that lock a slice of what is due in a queue, as it was at the time of the look."""
+    states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
+    return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
+
+
+def promoted(found: Sequence[Answer]) -> list[str]:
+    """The statement that makes ready what ``due`` has found; none for nothing."""
+    seqs = sorted(seq for rows, _ in found for (seq,) in rows)
+    return [render("promote", seqs=seqs)] if seqs else []
+
+
+def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
+    """Make ready what was due at the time of a look, in slices. What somebody has locked stays as it is."""
     for state in (RESERVED, DELAYED):
-        while connection.run(functools.partial(_promote_some, database=database, queue=queue, state=state)) == SLICE:
+        some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
+        while connection.run(some) == SLICE and time.monotonic() < give_up_at:
             pass
 
 
-def _promote_some(session: Session, database: Database, queue: str, state: int) -> int:
+def _due(queue: str, state: int, now: int) -> str:
+    return render("due", queue=queue.encode(), state=state, now=now, limit=SLICE)
+
+
+def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
     """One slice, one transaction. Returns how many."""
-    ((rows, _),) = session.begin(render("due", queue=queue.encode(), state=state, now=database.now, limit=SLICE))
-    if rows:
-        session.commit(render("promote", seqs=sorted(seq for (seq,) in rows)))
+    found = session.begin(_due(queue, state, now))
+    promoting = promoted(found)
+    if promoting:
+        session.commit(*promoting)
     else:
         session.roll_back()
-    return len(rows)
+    return len(found[0].rows)
 
 
 # --- records ---------------------------------------------------------------------------------------------

@@ -7,8 +7,12 @@ import random
 import time
 
 DEADLOCK, LOCK_WAIT, CHANGED = 1213, 1205, 1020
-REPLAYED = frozenset({DEADLOCK, LOCK_WAIT, CHANGED})
-"""The server's errors after which the whole transaction is run again. Galera says 1213 at COMMIT, too."""
+LOCKED = frozenset({DEADLOCK, LOCK_WAIT, CHANGED})
+"""Somebody else's lock, or change. Galera says 1213 at COMMIT, too."""
+REFUSED_BY_GROUP, NOT_PREPARED = 3101, 1047
+REPLAYED = LOCKED | {REFUSED_BY_GROUP, NOT_PREPARED}
+"""The server's errors after which the whole transaction is run again: those, and what Group Replication says of a
+transaction that lost against another node's, and Galera of a node that is joining."""
 
 counted: collections.Counter[int] = collections.Counter()
 """How often that happened in this process, by the error's number."""

@@ -51,6 +51,9 @@ _WAITED_TOO_LONG = 1205
 #: a table, column or index that is there already, or is gone already
 _DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
 
+PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
+"""Whatever the server's default is: in the mode ORACLE a column cannot be called ``body``."""
+
 _LONGEST = 86400.0  # seconds for one statement: a large table's index takes its time
 _LOCK_WAIT = 2  # seconds: a DDL statement that waits makes everybody else's statements wait behind it
 _PAUSE = 0.5  # seconds that the others get before it is tried again
@@ -103,8 +106,9 @@ class MysqlSchema(Schema):
 
     @contextlib.contextmanager
     def _connection(self, **options: Any) -> Iterator[Connection[Any]]:
+        ours = {"autocommit": True, "init_command": PLAIN_MODE, **options}
         try:
-            with contextlib.closing(self._login.connect(self._timeout, autocommit=True, **options)) as connection:
+            with contextlib.closing(self._login.connect(self._timeout, **ours)) as connection:
                 yield connection
         except (pymysql.MySQLError, OSError) as exc:
             raise explain(exc, self._login.place, self._timeout) from exc

@@ -6,24 +6,31 @@ live, and the count of rows tells whether all were. Any other batch is locked an
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Release, Touch
 from multiq.errors import LeaseLost
 
+from . import receipts
 from .jobs import RESERVED, microseconds
 from .statements import render
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from multiq.backend import Verdict
 
     from .connection import Database, Session
+    from .receipts import Receipt
 
 Fence = tuple[int, int]
 """A job's seq and its reservation's token."""
+
+Key = tuple[Fence, type]
+"""A verdict, for who repeats it: its fence and its kind."""
+
+_MOST_DOUBTS = 100_000  # verdicts
 
 _ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
 
@@ -37,6 +44,42 @@ def fence_of(verdict: Verdict) -> Fence:
         return 0, 0
 
 
+class Doubts:
+    """Verdicts of transactions of which nobody knows whether they were committed, until their caller has the answer.
+
+    Other calls of the same consumer may come between a lost reply and its repetition.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, list[tuple[Receipt, LeaseLost | None]]] = {}
+
+    def about(self, batch: Batch) -> bool:
+        """Whether any of these verdicts may have been carried out by an earlier call."""
+        return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
+
+    def receipts(self, batch: Batch) -> list[Receipt]:
+        """Those that would be there if they were."""
+        return [receipt for key in batch.named() for receipt, _ in self._pending.get(key, ())]
+
+    def answers(self, key: Key, left: Mapping[Receipt, int]) -> list[LeaseLost | None]:
+        """How this verdict was answered by a transaction that has *left* its receipt; twice if it is named twice."""
+        return [answer for receipt, answer in self._pending.get(key, ()) if left.get(receipt)]
+
+    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], receipt: Receipt) -> None:
+        """The reply to this transaction was lost. A touch is simply made again."""
+        for key, answer in zip(batch.named(), answers, strict=True):
+            if key[1] is not Touch:
+                self._pending.setdefault(key, []).append((receipt, answer))
+        while len(self._pending) > _MOST_DOUBTS:  # callers that never came back
+            del self._pending[next(iter(self._pending))]
+
+    def end(self, batch: Batch) -> None:
+        """The caller gets its answers now."""
+        if self._pending:
+            for key in batch.named():
+                self._pending.pop(key, None)
+
+
 class Batch:
     """The verdicts of one call."""
 
@@ -44,6 +87,10 @@ class Batch:
         self.verdicts = verdicts
         self.fences = [fence_of(verdict) for verdict in verdicts]
         self._database = database
+
+    def named(self) -> list[Key]:
+        """What tells the verdicts apart when they are repeated."""
+        return [(fence, type(verdict)) for fence, verdict in zip(self.fences, self.verdicts, strict=True)]
 
     @property
     def is_short(self) -> bool:
@@ -69,32 +116,43 @@ class Batch:
         """The answers if nothing did."""
         return [LeaseLost(verdict.lease.queue, verdict.lease.id) for verdict in self.verdicts]
 
-    def lock(self, session: Session, doubted: frozenset[Fence]) -> tuple[list[LeaseLost | None], list[str]]:
+    def lock(self, session: Session, doubts: Doubts) -> tuple[list[LeaseLost | None], list[str]]:
         """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
 
-        *doubted* are fences whose verdicts may have been carried out by an earlier call.
+        *doubts* are about verdicts that may have been carried out by an earlier call.
         """
         now = self._database.now
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
-        found, *last = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
-        places = {queue: answer.rows[0][0] for queue, answer in zip(queues, last, strict=True)}
-        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubted)
+        expected = doubts.receipts(self)
+        if expected:  # behind the lock, which waits for a transaction that is still going on
+            asked.append(receipts.asked(expected))
+        found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
+        left = receipts.found(more.pop()) if expected else {}
+        places = {queue: answer.rows[0][0] for queue, answer in zip(queues, more, strict=True)}
+        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubts, left)
 
     def _judge(
-        self, rows: dict[int, tuple[int, int, int]], places: dict[str, int], doubted: frozenset[Fence]
+        self,
+        rows: dict[int, tuple[int, int, int]],
+        places: dict[str, int],
+        doubts: Doubts,
+        left: Mapping[Receipt, int],
     ) -> tuple[list[LeaseLost | None], list[str]]:
         answers: list[LeaseLost | None] = []
         steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
-        for verdict, (seq, token) in zip(self.verdicts, self.fences, strict=True):
+        repeated: Counter[Key] = Counter()
+        for verdict, key in zip(self.verdicts, self.named(), strict=True):
+            seq, token = key[0]
             found_token, state, is_live = rows.get(seq, (0, -1, 0))
-            if found_token == token and state == RESERVED and is_live:
+            if left and (given := doubts.answers(key, left)):
+                answers.append(given[min(repeated[key], len(given) - 1)])
+                repeated[key] += 1
+            elif found_token == token and state == RESERVED and is_live:
                 steps[_step(verdict, places)].append(seq)
                 answers.append(None)
                 if type(verdict) is not Touch:
                     del rows[seq]  # one verdict is all that a reservation takes
-            elif (seq, token) in doubted and _was_carried_out(verdict, found_token == token, state):
-                answers.append(None)
             else:
                 answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
         # touch first: on one job it cannot come after another verdict, which would have ended the lease
@@ -119,15 +177,6 @@ def _step(verdict: Verdict, places: dict[str, int]) -> tuple[Any, ...]:
             return ("abandon", ("reason", _bytes(reason)))
         case _:
             return (next(verb for kind, verb in _ONE_STEP if type(verdict) is kind),)
-
-
-def _was_carried_out(verdict: Verdict, is_our_token: bool, state: int) -> bool:
-    """For a verdict that may have been committed without our knowing: a job that is gone was acked by us, one that
-    kept our token and is not reserved any more was settled by us. Nothing else leaves that behind.
-    """
-    if type(verdict) is Ack:
-        return state == -1
-    return is_our_token and state != RESERVED
 
 
 def _bytes(reason: str | None) -> bytes | None:

@@ -26,6 +26,9 @@ Value: TypeAlias = "int | bytes | Iterable[int] | Sql | None"
 NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
 """Microseconds since 1970 by the server's clock, whatever the session's time zone; one moment within a statement."""
 
+TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
+"""The same in a session whose clock somebody may have stopped (SET timestamp), which SYSDATE does not heed."""
+
 
 def render(verb: str, **values: Value) -> str:
     """``sql/<verb>.sql`` with *values* in the place of ``{names}``."""

@@ -167,7 +167,9 @@ class Question:
         took, found = outlooks(rows, self._queues)
         for bottom in self._bottoms:
             bottom.looked(took)
-        for floors, outlook in zip(self._floors, found, strict=True):
+        for number, (floors, outlook) in enumerate(zip(self._floors, found, strict=True)):
+            if outlook.has_due and floors.is_all_due_locked:
+                found[number] = outlook.without_due
             if outlook.has_ready:  # who comes to take it has to find it
                 floors.ready.bottom.hurry()
                 floors.again.bottom.hurry()

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from shell import Shell
 
-TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
+TABLES = ("multiq_jobs", "multiq_queues", "multiq_receipts", "multiq_schema")
 NAMES = [f"{migration.version:04}_{migration.name}" for migration in schema.shipped()]
 
 
@@ -75,7 +75,8 @@ def test_what_is_shown_is_what_would_be_run_and_needs_no_server(
 @pytest.mark.parametrize(
     ("change", "state"),
     [
-        ("version = version - 1", "missing"),  # there is no version between none and the first
+        ("version = 0", "missing"),
+        ("version = version - 1", "older"),
         ("version = version + 1", "ready"),
         ("version = version + 1, oldest = version", "newer"),
     ],

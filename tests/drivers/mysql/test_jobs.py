@@ -10,21 +10,22 @@ import pymysql
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State
-from multiq.errors import BackendCorrupt, BackendTimeout, OptionInvalid, PayloadTooLarge
+from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.registry import open_backend
+from multiq.url import parse_url
 from multiq_mysql import floors, replay
+from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.floors import BOTTOM, NOTHING, Lane
 from multiq_mysql.jobs import body_limit, inserts, microseconds, packed, unpacked
+from multiq_mysql.login import Login
 from multiq_mysql.statements import NOW, literal
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from servers.mysql import MysqlDatabases, Place
-
-    from multiq_mysql.backend import MysqlBackend
 
     Jobs = Callable[..., list[NewJob]]
 
@@ -145,6 +146,8 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 
 def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: list[tuple[str, ...]]) -> None:
     consumer = backend.consumer(["q"])
+    backend.enqueue("q", jobs(1))
+    backend.delete("q", "job-1")  # the first call of an hour also looks for old receipts
 
     def taken(verb: Callable[[], Any]) -> tuple[int, Any]:
         packets.clear()
@@ -223,17 +226,61 @@ def test_every_verb_is_run_again_after_a_deadlock(
     commit = Session.commit
     failures = iter([True, True, False])
 
-    def unlucky(self: Session, *texts: str) -> Any:
+    def unlucky(self: Session, *texts: str, **options: Any) -> Any:
         if next(failures, False):
             if self.in_transaction and texts:
                 self.ask(*texts)  # all but the COMMIT, to be rolled back
             raise pymysql.err.OperationalError(code, "as the server would say")
-        return commit(self, *texts)
+        return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
     before = replay.counted[code]
     assert verbs[verb]()
     assert replay.counted[code] == before + 2
+
+
+@pytest.mark.parametrize("code", [replay.REFUSED_BY_GROUP, replay.NOT_PREPARED])
+def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
+    mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
+) -> None:
+    with open_backend(f"{place.url}?timeout=0.5") as backend:
+        backend.enqueue("q", jobs(2))
+        # Given a server that says what a node of a cluster says, three times
+        mysql_server.ask("CREATE TABLE tries (n INT) ENGINE=MyISAM", database=place.name)
+        mysql_server.ask(
+            "CREATE TRIGGER refuses BEFORE DELETE ON multiq_jobs FOR EACH ROW BEGIN INSERT INTO tries VALUES (1); "  # noqa: S608
+            f"IF (SELECT COUNT(*) FROM tries) <= 3 THEN SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}; END IF; END",
+            database=place.name,
+        )
+        # Then the call gets through
+        backend.delete("q", "job-1")
+        assert mysql_server.ask("SELECT COUNT(*) FROM tries", database=place.name) == ((4,),)
+        # And where the server keeps to it, the error says what it is
+        mysql_server.ask(
+            "CREATE OR REPLACE TRIGGER refuses BEFORE DELETE ON multiq_jobs FOR EACH ROW "
+            f"SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = {code}",
+            database=place.name,
+        )
+        with pytest.raises(BackendUnavailable, match="node"):
+            backend.delete("q", "job-2")
+
+
+def test_a_server_clock_that_is_set_back_makes_nothing_early(place: Place, jobs: Jobs) -> None:
+    """What was to come comes later by as much; new jobs come behind the old ones all the same."""
+    hour = 3600 * 10**9
+    clock = [500_000 * hour]
+    with MysqlBackend(Login.from_url(parse_url(place.url, MysqlBackend.options)), clock=lambda: clock[0]) as backend:
+        backend.enqueue("q", [NewJob(b"x", "late", delay=60), NewJob(b"x", "held", ttr=60), NewJob(b"x", "first")])
+        consumer = backend.consumer(["q"])
+        (held,) = consumer.reserve(1, 0)
+        clock[0] -= hour
+        backend.enqueue("q", [NewJob(b"x", "second")])
+        assert [lease.id for lease in consumer.reserve(9, 0)] == ["first", "second"]
+        clock[0] += hour - 10**9
+        assert backend.stats("q").delayed == 1
+        assert consumer.settle([Ack(held)]) == [None]
+        clock[0] += 61 * 10**9
+        assert "late" in {lease.id for lease in consumer.reserve(9, 0)}
 
 
 def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, place: Place, jobs: Jobs) -> None:

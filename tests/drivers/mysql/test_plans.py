@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from pymysql.constants import CLIENT
+from pymysql.cursors import DictCursor
 
 import multiq_mysql
+from multiq.backend import Ack, State
 from multiq.registry import open_backend
+from multiq_mysql.connection import _SESSION
 from multiq_mysql.floors import BOTTOM
 from multiq_mysql.statements import NOW, Sql, render, template
 
@@ -20,14 +24,14 @@ if TYPE_CHECKING:
     from servers.mysql import MysqlDatabases
 
 VERBS = sorted(file.stem for file in (Path(multiq_mysql.__file__).parent / "sql").glob("*.sql"))
-READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", "resume", "queues"}]
+READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", "receipt", "resume", "queues"}]
 
 #: what each placeholder stands for
 VALUES: dict[str, Any] = {
     "again": BOTTOM, "delay": 5, "due": BOTTOM, "floor": Sql("place = 1024 AND seq > 7"), "horizon": 1000, "id": b"1",
     "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
     "priority": None, "queue": b"q", "ready": BOTTOM, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
-    "token": 5, "row": Sql("1"),
+    "token": 0, "row": Sql("1"), "writer": 5, "writers": [4, 5],
 }  # fmt: skip
 
 #: the index, and how many of its columns narrow the search: their lengths in bytes
@@ -36,35 +40,58 @@ INDEXES = {
     "abandon": PRIMARY, "ack": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE, "delete": ID, "due": PLACE,
     "find": ID, "give_back": PRIMARY, "held": PRIMARY, "kick": PRIMARY, "kick_job": ID, "last_buried": PLACE,
     "look": PLACE, "page": PLACE, "peek": ID, "promote": PRIMARY, "purge": PRIMARY, "purgeable": PLACE,
-    "read_back": PRIMARY, "release": PRIMARY, "remove": PRIMARY, "reserve": PRIMARY, "stats": PLACE,
-    "still_buried": PRIMARY, "still_there": PRIMARY, "take_out": ID, "touch": PRIMARY,
+    "lock": PRIMARY, "read_back": PRIMARY, "receipts": PRIMARY, "release": PRIMARY, "remove": PRIMARY,
+    "reserve": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY, "touch": PRIMARY,
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", params=["few", "many"])
+SIZES = [10, 1_000, pytest.param(1_000_000, marks=pytest.mark.long)]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def tables(request: pytest.FixtureRequest, mysql_server: MysqlDatabases) -> Iterator[Connection[Any]]:
-    """A plain connection to tables that the server has statistics of."""
-    with mysql_server.database() as place, open_backend(place.url) as backend, mysql_server.client(place.name) as plain:
+    """A session as ours are, on tables of this size that the server has statistics of."""
+    ours = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS}
+    with (
+        mysql_server.database() as place,
+        open_backend(place.url) as backend,
+        mysql_server.client(place.name, **ours) as plain,
+    ):
         backend.stats("q")
-        values = ",".join(
-            f"('q', {number}, {number % 5}, 1024, 1024, 60000000, 0, 'x')"
-            for number in range(3 if request.param == "few" else 5000)
+        _ask(
+            plain,
+            "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
+            f"SELECT 'q', seq, seq MOD 5, 1024, 1024, 60000000, 0, 'x' FROM seq_1_to_{request.param} ORDER BY seq",
         )
-        _ask(plain, f"{template('enqueue').partition('VALUES')[0]} VALUES {values}")
-        _ask(plain, "ANALYZE TABLE multiq_jobs")
+        _ask(plain, f"INSERT INTO multiq_receipts SELECT seq, 1, 1 FROM seq_1_to_{request.param}")  # noqa: S608
+        _ask(plain, "ANALYZE TABLE multiq_jobs, multiq_receipts")
         yield plain
 
 
 @pytest.mark.parametrize("verb", READING)
 def test_every_statement_uses_its_index_and_sorts_nothing(tables: Connection[Any], verb: str) -> None:
-    for step in _plan(tables, verb):
-        if step["table"] in {"multiq_jobs", "job"}:
+    _is_by_index(verb, _plan(tables, verb))
+
+
+@pytest.mark.parametrize("share", [0.5, 1.0])
+@pytest.mark.parametrize("verb", [verb for verb in READING if "{seqs}" in template(verb)])
+def test_a_batch_of_many_rows_of_the_table_reads_these_and_no_others(
+    tables: Connection[Any], verb: str, share: float
+) -> None:
+    """What reads a row locks it, or waits for who has: a DELETE without a hint, or a long IN (...), would read all."""
+    ((rows,),) = _ask(tables, "SELECT MAX(seq) FROM multiq_jobs")
+    _is_by_index(verb, _plan(tables, verb, seqs=range(1, min(2500, int(rows * share)) + 1)))
+
+
+def _is_by_index(verb: str, plan: list[dict[str, Any]]) -> None:
+    """A range or a point of the index that the statement is written for."""
+    for step in plan:
+        if step["table"] in {"multiq_jobs", "multiq_receipts", "job"}:
             assert step["key"] == INDEXES[verb], step
-            # what locks nothing may read a table of three rows whole
-            allowed = {"range", "ref", "const", "eq_ref"} | ({"index"} if verb == "still_there" else set())
-            assert step["type"] in allowed, step
+            assert step["type"] in {"range", "ref", "const", "eq_ref"}, step
         assert "filesort" not in (step["Extra"] or ""), step
         assert "temporary" not in (step["Extra"] or ""), step
+        assert not (step["table"] or "").startswith("<"), step  # made for the purpose
 
 
 @pytest.mark.parametrize("verb", ["look", "stats", "due", "last_buried", "buried"])
@@ -100,7 +127,7 @@ def test_every_file_is_read_by_somebody_and_says_nothing_of_one_dialect(verb: st
 def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], mysql_server: MysqlDatabases) -> None:
     claim = render("claim", **{**VALUES, "state": 0, "limit": 1, "floor": BOTTOM})
     seen = set()
-    others = [mysql_server.connect(_name(tables), autocommit=False) for _ in range(min(6, _ready(tables)))]
+    others = [mysql_server.connect(_name(tables), autocommit=False) for _ in range(min(6, _ready(tables, 6)))]
     try:
         for other in others:
             _ask(other, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -124,20 +151,34 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
     assert backend.stats("q").ready == 1
 
 
+@pytest.mark.parametrize("count", [2, 10, 100, 300])
+def test_nobody_waits_for_rows_of_others(
+    mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any], count: int
+) -> None:
+    # Given an application that has enqueued into another queue and does not commit
+    with mysql_server.client(place.name, autocommit=False) as app, open_backend(f"{place.url}?timeout=5") as hasty:
+        backend.enqueue("q", jobs(2 * count))
+        backend.enqueue("other", jobs(1), connection=app)
+        consumer = hasty.consumer(["q"])
+        leases = consumer.reserve(count, 0)
+        # Then what is known by its key is changed all the same, be it nearly all that there is
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None] * count
+        assert hasty.purge("q", [State.READY]) == count
+        app.rollback()
+
+
 def _name(connection: Connection[Any]) -> str:
     ((name,),) = _ask(connection, "SELECT DATABASE()")
     return str(name)
 
 
-def _ready(connection: Connection[Any]) -> int:
-    ((count,),) = _ask(connection, "SELECT COUNT(*) FROM multiq_jobs WHERE state = 0")
-    return int(count)
+def _ready(connection: Connection[Any], most: int) -> int:
+    return len(_ask(connection, f"SELECT 1 FROM multiq_jobs WHERE state = 0 LIMIT {most:d}"))  # noqa: S608 - a number
 
 
 def _plan(connection: Connection[Any], verb: str, **other: Any) -> list[dict[str, Any]]:
     names = set(re.findall(r"{(\w+)}", template(verb)))
     text = render(verb, **{name: {**VALUES, **other}[name] for name in names})
-    from pymysql.cursors import DictCursor
 
     with connection.cursor(DictCursor) as cursor:
         cursor.execute(f"EXPLAIN {text}")

@@ -17,15 +17,15 @@ from multiq.registry import open_backend
 from multiq_mysql import schema
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from servers.mysql import MysqlDatabases, Place
+    from servers.mysql import MysqlDatabases, MysqlServer, Place
 
 ONE = "CREATE TABLE IF NOT EXISTS multiq_one (a INT PRIMARY KEY) ENGINE=InnoDB;"
 TWO = "-- oldest: 1\nALTER TABLE multiq_one ADD COLUMN b INT NULL;\nALTER TABLE multiq_one ADD INDEX multiq_b (b);"
 THREE = "-- takes b away, which version 1 never asked for\n-- oldest: 2\nUPDATE multiq_one SET a = a;"
-TABLES = ("multiq_jobs", "multiq_queues", "multiq_schema")
+TABLES = ("multiq_jobs", "multiq_queues", "multiq_receipts", "multiq_schema")
 
 
 @pytest.fixture
@@ -135,6 +135,14 @@ def test_without_the_right_to_make_tables_the_error_has_the_command(mysql_server
         schema.ensure(connection)
 
 
+def test_a_server_whose_mode_is_oracle_is_no_hindrance(new_mysql: Callable[..., MysqlServer]) -> None:
+    server = new_mysql(sql_mode="ORACLE")
+    with server.database() as place, open_backend(place.url) as backend:
+        assert backend.schema().up() == ["0001_jobs", "0002_receipts"]
+        backend.enqueue("mail", [NewJob(b"x", "one")])
+        assert backend.queues() == ["mail"]
+
+
 # --- several versions apart ------------------------------------------------------------------------------
 
 
@@ -241,7 +249,7 @@ with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user=
         with pytest.raises(BackendTimeout, match="somebody else"):
             run_up(mysql_server, place, timeout=1)
         process.kill()
-    assert run_up(mysql_server, place) == ["0001_jobs"]
+    assert run_up(mysql_server, place) == ["0001_jobs", "0002_receipts"]
 
 
 def test_a_migration_waits_for_who_is_busy_without_holding_up_the_others(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import pymysql
@@ -29,6 +30,8 @@ SETTINGS = {
     "ansi": "SET SESSION sql_mode = 'ANSI'",
     "no backslashes": "SET SESSION sql_mode = 'NO_BACKSLASH_ESCAPES,ANSI_QUOTES,PIPES_AS_CONCAT'",
     "traditional": "SET SESSION sql_mode = 'TRADITIONAL'",
+    "oracle": "SET SESSION sql_mode = 'ORACLE'",
+    "stopped clock": "SET SESSION timestamp = 4000000000",
     "no mode": "SET SESSION sql_mode = ''",
     "zone": "SET SESSION time_zone = '+13:00'",
     "latin1": "SET NAMES latin1",
@@ -126,6 +129,7 @@ def test_a_batch_of_several_statements_is_whole_or_nothing(
         large = backend.capabilities.max_body
         assert large is not None
         with server.client(place.name, autocommit=autocommit) as app:
+            run(app, "SET SESSION sql_mode = 'ORACLE'")  # where BEGIN is something else
             backend.enqueue("q", [*jobs(3, b"y" * large), *jobs()], connection=app)
             app.commit()
             assert [len(job.body) for job in backend.jobs("q", State.READY).jobs] == [large, large, large, 1]
@@ -229,6 +233,51 @@ def test_a_job_that_is_committed_late_is_not_overlooked(
     # When its transaction commits, then it is there
     app.commit()
     assert [lease.body for lease in consumer.reserve(10, 0)] == [b"late"]
+
+
+def test_a_transaction_that_may_not_write_is_told_as_such(
+    backend: MysqlBackend, app: Connection[Any], jobs: Jobs
+) -> None:
+    run(app, "START TRANSACTION READ ONLY")
+    with pytest.raises(OptionInvalid, match=r"READ ONLY.*begin it READ WRITE"):
+        backend.enqueue("q", jobs(), connection=app)
+
+
+def test_a_connection_to_another_server_is_refused(
+    backend: MysqlBackend, new_mysql: Callable[..., Any], place: Place, jobs: Jobs
+) -> None:
+    # Given another server with a database and tables of the same names
+    other = new_mysql()
+    other.ask(f"CREATE DATABASE {place.name}")
+    with open_backend(other.url(place.name)) as there, other.client(place.name, autocommit=False) as theirs:
+        there.stats("q")
+        # When its connection is passed, then nothing is written there
+        with pytest.raises(OptionInvalid, match=rf"{other.port}.*URL"):
+            backend.enqueue("q", jobs(), connection=theirs)
+        theirs.commit()
+        assert there.stats("q").ready == 0
+        there.enqueue("q", jobs(), connection=theirs)
+        theirs.commit()
+        assert there.stats("q").ready == 1
+
+
+@pytest.mark.parametrize("kind", ["pymysql", "sqlalchemy"])
+def test_a_database_whose_name_has_a_percent_sign(mysql_server: MysqlDatabases, jobs: Jobs, kind: str) -> None:
+    name = f"multiq_50%s_{uuid.uuid4().hex}"
+    mysql_server.ask(f"CREATE DATABASE `{name}`")
+    try:
+        with open_backend(mysql_server.url(name.replace("%", "%25"))) as backend:
+            if kind == "pymysql":
+                with mysql_server.client() as app:
+                    backend.enqueue("q", jobs(), connection=app)
+            else:
+                engine = sqlalchemy.create_engine("mysql+pymysql://", creator=mysql_server.connect)
+                with engine.begin() as connection:
+                    backend.enqueue("q", jobs(), connection=connection)
+                engine.dispose()
+            assert backend.stats("q").ready == 1
+    finally:
+        mysql_server.ask(f"DROP DATABASE `{name}`")
 
 
 # --- SQLAlchemy ------------------------------------------------------------------------------------------

@@ -1,0 +1,234 @@
+"""What is due becomes ready in one round: nobody's lock, and no stream of due jobs, keeps a consumer from the rest."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+import pytest
+from processes import until
+
+from multiq.backend import NewJob, State
+from multiq.ids import new_ids
+from multiq_mysql import floors
+from multiq_mysql.connection import Session
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from pymysql.connections import Connection
+    from servers.mysql import MysqlDatabases, Place
+
+    from multiq_mysql.backend import MysqlBackend
+
+
+@pytest.fixture
+def plain(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Callable[..., Any]:
+    """Statements behind multiq's back."""
+    return lambda text: mysql_server.ask(text, database=place.name)
+
+
+@pytest.fixture
+def locker(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Iterator[Connection[Any]]:
+    """Somebody else's transaction."""
+    with mysql_server.client(place.name, autocommit=False) as other:
+        yield other
+
+
+@pytest.fixture
+def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """What is sent."""
+    sent: list[tuple[str, ...]] = []
+    ask = Session.ask
+
+    def noted(self: Session, *texts: str) -> Any:
+        sent.append(texts)
+        return ask(self, *texts)
+
+    monkeypatch.setattr(Session, "ask", noted)
+    return sent
+
+
+def due_jobs(plain: Callable[..., Any], queue: str, count: int = 1, *, state: int = 1) -> None:
+    """Jobs that were due long ago, or whose leases ended then."""
+    plain(
+        "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, token, body) "  # noqa: S608
+        f"SELECT '{queue}', CONCAT(x'ff', '{queue}-', UUID_SHORT()), {state}, seq, 1024, 60000000, 0, {state - 1}, 'x' "
+        f"FROM seq_1_to_{count}"
+    )
+
+
+def ready_jobs(backend: MysqlBackend, queue: str, count: int, **options: Any) -> list[str]:
+    return backend.enqueue(queue, [NewJob(b"x", job_id, **options) for job_id in new_ids(count)])
+
+
+def lock(other: Connection[Any], where: str) -> None:
+    with other.cursor() as cursor:
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute(f"SELECT seq FROM multiq_jobs WHERE {where} FOR UPDATE")  # noqa: S608 - ours
+        assert cursor.fetchall()
+
+
+# --- somebody's lock -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("state", [1, 2], ids=["delayed", "lease ended"])
+@pytest.mark.parametrize("queues", [["a", "b"], ["b", "a"], ["b"]])
+def test_a_due_row_that_somebody_has_locked_stops_no_other_job(  # noqa: PLR0917 - of every kind
+    backend: MysqlBackend, plain: Any, locker: Connection[Any], packets: list[Any], state: int, queues: list[str]
+) -> None:
+    # Given a due row in somebody's hands, and ready jobs in another queue and in the same one
+    due_jobs(plain, "a", state=state)
+    lock(locker, "queue = 'a'")
+    made = ready_jobs(backend, "b", 5)
+    with backend.consumer(queues) as consumer:
+        assert [lease.id for lease in consumer.reserve(10, 5)] == made
+        assert len(packets) < 20
+        if "a" in queues:
+            made = ready_jobs(backend, "a", 5)
+            assert [lease.id for lease in consumer.reserve(10, 5)] == made
+            # And the row itself, as soon as it is free
+            locker.rollback()
+            assert len(consumer.reserve(10, 30)) == 1
+
+
+def test_who_waits_beside_a_locked_due_row_asks_now_and_then_and_ends_in_time(
+    backend: MysqlBackend, plain: Any, locker: Connection[Any], packets: list[Any]
+) -> None:
+    due_jobs(plain, "a")
+    lock(locker, "queue = 'a'")
+    with backend.consumer(["a"]) as consumer:
+        assert consumer.reserve(10, 0.5) == []
+        assert len(packets) < 150, len(packets)
+        # And an interrupt is heeded
+        waiting = threading.Thread(target=consumer.reserve, args=(10, 3600))
+        waiting.start()
+        until(lambda: backend._database.watch._waiters)
+        consumer.interrupt()
+        waiting.join(60)
+        assert not waiting.is_alive()
+
+
+# --- a stream of due jobs --------------------------------------------------------------------------------
+
+
+def test_a_stream_of_due_jobs_keeps_nobody_from_what_there_is(
+    backend: MysqlBackend, plain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given that something more becomes due whenever anybody looks
+    looks: list[str] = []
+    ask = Session.ask
+
+    def one_more(self: Session, *texts: str) -> Any:
+        if len(looks) < 60 and any("CONCAT_WS(' '" in text for text in texts):
+            looks.append("one")
+            due_jobs(plain, "a")
+        return ask(self, *texts)
+
+    monkeypatch.setattr(Session, "ask", one_more)
+    with backend.consumer(["a"]) as consumer:
+        assert len(consumer.reserve(10, 0)) > 0
+        assert len(looks) <= 4
+
+
+def test_what_is_due_in_a_later_queue_waits_until_its_turn_comes(backend: MysqlBackend, plain: Any) -> None:
+    due_jobs(plain, "late", 3000)
+    made = ready_jobs(backend, "early", 10)
+    with backend.consumer(["early", "late"]) as consumer:
+        assert [lease.id for lease in consumer.reserve(10, 0)] == made
+        assert plain("SELECT COUNT(*) FROM multiq_jobs WHERE state = 1") == ((3000,),)
+        # And then comes a part of it, at once
+        assert len(consumer.reserve(10, 0)) == 10
+        ((left,),) = plain("SELECT COUNT(*) FROM multiq_jobs WHERE state = 1")
+        assert 1500 <= left < 3000
+
+
+def test_all_that_is_due_is_handed_out_once_and_in_order(backend: MysqlBackend, plain: Any) -> None:
+    due_jobs(plain, "a", 2500)
+    due_jobs(plain, "a", 300, state=2)
+    taken: list[str] = []
+    with backend.consumer(["a"]) as consumer:
+        while leases := consumer.reserve(400, 0):
+            taken += [lease.token.partition(":")[0] for lease in leases]
+    assert len(taken) == len(set(taken)) == 2800
+    assert plain("SELECT COUNT(*), SUM(attempt), SUM(crashes) FROM multiq_jobs") == ((2800, 2800, 300),)
+
+
+def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
+    backend: MysqlBackend, plain: Any, locker: Connection[Any]
+) -> None:
+    due_jobs(plain, "a", 3)
+    lock(locker, "queue = 'a' AND state = 1 AND place = 1")
+    assert len(backend.jobs("a", State.READY).jobs) == 2
+    assert backend.stats("a").ready == 3
+
+
+# --- what is dropped is found again ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server on which every scan from the bottom takes too long to be made often."""
+    monkeypatch.setattr(floors, "CHEAP", -1.0)
+    monkeypatch.setattr(floors, "MANY", 0)
+    monkeypatch.setattr(floors, "_LONGEST", 3600.0)
+    monkeypatch.setattr(floors, "_LONGEST_BUSY", 3600.0)
+    monkeypatch.setattr(floors, "BUSY", 10**9)
+
+
+def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:
+    """Another process's: nobody here is told."""
+    plain(
+        "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
+        f"VALUES ('{queue}', CONCAT(x'ff', 'urgent'), 0, 0, 0, 60000000, 0, 'urgent')"
+    )
+
+
+def test_an_urgent_job_that_a_deadlock_took_away_is_not_hidden_by_a_floor(
+    backend: MysqlBackend, plain: Any, slow: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a floor, and below it something urgent
+    ready_jobs(backend, "a", 30)
+    with backend.consumer(["a"]) as consumer:
+        assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
+        urgent_job(plain)
+        # When a look from the bottom has found it, and the transaction is run again
+        backend._database.watch.floors("a").ready.bottom.hurry()
+        commit, failures = Session.commit, [True]
+
+        def unlucky(self: Session, *texts: str, **options: Any) -> Any:
+            if failures and failures.pop():
+                raise pymysql.err.OperationalError(1213, "as the server would say")
+            return commit(self, *texts, **options)
+
+        monkeypatch.setattr(Session, "commit", unlucky)
+        # Then it comes first all the same
+        assert [lease.body for lease in consumer.reserve(2, 0)] == [b"urgent", b"x"]
+
+
+def test_an_urgent_job_that_was_locked_for_nothing_is_not_hidden_by_a_floor(
+    backend: MysqlBackend, plain: Any, slow: None
+) -> None:
+    # Given a consumer that claims from the second queue, where it has a floor
+    ready_jobs(backend, "b", 30)
+    with backend.consumer(["a", "b"]) as consumer:
+        assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
+        # When it comes upon something urgent there, but the first queue has enough
+        urgent_job(plain, "b")
+        backend._database.watch.floors("b").ready.bottom.hurry()
+        made = ready_jobs(backend, "a", 2)
+        assert [lease.id for lease in consumer.reserve(2, 0)] == made
+        # Then it comes first when it is the turn of the second
+        assert [lease.body for lease in consumer.reserve(2, 5)] == [b"urgent", b"x"]
+
+
+def test_time_is_told_once_a_round(backend: MysqlBackend, plain: Any, packets: list[tuple[str, ...]]) -> None:
+    """A job that becomes due between two statements is the next round's."""
+    due_jobs(plain, "a")
+    before = int(time.time() * 1e6) - 3_600_000_000
+    with backend.consumer(["a"]) as consumer:
+        assert len(consumer.reserve(5, 0)) == 1
+    (due,) = [text for texts in packets for text in texts if "place <=" in text and "SKIP LOCKED" in text]
+    assert int(due.partition("place <= ")[2].split()[0]) > before

@@ -1,0 +1,321 @@
+"""A reply that is lost, and what the call says then: what only it could have written, and never "it is gone"."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from processes import until
+from proxy import CutReply, CutRequest, Proxy
+
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost
+from multiq.ids import new_ids
+from multiq.registry import open_backend
+from multiq_mysql.connection import Database
+from multiq_mysql.waiting import Watch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.mysql import MysqlDatabases, Place
+
+    from multiq.backend import Lease, Verdict
+    from multiq_mysql.backend import MysqlBackend
+
+QUEUE = "mail"
+TTR = 1.0  # seconds, the shortest
+
+VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
+    "ack": Ack,
+    "release": Release,
+    "release with a delay": lambda lease: Release(lease, delay=3600),
+    "bury": Bury,
+    "give back": GiveBack,
+    "abandon": Abandon,
+}
+every_verdict = pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
+
+
+@pytest.fixture
+def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
+    with Proxy((mysql_server.host, mysql_server.port)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def ours(mysql_server: MysqlDatabases, place: Place, proxy: Proxy) -> Iterator[Any]:
+    """A backend whose connections are cut."""
+    with open_backend(mysql_server.url(place.name, port=proxy.port)) as ours:
+        yield ours
+
+
+def enqueue(backend: MysqlBackend, count: int = 1, **options: Any) -> list[str]:
+    return backend.enqueue(QUEUE, [NewJob(b"x", job_id, **options) for job_id in new_ids(count)])
+
+
+def taken_over(backend: MysqlBackend) -> Lease:
+    """Somebody else has the job, once the first lease has ended."""
+    with backend.consumer([QUEUE]) as other:
+        (lease,) = other.reserve(1, 30)
+    return lease
+
+
+# --- what others did is not ours -------------------------------------------------------------------------
+
+
+@every_verdict
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("cut", ["idle", "reply"])
+def test_a_stale_verdict_is_refused_though_its_connection_is_cut(  # noqa: PLR0917 - of every kind
+    backend: MysqlBackend, ours: Any, proxy: Proxy, verdict: Any, cut: str, count: int
+) -> None:
+    # Given leases that have ended, and somebody else who has done the jobs
+    enqueue(backend, count, ttr=TTR)
+    with ours.consumer([QUEUE]) as consumer, backend.consumer([QUEUE]) as other:
+        leases = consumer.reserve(count, 0)
+        until(lambda: backend.stats(QUEUE).ready == count)
+        assert other.settle([Ack(lease) for lease in other.reserve(count, 30)]) == [None] * count
+        # When the connection is cut, before the call or with its reply
+        proxy.cut() if cut == "idle" else proxy.arm(CutReply())
+        answers = consumer.settle([verdict(lease) for lease in leases])
+        # Then all are refused
+        assert [type(answer) for answer in answers] == [LeaseLost] * count
+        assert not proxy.is_armed
+
+
+@pytest.mark.parametrize("then", ["done", "deleted", "purged"])
+def test_a_stale_ack_that_goes_with_a_reserve_is_refused(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, then: str
+) -> None:
+    (job_id,) = enqueue(backend, ttr=TTR)
+    with ours.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        until(lambda: backend.stats(QUEUE).ready == 1)
+        if then == "done":
+            with backend.consumer([QUEUE]) as other:
+                assert other.settle([Ack(other.reserve(1, 30)[0])]) == [None]
+        elif then == "deleted":
+            backend.delete(QUEUE, job_id)
+        else:
+            assert backend.purge(QUEUE, [State.READY]) == 1
+        enqueue(backend)
+        proxy.arm(CutReply(after=b"COMMIT"))
+        (answer,), leases = consumer.exchange([Ack(lease)], 1, 0)
+        assert isinstance(answer, LeaseLost)
+        assert len(leases) == 1
+        assert not proxy.is_armed
+
+
+def test_a_delete_whose_request_is_lost_does_not_claim_what_a_worker_has_done(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """8.3: racing a reserve, one of the two wins, and not both."""
+    (job_id,) = enqueue(backend)
+    ours.stats(QUEUE)
+    _meanwhile(monkeypatch, ours, lambda: _work_off(backend))
+    proxy.arm(CutRequest(after=b"DELETE"))
+    with pytest.raises(JobNotFound):
+        ours.delete(QUEUE, job_id)
+    assert not proxy.is_armed
+
+
+def test_a_kick_whose_request_is_lost_counts_nothing_that_others_kicked(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(backend, 2)
+    with backend.consumer([QUEUE]) as consumer:
+        first, second = consumer.reserve(2, 0)
+        consumer.settle([Bury(first), Bury(second)])
+    ours.stats(QUEUE)
+    _meanwhile(monkeypatch, ours, lambda: backend.kick_job(QUEUE, first.id))
+    proxy.arm(CutRequest(after=b"UPDATE multiq_jobs"))
+    assert ours.kick(QUEUE, 2) == 1
+    assert not proxy.is_armed
+    assert backend.peek(QUEUE, first.id).kicks == 1
+
+
+def test_a_purge_whose_request_is_lost_counts_nothing_that_others_deleted(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, *_ = enqueue(backend, 3)
+    ours.stats(QUEUE)
+    _meanwhile(monkeypatch, ours, lambda: backend.delete(QUEUE, first))
+    proxy.arm(CutRequest(after=b"DELETE"))
+    assert ours.purge(QUEUE, [State.READY]) == 2
+    assert not proxy.is_armed
+
+
+def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_now(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = enqueue(backend)
+    ours.stats(QUEUE)
+    _meanwhile(monkeypatch, ours, lambda: taken_over(backend))
+    proxy.arm(CutRequest(after=b"DELETE"))
+    with pytest.raises(JobReserved):
+        ours.reschedule(QUEUE, job_id, 5)
+    assert not proxy.is_armed
+
+
+# --- what counted is not lost ----------------------------------------------------------------------------
+
+
+@every_verdict
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize("between", ["nothing", "touch", "reserve", "another verdict"])
+def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa: PLR0917 - of every kind
+    backend: MysqlBackend, ours: Any, proxy: Proxy, verdict: Any, count: int, between: str
+) -> None:
+    # Given verdicts that were carried out, and nobody who was told
+    enqueue(backend, count + 2)
+    with ours.consumer([QUEUE]) as consumer:
+        *leases, held, other = consumer.reserve(count + 2, 0)
+        verdicts = [verdict(lease) for lease in leases]
+        _answer_is_lost(proxy, lambda: consumer.settle(verdicts))
+        # When the same consumer makes another call
+        calls: dict[str, Callable[[], object]] = {
+            "nothing": lambda: None,
+            "touch": lambda: consumer.settle([Touch(held)]),
+            "reserve": lambda: consumer.reserve(5, 0),
+            "another verdict": lambda: consumer.settle([Ack(other), Touch(held)]),
+        }
+        calls[between]()
+        # Then they count when they are repeated, and only once
+        assert consumer.settle(verdicts) == [None] * count
+        assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * count
+
+
+def test_a_release_that_counted_is_not_lost_though_somebody_has_the_job_now(
+    backend: MysqlBackend, ours: Any, proxy: Proxy
+) -> None:
+    enqueue(backend)
+    with ours.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        _answer_is_lost(proxy, lambda: consumer.settle([Release(lease)]))
+        assert taken_over(backend).attempt == 2
+        assert consumer.settle([Release(lease)]) == [None]
+    assert backend.stats(QUEUE).reserved == 1
+
+
+def test_a_batch_whose_reply_is_lost_twice_has_its_answers_one_by_one(
+    backend: MysqlBackend, ours: Any, proxy: Proxy
+) -> None:
+    enqueue(backend, 3)
+    with ours.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(3, 0)
+        with backend.consumer([QUEUE]) as other:
+            assert other.settle([Ack(leases[1])]) == [None]
+        verdicts = [Ack(lease) for lease in leases]
+        proxy.arm(CutReply(after=b"INTO multiq_receipts", times=2))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle(verdicts)
+        assert not proxy.is_armed
+        assert [answer is None for answer in consumer.settle(verdicts)] == [True, False, True]
+
+
+def test_a_delete_and_a_kick_that_counted_are_done_though_the_job_is_gone(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = enqueue(backend, delay=3600)
+    ours.stats(QUEUE)
+    _meanwhile(monkeypatch, ours, lambda: _work_off(backend))
+    proxy.arm(CutReply(after=b"UPDATE multiq_jobs"))
+    ours.kick_job(QUEUE, job_id)
+    assert not proxy.is_armed
+    assert backend.queues() == []
+
+
+def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_all_the_same(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The verdicts are settled, and the claim that waited for jobs has failed."""
+    enqueue(backend)
+    with ours.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        made = []
+
+        def feed() -> None:
+            made.extend(enqueue(backend, 100))
+            proxy.arm(CutReply(after=b"COMMIT", times=2))
+
+        _while_it_waits(monkeypatch, feed)
+        answers, leases = consumer.exchange([Ack(lease)], 100, 30)
+        assert answers == [None]
+        assert not proxy.is_armed
+        assert [lease.id for lease in leases] == made
+        assert {(lease.attempt, lease.crashes) for lease in leases} == {(1, 0)}
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None] * 100
+        assert backend.queues() == []
+
+
+def test_leases_whose_reply_is_lost_are_given_back_when_the_consumer_closes(
+    backend: MysqlBackend, ours: Any, proxy: Proxy
+) -> None:
+    made = enqueue(backend, 100)
+    with ours.consumer([QUEUE]) as consumer:
+        assert consumer.reserve(0, 0) == []  # its connection is open
+        _answer_is_lost(proxy, lambda: consumer.reserve(100, 0))
+        assert backend.stats(QUEUE).reserved == 100
+    with backend.consumer([QUEUE]) as other:
+        leases = other.reserve(100, 0)
+    assert [(lease.id, lease.attempt, lease.crashes) for lease in leases] == [(job_id, 1, 0) for job_id in made]
+
+
+# --- receipts --------------------------------------------------------------------------------------------
+
+
+def test_receipts_do_not_pile_up(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, jobs: Callable[..., Any]
+) -> None:
+    # Given receipts of last week's connections
+    week = (int(time.time()) // 60 - 7 * 24 * 60) << 38
+    many = ",".join(f"({week + number}, 1, 1)" for number in range(500))
+    mysql_server.ask(f"INSERT INTO multiq_receipts VALUES {many}", database=place.name)  # noqa: S608
+    # When somebody works
+    backend.enqueue(QUEUE, jobs(20))
+    with backend.consumer([QUEUE]) as consumer:
+        for _ in range(20):
+            assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
+    # Then there is one for each connection that is in use
+    ((count,),) = mysql_server.ask("SELECT COUNT(*) FROM multiq_receipts", database=place.name)
+    assert count == 1
+
+
+def _answer_is_lost(proxy: Proxy, call: Callable[[], object]) -> None:
+    """The call is carried out, and raises: its reply is cut, and so is the next try's READ COMMITTED."""
+    proxy.arm(CutReply(after=b"COMMIT", times=2))
+    with pytest.raises(BackendUnavailable):
+        call()
+    assert not proxy.is_armed
+
+
+def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], object]) -> None:
+    """Somebody else does this between a lost reply and the next try."""
+    opened, acts = Database.open, [act]
+
+    def open_later(self: Database, timeout: float) -> Any:
+        if self is ours._database and acts:
+            acts.pop()()
+        return opened(self, timeout)
+
+    monkeypatch.setattr(Database, "open", open_later)
+
+
+def _while_it_waits(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """Somebody else does this as soon as a consumer begins to wait."""
+    sleep, acts = Watch.sleep, [act]
+
+    def act_first(self: Watch, *args: Any) -> None:
+        if acts:
+            acts.pop()()
+        else:
+            sleep(self, *args)
+
+    monkeypatch.setattr(Watch, "sleep", act_first)
+
+
+def _work_off(backend: MysqlBackend) -> None:
+    with backend.consumer([QUEUE]) as other:
+        assert other.settle([Ack(other.reserve(1, 30)[0])]) == [None]
