@@ -139,7 +139,7 @@ class RedisPlace(Place):
 
     def _ask(self, address: Address, *words: Word) -> Any:
         wire = self._wires.get(address)
-        if wire is None or wire.is_closed:
+        if wire is None or not wire.is_free:
             wire = self._wires[address] = self._open(address)
         try:
             return wire.ask(pack(words), self._deadline())

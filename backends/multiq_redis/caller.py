@@ -130,7 +130,7 @@ class Caller:
         try:
             address = servers.address(call.line, deadline)
             wire = self._wires.get(address)
-            if wire is None or wire.is_closed or self._generation != forks.generation:
+            if wire is None or not wire.is_free or self._generation != forks.generation:
                 wire = self.wire_to(address, deadline)
             return wire.ask(self.packed(call, wire), servers.one_try(deadline) if servers.has_others else deadline)
         except (hiredis.ReplyError, *FAILURES) as exc:
@@ -196,7 +196,10 @@ class Caller:
         if self._generation != forks.generation:
             self._start_over()
         wire = self._wires.get(address)
-        if wire is None or wire.is_closed:
+        if wire is not None and not wire.is_free:
+            wire.close()
+            wire = None
+        if wire is None:
             wire = self._wires[address] = self.servers.open(address, deadline)
         return wire
 

@@ -138,7 +138,10 @@ class Sleeper:
             wire = caller.wire(line, deadline)
             asleep.append(wire)
             packet = pack(("BZPOPMIN", *bells, f"{max(seconds, _SHORTEST):.3f}"))
-            wire.send(packet if then is None else packet + caller.packed(then, wire), deadline)
+            if then is None:
+                wire.send(packet, deadline, replies=1)
+            else:
+                wire.send(packet + caller.packed(then, wire), deadline, replies=2)
 
     def _wait(self, asleep: Sequence[Wire], until: float) -> set[int]:
         """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""

@@ -53,7 +53,8 @@ def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[
         for address, places in by_address.items():
             try:
                 wire = caller.wire_to(address, deadline)
-                wire.send(b"".join(caller.packed(calls[at], wire) for at in places), until)
+                packed = b"".join(caller.packed(calls[at], wire) for at in places)
+                wire.send(packed, until, replies=len(places))
             except (*FAILURES, BackendError, hiredis.ReplyError):
                 caller.abandon(address)
                 continue

@@ -67,8 +67,12 @@ class Tries:
         deadline = self._servers.one_try(self._deadline)
         if not detour:
             return wire.ask(packed, deadline)
-        wire.send(_ASKING + packed, deadline)
-        wire.read(deadline)
+        wire.send(_ASKING + packed, deadline, replies=2)
+        try:
+            wire.read(deadline)
+        except hiredis.ReplyError:
+            wire.close()  # the reply to the call itself is still to come
+            raise
         return wire.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
