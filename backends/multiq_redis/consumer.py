@@ -16,7 +16,7 @@ from .together import call_together
 from .verdicts import details
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import Lease, Verdict
 
@@ -28,6 +28,8 @@ _LOOK_LATE = 1.0  # seconds: without a bell, the queues are looked at so much la
 _HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/bell.lua
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
+
+_MOST_ANSWERS = 100_000  # that are kept for callers who may ask again
 
 _DONE = ord("1")
 
@@ -87,7 +89,7 @@ class RedisConsumer(Consumer):
         self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
         self._is_on_watch = False  # whether a bell called us, so that nobody else was told
         self._uncertain: list[_Call] = []  # calls that may or may not have arrived
-        self._answered: dict[_Key, LeaseLost | None] = {}  # answers that a failed call has got
+        self._answered: dict[_Key, LeaseLost | None] = {}  # answers whose callers do not have them yet
         self._gained: list[Lease] = []  # jobs that a failed call has got
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
@@ -141,7 +143,9 @@ class RedisConsumer(Consumer):
             if not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
                 raise
-        self._answered.clear()
+        if self._answered:
+            for verdict in verdicts:
+                self._answered.pop(_key(verdict), None)
         if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
         self._has_new_lines = False
@@ -275,7 +279,7 @@ class RedisConsumer(Consumer):
             call = self._uncertain[0]
             if call.slot == self._caller.slot:  # else it was our parent's, before a fork
                 answers, found, _ = self._hear(call, self._caller.perform(call.script))
-                self._answered.update(_without_touches(zip(call.verdicts, answers, strict=True)))
+                self._remember(zip(call.verdicts, answers, strict=True))
                 self._gained += found
             del self._uncertain[0]
 
@@ -290,8 +294,19 @@ class RedisConsumer(Consumer):
     def _keep(self, trade: _Trade) -> None:
         """What a failed exchange has come to, for the next one."""
         known = ((trade.verdicts[at], answer) for at, answer in trade.answers.items())
-        self._answered.update(_without_touches(known))
+        self._remember(known)
         self._gained = trade.leases + self._gained
+
+    def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
+        """Answers that last until their callers ask again.
+
+        A touch that went through says nothing about the next one of the same lease: it is simply made again.
+        """
+        for verdict, answer in known:
+            if not isinstance(verdict, Touch):
+                self._answered[_key(verdict)] = answer
+        while len(self._answered) > _MOST_ANSWERS:  # callers that never came back
+            del self._answered[next(iter(self._answered))]
 
     # --- waiting ---
 
@@ -374,10 +389,3 @@ class RedisConsumer(Consumer):
 
 def _key(verdict: Verdict) -> _Key:
     return type(verdict), verdict.lease.queue, verdict.lease.id, verdict.lease.token
-
-
-def _without_touches(
-    known: Iterator[tuple[Verdict, LeaseLost | None]],
-) -> Iterator[tuple[_Key, LeaseLost | None]]:
-    """A touch that went through says nothing about the next one of the same lease: it is simply made again."""
-    return ((_key(verdict), answer) for verdict, answer in known if not isinstance(verdict, Touch))

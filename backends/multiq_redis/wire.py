@@ -53,7 +53,7 @@ class Wire:
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
         self.is_free = True
-        """Open, and no reply outstanding. Whatever interrupts a call before its last reply leaves this False for good."""
+        """Open, and no reply outstanding: a call that is interrupted before its last reply leaves this False for good."""
         self._outstanding = 0  # replies to what was sent with ``send``
         self._granted = 0.0  # seconds that the next send or receive may take
         self._vigil = Vigil(sock)

@@ -56,10 +56,10 @@ def traced(call: Callable[[], object], at_line: Callable[[tuple[str, int]], None
 
 
 def every_line(call: Callable[[], object]) -> Iterator[None]:
-    """Interrupts *call* at each line of the driver's that it comes to, the first and the second time; is here after each."""
+    """Interrupts *call* at each line of the driver that it comes to, the first and the second time; is here after each."""
     lines: dict[tuple[str, int], None] = {}
     for _ in range(2):
-        traced(call, lambda line: lines.setdefault(line))
+        traced(call, lines.setdefault)
         yield
     assert len(lines) > 20
     for wanted, nth in itertools.product(lines, (1, 2)):
