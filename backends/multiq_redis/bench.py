@@ -40,7 +40,7 @@ _TOLD = ("appendonly", "appendfsync", "save")  # of the settings, those that dur
 _WEAKEST_FIRST: Sequence[Survives] = ("unknown", "client crash", "server crash", "power loss")
 
 #: what multiq sends to a server; INFO counts the commands inside of scripts, too
-_SENT = frozenset({"evalsha", "eval", "bzpopmin", "client|unblock", "hello", "select", "auth", "scan", "lpush"})
+_SENT = frozenset({"evalsha", "eval", "bzpopmin", "hello", "select", "auth", "scan", "lpush"})
 _CPU = frozenset({"used_cpu_user", "used_cpu_sys", "used_cpu_user_children", "used_cpu_sys_children"})
 _SECTIONS = ("commandstats", "stats", "memory", "cpu")
 

@@ -47,13 +47,11 @@ class Wire:
         self.sock = sock
         self.version: tuple[int, ...] = OLDEST
         self.is_replica = False
-        self.client_id = 0
-        """What ``CLIENT UNBLOCK`` knows this connection by; 0: unknown."""
         self._reader = hiredis.Reader()
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
         self.is_free = True
-        """Open, and no reply outstanding: a call that is interrupted before its last reply leaves this False for good."""
+        """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
         self._outstanding = 0  # replies to what was sent with ``send``
         self._granted = 0.0  # seconds that the next send or receive may take
         self._vigil = Vigil(sock)
@@ -220,7 +218,6 @@ def _greet(wire: Wire, login: Login, deadline: float) -> None:
     facts = dict(zip(told[::2], told[1::2], strict=False))
     wire.version = _version(facts.get(b"version", b""))
     wire.is_replica = facts.get(b"role") == b"replica"
-    wire.client_id = int(facts.get(b"id", 0))
     if wire.version < OLDEST:
         raise BackendUnavailable(
             f"the server is Redis {facts[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SERVICE = "multiq"  # what the sentinels call their primary
 SLOTS = 16384
 
-_OF_CONSUMERS = {"eval", "evalsha", "bzpopmin", "client|unblock"}
+_OF_CONSUMERS = {"eval", "evalsha", "bzpopmin"}
 
 
 class RedisServer(Server):

@@ -56,7 +56,7 @@ def traced(call: Callable[[], object], at_line: Callable[[tuple[str, int]], None
 
 
 def every_line(call: Callable[[], object]) -> Iterator[None]:
-    """Interrupts *call* at each line of the driver that it comes to, the first and the second time; is here after each."""
+    """Interrupts *call* at each line of the driver that it comes to, the first and the second time."""
     lines: dict[tuple[str, int], None] = {}
     for _ in range(2):
         traced(call, lines.setdefault)
