@@ -55,6 +55,10 @@ class Servers(ABC):
     def all_addresses(self, deadline: float) -> Sequence[Address]:
         """All servers that hold queues."""
 
+    def known(self, line: str) -> Address | None:  # noqa: ARG002
+        """Where a line was last, in a cluster, without asking anybody. None: elsewhere, or not known."""
+        return None
+
     def suspect(self, address: Address | None) -> None:  # noqa: B027 - one server is the only one, whatever it does
         """Something was wrong there: ask anew before the next call."""
 
@@ -154,6 +158,7 @@ class ClusterServers(Servers):
         self._seeds = tuple(seeds)
         self._nodes: dict[int, Address] = {}  # by slot
         self._is_stale = True
+        self._told_by: Address | None = None  # who answered last
 
     def address(self, line: str, deadline: float) -> Address:
         slot = slot_of(line)
@@ -167,8 +172,15 @@ class ClusterServers(Servers):
                 f"no node of the cluster has slot {slot}, that of queue {line!r}: see CLUSTER SLOTS"
             ) from None
 
+    def known(self, line: str) -> Address | None:
+        return self._nodes.get(slot_of(line))
+
     def all_addresses(self, deadline: float) -> Sequence[Address]:
         self._nodes, self._is_stale = self._ask_nodes(deadline), False
+        if not self._nodes:
+            raise BackendUnavailable(
+                f"no node of the cluster {_listed(self._seeds)} has any slot: see redis-cli --cluster create"
+            )
         return list(dict.fromkeys(self._nodes.values()))
 
     def suspect(self, address: Address | None) -> None:  # noqa: ARG002
@@ -180,6 +192,7 @@ class ClusterServers(Servers):
     def _ask_nodes(self, deadline: float) -> dict[int, Address]:
         known = list(dict.fromkeys((*self._nodes.values(), *self._seeds)))
         random.shuffle(known)
+        known.sort(key=lambda node: node != self._told_by)  # not one that does not answer
         failure: Exception = ConnectionError("there is no node")
         for node, until in _in_turn(known, deadline):
             try:
@@ -191,6 +204,7 @@ class ClusterServers(Servers):
             except (*FAILURES, hiredis.ReplyError) as exc:
                 failure = exc
                 continue
+            self._told_by = node
             return _nodes_by_slot(reply, node)
         raise explain(failure, f"none of the cluster's nodes {_listed(known)}", self.timeout) from failure
 

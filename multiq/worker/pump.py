@@ -39,6 +39,7 @@ class Pump:
         self._ledger = ledger
         self._lock = threading.Lock()
         self._unsettled: list[Verdict] = []  # what an outage has held up
+        self._is_partial = False  # whether only a part of the backend is gone
         self._touch_at: dict[int, tuple[Lease, float]] = {}  # by identity: a job may be leased to us twice in turn
         self._next_touch = float("inf")
         self._tries = 0
@@ -46,15 +47,27 @@ class Pump:
         self._nudge = threading.Event()
 
     def exchange(self, verdicts: Sequence[Verdict], limit: int, timeout: float) -> list[Lease]:
-        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing."""
+        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing.
+
+        While only a part of it is gone, the verdicts for that part wait, and the rest has jobs.
+        """
         with self._lock:
+            waiting: list[Verdict] = []
+            if self._is_partial and time.monotonic() < self._retry_at:
+                waiting, self._unsettled = self._unsettled, waiting
             to_settle = self._collect(verdicts)
             try:
                 lost, leases = self._consumer.exchange(to_settle, limit, timeout)
             except BackendError as exc:
-                self._unsettled = to_settle
+                self._unsettled = waiting + to_settle
+                self._is_partial = exc.is_partial
                 failure = exc
+                leases = self._reserve_elsewhere(limit) if exc.is_partial else []
+                if leases:
+                    self._went_down(failure)
+                    return leases
             else:
+                self._unsettled = waiting
                 self._settled(to_settle, lost)
                 if leases:
                     self._hold(leases)
@@ -75,6 +88,7 @@ class Pump:
                 lost = self._consumer.settle(to_settle)
             except BackendError as exc:
                 self._unsettled = to_settle
+                self._is_partial = exc.is_partial
                 self._went_down(exc)
                 return False
             self._settled(to_settle, lost)
@@ -127,6 +141,16 @@ class Pump:
             self._touch_at.pop(id(verdict.lease), None)
         return collected
 
+    def _reserve_elsewhere(self, limit: int) -> list[Lease]:
+        """Jobs of those servers that answer, while another one owes an answer about verdicts."""
+        try:
+            leases = self._consumer.reserve(limit, 0) if limit > 0 else []
+        except BackendError:
+            return []
+        if leases:
+            self._hold(leases)
+        return leases
+
     def _hold(self, leases: Sequence[Lease]) -> None:
         now = time.monotonic()
         next_touch = self._next_touch
@@ -147,8 +171,9 @@ class Pump:
         for verdict, error in zip(verdicts, lost, strict=True):
             if error is not None:
                 self._events.emit(JobLost(queue=verdict.lease.queue, job_id=verdict.lease.id))
-        if self._tries:
+        if self._tries and not self._unsettled:
             self._tries = 0
+            self._is_partial = False
             self._events.emit(BackendUp(worker=self._worker))
 
     def _wait_out(self, failure: BackendError) -> None:
