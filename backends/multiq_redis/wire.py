@@ -19,6 +19,8 @@ from multiq.errors import BackendUnavailable
 from multiq.sockets import connect, time_left
 from multiq.vigil import Vigil
 
+from .failures import TOO_MANY_CLIENTS
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
 
@@ -228,7 +230,7 @@ def _tolerantly(wire: Wire, words: Sequence[Word], deadline: float) -> Any:
     try:
         return wire.read(deadline)
     except hiredis.ReplyError as exc:
-        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH"):
+        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH") and TOO_MANY_CLIENTS not in str(exc):
             return None
         raise
 

@@ -6,7 +6,8 @@
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
--- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out
+-- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out; 2 if there are
+--       more jobs, and no more are handed out as these have 8 MB of bodies
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
 --       over how many lines the queue is known to go, or nothing
@@ -17,6 +18,7 @@
 --- include bell
 --- include promote
 
+local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
 local token, limit = ARGV[2], tonumber(ARGV[3])
 local lines = redis.call('GET', KEYS[12]) or ''
 
@@ -153,16 +155,32 @@ local function show(reply, size, id, record)
     return size + 3
 end
 
+-- How many of these go out in one reply: as many as have MOST_BYTES of bodies, and one in any case. Bodies kept in
+-- their records are small: all that one call may ask for are less.
+local function fitting(ids, records)
+    local bytes = 0
+    for i = 1, #ids do
+        local record = records[i]
+        if record and flags_of(record) % 2 == 1 then
+            bytes = bytes + redis.call('HSTRLEN', KEYS[3], ids[i])
+            if bytes > MOST_BYTES and i > 1 then return i - 1 end
+        end
+    end
+    return #ids
+end
+
 local function hand_out(reply)
     local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN would write out the scores, and delete singly
     if #places == 0 then return {} end
-    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, #places - 1)
     local ids, taken, fields, leases = {}, {}, {}, {}
     local ends_at = {} -- by packed ttr, as text: most jobs have the same, and Redis would make it of a number each time
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
+    local number = fitting(ids, records)
+    if number < #ids then reply[1] = '2' end
+    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
     local count, size = 0, #reply
-    for i = 1, #ids do
+    for i = 1, number do
         local id, record = ids[i], records[i]
         if record then -- else somebody deleted it by hand
             record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
@@ -172,14 +190,14 @@ local function hand_out(reply)
             count = count + 1
             taken[count] = id
             fields[2 * count - 1], fields[2 * count] = id, record
-            local at = 2 * (#ids - count) -- from the back: a small set is a list, which is searched from its beginning
+            local at = 2 * (number - count) -- from the back: a small set is a list, which is searched from its beginning
             leases[at + 1], leases[at + 2] = ends_at[ttr], places[i]
             size = show(reply, size, id, record)
         end
     end
     if count > 0 then
         redis.call('HSET', KEYS[2], unpack(fields))
-        redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))
+        redis.call('ZADD', KEYS[7], unpack(leases, 2 * (number - count) + 1, 2 * number))
     end
     return taken
 end

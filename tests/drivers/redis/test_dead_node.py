@@ -10,7 +10,7 @@ import pytest
 from faults import new
 from servers.redis import RedisCluster
 
-from multiq.backend import Ack, Release
+from multiq.backend import Ack, NewJob, Release
 from multiq.errors import BackendUnavailable
 from multiq.events import Events
 from multiq.ids import new_id
@@ -169,7 +169,7 @@ def test_a_producer_whose_first_line_is_dead_fills_the_others(
     first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
     with open_backend(f"{cluster.url}?timeout=2&partitions={SPREAD}") as backend:
         take(first, gone)
-        accepted = []
+        accepted: list[str] = []
         while len(accepted) < 16:
             job_id = new_id()
             if _home(backend, job_id) not in by_node[first.port]:
@@ -184,7 +184,7 @@ def test_a_producer_whose_first_line_is_dead_fills_the_others(
                     if len(narrow._lines.asked(WIDE)) == SPREAD:  # type: ignore[attr-defined]
                         break
                 time.sleep(0.2)
-            assert narrow.stats(WIDE).ready or 0 >= 16
+            assert (narrow.stats(WIDE).ready or 0) >= 16
     _drain(cluster)
 
 
@@ -237,9 +237,8 @@ def test_a_release_that_was_cut_off_counts_once(cluster: RedisCluster, gone: con
         assert (again.id, again.attempt) == (held.id, 2)
 
 
-def _job(job_id: str):  # type: ignore[no-untyped-def]
-    job = new()
-    return type(job)(job.body, job_id)
+def _job(job_id: str) -> NewJob:
+    return NewJob(b"x", job_id)
 
 
 def _home(backend: Backend, job_id: str) -> str:
