@@ -1,4 +1,4 @@
-"""A failover that somebody asks the sentinels for: the old primary takes writes for ten seconds more, which are lost."""
+"""A failover that is asked for: the old primary takes writes for ten seconds more, and these are lost."""
 
 from __future__ import annotations
 
