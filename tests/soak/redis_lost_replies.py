@@ -15,6 +15,7 @@ verdict must be what was seen. Exits with 1 and says why if it is not.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import socket
 import sys
@@ -26,13 +27,14 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.append(str(Path(__file__).parent.parent))
 
-from multiq.backend import Ack, Bury, NewJob, Release, Touch, Verdict
-from multiq.errors import BackendUnavailable
-from multiq.ids import new_id
-from multiq.registry import open_backend
 from proxy import CutReply, CutRequest, Proxy
 from servers.process import HOST
 from servers.redis import RedisServer
+
+from multiq.backend import Ack, Bury, NewJob, Release, Touch, Verdict
+from multiq.errors import BackendUnavailable, LeaseLost
+from multiq.ids import new_id
+from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease
@@ -127,7 +129,9 @@ class Case:
             taken_before = self._rival(other, raw, lease) if luck.random() < 0.5 else False
             self._break(proxy)
             try:
-                answer, took_effect = self._settle(ours, other, raw, verdict, second, proxy, is_taken=taken_before)
+                answer, took_effect = self._settle(
+                    ours, other, raw, verdict, second, proxy=proxy, is_taken=taken_before
+                )
             finally:
                 raw.close()
         what = f"{type(verdict).__name__} {'accepted' if answer is None else 'refused'}"
@@ -143,25 +147,24 @@ class Case:
         raw: Raw,
         verdict: Verdict,
         second: Lease | None,
-        proxy: Proxy,
         *,
+        proxy: Proxy,
         is_taken: bool,
     ) -> tuple[object, bool]:
         lease, luck = verdict.lease, self.luck
         took_effect = False
         end = time.monotonic() + PATIENCE
         while time.monotonic() < end:
-            try:
-                (answer,) = ours.settle([verdict])
-            except BackendUnavailable:
-                answer = self
+            answers: list[LeaseLost | None] = []
+            with contextlib.suppress(BackendUnavailable):
+                answers = ours.settle([verdict])
             # nobody but us has called since the last look, so what has changed was our verdict's doing
             state = raw.state(self.queue, lease.id, lease.token)
-            self.story.append(f"{type(verdict).__name__} -> {answer if answer is not self else 'no answer'}, {state}")
+            self.story.append(f"{type(verdict).__name__} -> {answers or 'no answer'}, {state}")
             if not is_taken and not took_effect and state == EFFECTS[type(verdict)]:
                 took_effect = True
-            if answer is not self:
-                return answer, took_effect
+            if answers:
+                return answers[0], took_effect
             if luck.random() < 0.5:
                 proxy.disarm()
             for _ in range(luck.randrange(3)):
@@ -246,7 +249,9 @@ def soak(cases: int, threads: int, seed: int) -> int:
             worker.join()
     for why in wrong:
         print(why)
-    print(f"{cases} cases, {len(wrong)} of them wrong: " + ", ".join(f"{n} {what}" for what, n in sorted(kinds.items())))
+    print(
+        f"{cases} cases, {len(wrong)} of them wrong: " + ", ".join(f"{n} {what}" for what, n in sorted(kinds.items()))
+    )
     return len(wrong)
 
 

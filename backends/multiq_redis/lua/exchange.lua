@@ -155,20 +155,8 @@ local function show(reply, size, id, record)
     return size + 3
 end
 
--- How many of these go out in one reply: as many as have MOST_BYTES of bodies, and one in any case. Bodies kept in
--- their records are small: all that one call may ask for are less.
-local function fitting(ids, records)
-    local bytes = 0
-    for i = 1, #ids do
-        local record = records[i]
-        if record and flags_of(record) % 2 == 1 then
-            bytes = bytes + redis.call('HSTRLEN', KEYS[3], ids[i])
-            if bytes > MOST_BYTES and i > 1 then return i - 1 end
-        end
-    end
-    return #ids
-end
-
+-- Ends before the body that would make it more than MOST_BYTES of those that are kept apart, but for the first job. All
+-- the small bodies that one call may ask for are less.
 local function hand_out(reply)
     local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN would write out the scores, and delete singly
     if #places == 0 then return {} end
@@ -176,13 +164,18 @@ local function hand_out(reply)
     local ends_at = {} -- by packed ttr, as text: most jobs have the same, and Redis would make it of a number each time
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
-    local number = fitting(ids, records)
-    if number < #ids then reply[1] = '2' end
-    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
-    local count, size = 0, #reply
-    for i = 1, number do
+    local count, size, number, bytes = 0, #reply, #ids, 0
+    for i = 1, #ids do
         local id, record = ids[i], records[i]
         if record then -- else somebody deleted it by hand
+            local body = flags_of(record) % 2 == 1 and (redis.call('HGET', KEYS[3], id) or '')
+            if body then
+                bytes = bytes + #body
+                if bytes > MOST_BYTES and count > 0 then
+                    reply[1], number = '2', i - 1
+                    break
+                end
+            end
             record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
                 .. sub(record, 54)
             local ttr = sub(record, 21, 28)
@@ -190,14 +183,20 @@ local function hand_out(reply)
             count = count + 1
             taken[count] = id
             fields[2 * count - 1], fields[2 * count] = id, record
-            local at = 2 * (number - count) -- from the back: a small set is a list, which is searched from its beginning
+            local at = 2 * (#ids - count) -- from the back: a small set is a list, which is searched from its beginning
             leases[at + 1], leases[at + 2] = ends_at[ttr], places[i]
-            size = show(reply, size, id, record)
+            reply[size + 1], reply[size + 2] = id, record
+            size = size + 2
+            if body then
+                size = size + 1
+                reply[size] = body
+            end
         end
     end
+    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
     if count > 0 then
         redis.call('HSET', KEYS[2], unpack(fields))
-        redis.call('ZADD', KEYS[7], unpack(leases, 2 * (number - count) + 1, 2 * number))
+        redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))
     end
     return taken
 end

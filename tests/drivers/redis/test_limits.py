@@ -78,6 +78,7 @@ def test_a_server_that_takes_a_request_slowly_is_a_timeout_in_time() -> None:
     # Given a server that answers the greeting, and then takes some kilobytes every now and then
     with socket.create_server((HOST, 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+
         def take_slowly() -> None:
             client, _ = listener.accept()
             with client:
