@@ -99,6 +99,7 @@ class RedisConsumer(Consumer):
         self._lines = lines
         self._caller = callers.own()
         self._sleeper = Sleeper(callers, self._caller, lines, self.queues)
+        self._is_cluster = callers.servers.is_cluster
         self._resting = Resting(callers.servers)
         self._turns: dict[str, int] = {}  # queue -> whose turn it is of its lines
         self._called_to = ""  # the line where a bell rang
@@ -155,9 +156,12 @@ class RedisConsumer(Consumer):
             self._looked_at = -_NEVER
             self._asked.clear()
         try:
-            self._leave_out(trade)
-            self._make_sure(trade)
-            self._use_what_is_known(trade)
+            if self._resting.failures:
+                self._leave_out(trade)
+            if self._uncertain:
+                self._make_sure(trade)
+            if self._answered or self._gained:
+                self._use_what_is_known(trade)
             for queue in self._route(trade):
                 self._trade_with(queue, trade, is_look=is_look)
         except BaseException as exc:
@@ -270,23 +274,28 @@ class RedisConsumer(Consumer):
         """One round. Returns for each line whether it can have more jobs to hand out."""
         can_have_more = {}
         failures: list[tuple[str, BackendError]] = []
+        uncertain, until = self._uncertain, None
         for call in calls:
-            self._uncertain[call.script.line] = call  # until its reply is here, whatever comes in between
-        until = self._until([call.script.line for call in calls], trade)
+            uncertain[call.script.line] = call  # until its reply is here, whatever comes in between
+        if self._is_cluster:
+            until = self._until([call.script.line for call in calls], trade)
         for call, reply in zip(calls, call_together(self._caller, [call.script for call in calls], until), strict=True):
             line = call.script.line
-            can_have_more[line] = False
             if isinstance(reply, BackendError):
+                can_have_more[line] = False
                 if not isinstance(reply, BackendUnavailable):
-                    del self._uncertain[line]
+                    del uncertain[line]
                 failures.append((line, reply))
                 continue
             answers, found, more = self._hear(call, reply)
             trade.answers.update(zip(call.places, answers, strict=True))
             trade.leases += found
-            trade.is_full = trade.is_full or more == _FULL
-            del self._uncertain[line]
-            self._went_well(line, trade)
+            if more == _FULL:
+                trade.is_full = True
+            del uncertain[line]
+            trade.was_answered = True
+            if self._resting.failures:
+                self._resting.answered(line)
             can_have_more[line] = more == _UNFINISHED or call.share in {0, len(found)}
         for line, failure in failures:
             self._went_wrong(line, failure, trade)
@@ -336,8 +345,6 @@ class RedisConsumer(Consumer):
 
     def _leave_out(self, trade: _Trade) -> None:
         """Lines whose servers did not answer lately are not asked, unless there are no others."""
-        if not self._resting:
-            return
         lines = {line_of(verdict.lease) for verdict in trade.verdicts}
         if trade.limit > 0:
             lines.update(line for queue in self.queues for line in self._lines.of(queue))
@@ -350,12 +357,12 @@ class RedisConsumer(Consumer):
 
     def _went_well(self, line: str, trade: _Trade) -> None:
         trade.was_answered = True
-        if self._resting:
+        if self._resting.failures:
             self._resting.answered(line)
 
     def _went_wrong(self, line: str, failure: BackendError, trade: _Trade) -> None:
         """In a cluster, go on without this line. Raises *failure* elsewhere, or if it is not for lack of a server."""
-        if not self._caller.servers.is_cluster or not isinstance(failure, BackendUnavailable):
+        if not self._is_cluster or not isinstance(failure, BackendUnavailable):
             raise failure
         self._resting.failed(line, failure)
         if trade.failure is None:
@@ -369,10 +376,10 @@ class RedisConsumer(Consumer):
     def _until(self, lines: Sequence[str], trade: _Trade) -> float:
         """Until when to wait for these lines' servers: not for so long that the others have no time left."""
         now, timeout = time.monotonic(), self._caller.servers.timeout
-        if not self._caller.servers.is_cluster or not (len(self.queues) > 1 or self._lines.are_several(self.queues[0])):
+        if not self._is_cluster or not (len(self.queues) > 1 or self._lines.are_several(self.queues[0])):
             return now + timeout
         left = timeout if trade.failure is None else max(trade.deadline - now, _LEAST)
-        if self._resting:
+        if self._resting.failures:
             left = min(left, max(map(self._resting.patience, lines)))
         return now + max(left / 2, _LEAST)
 
@@ -420,7 +427,7 @@ class RedisConsumer(Consumer):
             change_at = min(self._change_at.values(), default=_NEVER)
             look_at = min(change_at, self._looked_at + look_every, self._resting.next_end())
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
-            if self._resting:
+            if self._resting.failures:
                 wake_at = min(look_at, give_up_at)
             elif wake_at == give_up_at:  # who looks at the end of one wait need not wake up in the middle of the next
                 look_at = min(look_at, self._looked_at + look_every - _LOOK_LATE)

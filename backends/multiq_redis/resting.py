@@ -39,14 +39,11 @@ class Resting:
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
-        self._failures: dict[Address | str, _Failure] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._failures)
+        self.failures: dict[Address | str, _Failure] = {}
 
     def failed(self, line: str, error: BackendError) -> None:
         """A line's server did not answer."""
-        failure = self._failures.setdefault(self._where(line), _Failure())
+        failure = self.failures.setdefault(self._where(line), _Failure())
         failure.times += 1
         failure.error = error
         patient = failure.times % _PATIENT_EACH == 0
@@ -54,28 +51,28 @@ class Resting:
 
     def answered(self, line: str) -> None:
         """It did."""
-        self._failures.pop(self._where(line), None)
-        self._failures.pop(line, None)
+        self.failures.pop(self._where(line), None)
+        self.failures.pop(line, None)
 
     def error_of(self, line: str) -> BackendError | None:
         """Why a line is not to be asked now; None: it may be."""
-        failure = self._failures.get(self._where(line)) or self._failures.get(line)
+        failure = self.failures.get(self._where(line)) or self.failures.get(line)
         return failure.error if failure is not None and time.monotonic() < failure.until else None
 
     def of(self, lines: Iterable[str]) -> frozenset[str]:
         """Those of these lines that are not to be asked now."""
-        return frozenset(line for line in lines if self.error_of(line) is not None) if self else frozenset()
+        return frozenset(line for line in lines if self.error_of(line) is not None) if self.failures else frozenset()
 
     def patience(self, line: str) -> float:
         """Seconds that a line's server is given for a call."""
-        failure = self._failures.get(self._where(line)) or self._failures.get(line)
+        failure = self.failures.get(self._where(line)) or self.failures.get(line)
         if failure is None or failure.times % _PATIENT_EACH == _PATIENT_EACH - 1:
             return self._servers.timeout
         return min(_SHORT, self._servers.timeout)
 
     def next_end(self) -> float:
         """When the first of them may be asked again; monotonic."""
-        return min((failure.until for failure in self._failures.values()), default=float("inf"))
+        return min((failure.until for failure in self.failures.values()), default=float("inf"))
 
     def _where(self, line: str) -> Address | str:
         return self._servers.known(line) or line
