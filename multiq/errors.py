@@ -118,6 +118,9 @@ class QueueEmpty(MultiqError, _stdlib_queue.Empty):
 class BackendError(MultiqError):
     """The backend refused or failed."""
 
+    is_partial = False
+    """Whether other servers of the same backend answered: a call that does without this one may go well."""
+
 
 class BackendUnavailable(BackendError):
     """The backend cannot be reached, or went away in mid-call. Worth a retry."""

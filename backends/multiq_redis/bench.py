@@ -40,7 +40,7 @@ _TOLD = ("appendonly", "appendfsync", "save")  # of the settings, those that dur
 _WEAKEST_FIRST: Sequence[Survives] = ("unknown", "client crash", "server crash", "power loss")
 
 #: what multiq sends to a server; INFO counts the commands inside of scripts, too
-_SENT = frozenset({"evalsha", "eval", "bzpopmin", "client|unblock", "hello", "select", "auth", "scan", "lpush"})
+_SENT = frozenset({"evalsha", "eval", "bzpopmin", "hello", "select", "auth", "scan", "lpush"})
 _CPU = frozenset({"used_cpu_user", "used_cpu_sys", "used_cpu_user_children", "used_cpu_sys_children"})
 _SECTIONS = ("commandstats", "stats", "memory", "cpu")
 
@@ -139,7 +139,7 @@ class RedisPlace(Place):
 
     def _ask(self, address: Address, *words: Word) -> Any:
         wire = self._wires.get(address)
-        if wire is None or wire.is_closed:
+        if wire is None or not wire.is_free:
             wire = self._wires[address] = self._open(address)
         try:
             return wire.ask(pack(words), self._deadline())

@@ -44,7 +44,8 @@ if TYPE_CHECKING:
 
 _SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for the number make a token
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
-_MAX_IDLE = 8  # callers kept for the next thread
+_FEW_IDLE = 8  # callers that are kept for the next thread in any case
+_IDLE_FOR = 30.0  # seconds that more of them are kept
 _MOST_HEADS = 1000  # prepared beginnings of commands; somebody may have a queue per customer
 
 
@@ -68,6 +69,9 @@ class Caller:
         self.servers = servers
         self._prefix = prefix
         self._start_over()
+
+        self.idle_since = 0.0
+        """When it was last put back; monotonic."""
 
     def _start_over(self) -> None:
         """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
@@ -130,7 +134,7 @@ class Caller:
         try:
             address = servers.address(call.line, deadline)
             wire = self._wires.get(address)
-            if wire is None or wire.is_closed or self._generation != forks.generation:
+            if wire is None or not wire.is_free or self._generation != forks.generation:
                 wire = self.wire_to(address, deadline)
             return wire.ask(self.packed(call, wire), servers.one_try(deadline) if servers.has_others else deadline)
         except (hiredis.ReplyError, *FAILURES) as exc:
@@ -196,7 +200,10 @@ class Caller:
         if self._generation != forks.generation:
             self._start_over()
         wire = self._wires.get(address)
-        if wire is None or wire.is_closed:
+        if wire is not None and not wire.is_free:
+            wire.close()
+            wire = None
+        if wire is None:
             wire = self._wires[address] = self.servers.open(address, deadline)
         return wire
 
@@ -277,6 +284,7 @@ class Callers:
 
     def close(self) -> None:
         """Close all connections, those of callers that others keep included."""
+        self.servers.close()
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
@@ -292,7 +300,10 @@ class Callers:
             return Caller(self.servers, self.prefix)
 
     def _put_back(self, caller: Caller) -> None:
-        if len(self._idle) < _MAX_IDLE:
-            self._idle.append(caller)
-        else:
-            caller.close()
+        idle = self._idle
+        caller.idle_since = now = time.monotonic()
+        idle.append(caller)
+        if len(idle) > _FEW_IDLE:
+            with contextlib.suppress(IndexError):  # the first was idle for longest, unless another thread is here, too
+                if now - idle[0].idle_since > _IDLE_FOR:
+                    idle.pop(0).close()

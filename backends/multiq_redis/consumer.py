@@ -11,12 +11,13 @@ from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 
 from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
 from .lines import MOST
+from .resting import Resting
 from .sleeper import Sleeper
 from .together import call_together
 from .verdicts import details
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import Lease, Verdict
 
@@ -29,9 +30,14 @@ _HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/be
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
 
+_MOST_ANSWERS = 100_000  # that are kept for callers who may ask again
+
 _DONE = ord("1")
+_UNFINISHED = b"1"  # it has to promote more before it can hand out anything
+_FULL = b"2"  # there are as many bytes of jobs as one reserve may hand out
 
 _NEVER = float("inf")
+_LEAST = 0.25  # seconds that a server of a cluster has to answer in
 
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
@@ -53,13 +59,28 @@ class _Trade:
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
+        self.deadline = _NEVER
+        """When it has to be over, once a server did not answer; monotonic."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
+        self.is_full = False
+        """Whether there are as many bytes of jobs as one reserve may hand out."""
+        self.failure: BackendError | None = None
+        self.out: set[str] = set()
+        """Lines that are not asked, or not any more, as their server does not answer."""
+        self.was_answered = False
 
     @property
     def wanted(self) -> int:
         """How many more jobs to ask for."""
-        return self.limit - len(self.leases)
+        return 0 if self.is_full else self.limit - len(self.leases)
+
+    @property
+    def is_in_vain(self) -> bool:
+        """Whether it failed, and there is nothing that its caller could be told instead."""
+        if self.failure is None:
+            return False
+        return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
     def left(self, queue: str) -> dict[str, list[int]]:
         """Where in the list the verdicts stand that have no answer yet, for each of the queue's lines."""
@@ -78,7 +99,9 @@ class RedisConsumer(Consumer):
         self._lines = lines
         self._caller = callers.own()
         self._sleeper = Sleeper(callers, self._caller, lines, self.queues)
-        self._turn = secrets.randbelow(MOST)  # so that not all consumers begin with the same line
+        self._is_cluster = callers.servers.is_cluster
+        self._resting = Resting(callers.servers)
+        self._turns: dict[str, int] = {}  # queue -> whose turn it is of its lines
         self._called_to = ""  # the line where a bell rang
         self._asked: set[str] = set()  # lines that the last trade asked for jobs
         self._has_new_lines = False  # whether a queue turned out to have more lines than were looked at
@@ -86,8 +109,8 @@ class RedisConsumer(Consumer):
         self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
         self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
         self._is_on_watch = False  # whether a bell called us, so that nobody else was told
-        self._uncertain: list[_Call] = []  # calls that may or may not have arrived
-        self._answered: dict[_Key, LeaseLost | None] = {}  # answers that a failed call has got
+        self._uncertain: dict[str, _Call] = {}  # line -> the call that may or may not have arrived
+        self._answered: dict[_Key, LeaseLost | None] = {}  # answers whose callers do not have them yet
         self._gained: list[Lease] = []  # jobs that a failed call has got
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
@@ -106,7 +129,7 @@ class RedisConsumer(Consumer):
             answers, found = self._trade(verdicts, limit)
         if not found:
             try:
-                found = self._wait(limit, give_up_at)
+                found = self._wait(limit, give_up_at) if limit > 0 else self._wait_for_nothing(give_up_at)
             except BackendError:
                 if not verdicts:
                     raise
@@ -127,21 +150,31 @@ class RedisConsumer(Consumer):
         self, verdicts: Sequence[Verdict], limit: int, *, is_look: bool = False
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         """Settle, then reserve, without waiting. A look expects to find nothing."""
+        started = time.monotonic()
         trade = _Trade(verdicts, limit)
         if limit > 0:
             self._looked_at = -_NEVER
             self._asked.clear()
-        started = time.monotonic()
         try:
-            self._make_sure()
-            self._use_what_is_known(trade)
+            if self._resting.failures:
+                self._leave_out(trade)
+            if self._uncertain:
+                self._make_sure(trade)
+            if self._answered or self._gained:
+                self._use_what_is_known(trade)
             for queue in self._route(trade):
                 self._trade_with(queue, trade, is_look=is_look)
-        except BackendError:
-            if not trade.leases or len(trade.answers) < len(verdicts):
+        except BaseException as exc:
+            if not isinstance(exc, BackendError) or not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
                 raise
-        self._answered.clear()
+        if trade.failure is not None and trade.is_in_vain:
+            self._keep(trade)
+            trade.failure.is_partial = trade.was_answered or bool(trade.leases)
+            raise trade.failure.with_traceback(None)  # it may have been raised before
+        if self._answered:
+            for verdict in verdicts:
+                self._answered.pop(_key(verdict), None)
         if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
         self._has_new_lines = False
@@ -163,12 +196,14 @@ class RedisConsumer(Consumer):
         Of several lines the one whose turn it is gives all it can, before the others are asked whether they have
         something. A look asks all of them that.
         """
-        to_settle = trade.left(queue)
+        to_settle = {line: places for line, places in trade.left(queue).items() if line not in trade.out}
         lines = self._in_turn(queue) if trade.limit > 0 and queue in self.queues else []
+        if trade.out:
+            lines = [line for line in lines if line not in trade.out]
         asked, others = ([], lines) if is_look and len(lines) > 1 else (lines[:1], lines[1:])
         while True:
             if not asked and others and trade.wanted > 0:
-                asked, others = self._those_with_something(queue, others), []
+                asked, others = self._those_with_something(queue, others, trade), []
             calls = self._next_calls(to_settle, asked, trade)
             if not calls:
                 return
@@ -180,20 +215,24 @@ class RedisConsumer(Consumer):
         lines = self._lines.of(queue)
         if len(lines) == 1:
             return lines
-        self._turn += 1
-        first = lines.index(self._called_to) if self._called_to in lines else self._turn % len(lines)
+        # not all consumers begin with the same line
+        turn = self._turns[queue] = self._turns.get(queue, secrets.randbelow(MOST)) + 1
+        first = lines.index(self._called_to) if self._called_to in lines else turn % len(lines)
         self._called_to = ""
         return lines[first:] + lines[:first]
 
-    def _those_with_something(self, queue: str, lines: Sequence[str]) -> list[str]:
+    def _those_with_something(self, queue: str, lines: Sequence[str], trade: _Trade) -> list[str]:
         """Of these lines those that have something to hand out, by one question to each server."""
         in_order = sorted(lines, key=len)  # the first line, which knows how many there are, in front
         together = [in_order] if not self._caller.servers.is_cluster else [[line] for line in in_order]
         calls = [self._caller.new_call("glance", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
-        for group, reply in zip(together, call_together(self._caller, calls), strict=True):
+        replies = call_together(self._caller, calls, self._until(in_order, trade))
+        for group, reply in zip(together, replies, strict=True):
             if isinstance(reply, BackendError):
-                raise reply
+                self._went_wrong(group[0], reply, trade)
+                continue
+            self._went_well(group[0], trade)
             now, told, *rest = reply
             for line, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
                 self._note(line, now, change_at, told if line == queue else b"")
@@ -234,31 +273,44 @@ class RedisConsumer(Consumer):
     def _make(self, calls: Sequence[_Call], trade: _Trade) -> dict[str, bool]:
         """One round. Returns for each line whether it can have more jobs to hand out."""
         can_have_more = {}
-        failure: BackendError | None = None
-        for call, reply in zip(calls, call_together(self._caller, [call.script for call in calls]), strict=True):
+        failures: list[tuple[str, BackendError]] = []
+        uncertain, until = self._uncertain, None
+        for call in calls:
+            uncertain[call.script.line] = call  # until its reply is here, whatever comes in between
+        if self._is_cluster:
+            until = self._until([call.script.line for call in calls], trade)
+        for call, reply in zip(calls, call_together(self._caller, [call.script for call in calls], until), strict=True):
+            line = call.script.line
             if isinstance(reply, BackendError):
-                failure = failure or reply
-                if isinstance(reply, BackendUnavailable):
-                    self._uncertain.append(call)
+                can_have_more[line] = False
+                if not isinstance(reply, BackendUnavailable):
+                    del uncertain[line]
+                failures.append((line, reply))
                 continue
-            answers, found, is_unfinished = self._hear(call, reply)
+            answers, found, more = self._hear(call, reply)
             trade.answers.update(zip(call.places, answers, strict=True))
             trade.leases += found
-            can_have_more[call.script.line] = is_unfinished or call.share in {0, len(found)}
-        if failure is not None:
-            raise failure
+            if more == _FULL:
+                trade.is_full = True
+            del uncertain[line]
+            trade.was_answered = True
+            if self._resting.failures:
+                self._resting.answered(line)
+            can_have_more[line] = more == _UNFINISHED or call.share in {0, len(found)}
+        for line, failure in failures:
+            self._went_wrong(line, failure, trade)
         return can_have_more
 
-    def _hear(self, call: _Call, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        """What a script answered: about the verdicts, the jobs, and whether it has to promote more before it can."""
-        unfinished, now, change_at, letters, told, *handed_out = reply
+    def _hear(self, call: _Call, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
+        """What a script answered: about the verdicts, the jobs, and why there are no more of them if it knows."""
+        more, now, change_at, letters, told, *handed_out = reply
         line = call.script.line
         self._note(line, now, change_at, told)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
-        return answers, leases(line, handed_out, int(now)), unfinished == b"1"
+        return answers, leases(line, handed_out, int(now)), more
 
     def _note(self, line: str, now: bytes, change_at: bytes, told: bytes) -> None:
         # reckoned from when the reply came: never early, and late by half a round trip
@@ -269,31 +321,102 @@ class RedisConsumer(Consumer):
 
     # --- after a failure ---
 
-    def _make_sure(self) -> None:
-        """Find out what became of calls whose replies were lost, by making them again under their old numbers."""
-        while self._uncertain:
-            call = self._uncertain[0]
-            if call.slot == self._caller.slot:  # else it was our parent's, before a fork
-                answers, found, _ = self._hear(call, self._caller.perform(call.script))
-                self._answered.update(_without_touches(zip(call.verdicts, answers, strict=True)))
+    def _make_sure(self, trade: _Trade) -> None:
+        """Find out what became of calls whose replies were lost, by making them again under their old numbers.
+
+        A line whose last call is still uncertain takes no other.
+        """
+        for line, call in tuple(self._uncertain.items()):
+            if call.slot != self._caller.slot:  # it was our parent's, before a fork
+                del self._uncertain[line]
+            elif line not in trade.out:
+                try:
+                    reply = self._caller.perform(call.script, self._until([line], trade))
+                except BackendError as exc:
+                    if not isinstance(exc, BackendUnavailable):
+                        del self._uncertain[line]  # it was refused
+                    self._went_wrong(line, exc, trade)
+                    continue
+                answers, found, _ = self._hear(call, reply)
+                self._remember(zip(call.verdicts, answers, strict=True))
                 self._gained += found
-            del self._uncertain[0]
+                del self._uncertain[line]
+                self._went_well(line, trade)
+
+    def _leave_out(self, trade: _Trade) -> None:
+        """Lines whose servers did not answer lately are not asked, unless there are no others."""
+        lines = {line_of(verdict.lease) for verdict in trade.verdicts}
+        if trade.limit > 0:
+            lines.update(line for queue in self.queues for line in self._lines.of(queue))
+        out = self._resting.of((*lines, *self._uncertain))
+        if not lines <= out:
+            trade.out.update(out)
+            trade.failure = next((error for line in out if (error := self._resting.error_of(line))), None)
+        for line in out:
+            self._change_at.pop(line, None)
+
+    def _went_well(self, line: str, trade: _Trade) -> None:
+        trade.was_answered = True
+        if self._resting.failures:
+            self._resting.answered(line)
+
+    def _went_wrong(self, line: str, failure: BackendError, trade: _Trade) -> None:
+        """In a cluster, go on without this line. Raises *failure* elsewhere, or if it is not for lack of a server."""
+        if not self._is_cluster or not isinstance(failure, BackendUnavailable):
+            raise failure
+        self._resting.failed(line, failure)
+        if trade.failure is None:
+            trade.deadline = time.monotonic() + self._caller.servers.timeout / 2
+        trade.failure = failure
+        trade.out.add(line)
+        self._change_at.pop(line, None)
+        lines = (line for queue in self.queues for line in self._lines.of(queue))
+        trade.out.update(self._resting.of(lines))  # those of the same server
+
+    def _until(self, lines: Sequence[str], trade: _Trade) -> float:
+        """Until when to wait for these lines' servers: not for so long that the others have no time left."""
+        now, timeout = time.monotonic(), self._caller.servers.timeout
+        if not self._is_cluster or not (len(self.queues) > 1 or self._lines.are_several(self.queues[0])):
+            return now + timeout
+        left = timeout if trade.failure is None else max(trade.deadline - now, _LEAST)
+        if self._resting.failures:
+            left = min(left, max(map(self._resting.patience, lines)))
+        return now + max(left / 2, _LEAST)
 
     def _use_what_is_known(self, trade: _Trade) -> None:
         if self._answered:
             for at, verdict in enumerate(trade.verdicts):
                 if (key := _key(verdict)) in self._answered:
                     trade.answers[at] = self._answered[key]
-        if self._gained:
-            trade.leases, self._gained = self._gained[: trade.limit], self._gained[trade.limit :]
+        if self._gained and trade.limit > 0:
+            gained = {(lease.queue, lease.id, lease.token): lease for lease in self._gained}  # each once
+            trade.leases = list(gained.values())[: trade.limit]
+            self._gained = list(gained.values())[trade.limit :]
 
     def _keep(self, trade: _Trade) -> None:
         """What a failed exchange has come to, for the next one."""
         known = ((trade.verdicts[at], answer) for at, answer in trade.answers.items())
-        self._answered.update(_without_touches(known))
+        self._remember(known)
         self._gained = trade.leases + self._gained
 
+    def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
+        """Answers that last until their callers ask again.
+
+        A touch that went through says nothing about the next one of the same lease: it is simply made again.
+        """
+        for verdict, answer in known:
+            if not isinstance(verdict, Touch):
+                self._answered[_key(verdict)] = answer
+        while len(self._answered) > _MOST_ANSWERS:  # callers that never came back
+            del self._answered[next(iter(self._answered))]
+
     # --- waiting ---
+
+    def _wait_for_nothing(self, give_up_at: float) -> list[Lease]:
+        """No jobs are asked for: until the time is over, or an interrupt."""
+        if not self._interrupted and time.monotonic() < give_up_at:
+            self._sleeper.pause(give_up_at)
+        return []
 
     def _wait(self, limit: int, give_up_at: float) -> list[Lease]:
         look_every = self._caller.servers.look_every
@@ -302,9 +425,11 @@ class RedisConsumer(Consumer):
             if now >= give_up_at:
                 break
             change_at = min(self._change_at.values(), default=_NEVER)
-            look_at = min(change_at, self._looked_at + look_every)
+            look_at = min(change_at, self._looked_at + look_every, self._resting.next_end())
             wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
-            if wake_at == give_up_at:  # who looks at the end of one wait need not wake up in the middle of the next
+            if self._resting.failures:
+                wake_at = min(look_at, give_up_at)
+            elif wake_at == give_up_at:  # who looks at the end of one wait need not wake up in the middle of the next
                 look_at = min(look_at, self._looked_at + look_every - _LOOK_LATE)
             rang = False
             if wake_at > now:
@@ -327,21 +452,22 @@ class RedisConsumer(Consumer):
         """Sleep. Returns whether a bell rang, or nobody can tell, and what was there then; None: nobody has looked."""
         line = self.queues[0]
         if limit <= 0 or self._uncertain or not self._sleeper.can_call(line):
-            rang = self._sleeper.sleep(seconds, exact=exact)
+            without = self._resting.of(line for queue in self.queues for line in self._lines.of(queue))
+            rang = self._sleeper.sleep(seconds, exact=exact, without=without)
             self._is_on_watch = self._is_on_watch or rang
             return rang, None
         call = self._new_call(line, (), min(limit, _SLICE), _Trade((), limit))
-        self._uncertain.append(call)  # until its reply is here
+        self._uncertain[line] = call  # until its reply is here
         rang = self._sleeper.sleep(seconds, exact=exact, then=call.script)
         self._is_on_watch = self._is_on_watch or rang
         if self._sleeper.heard is None:
             return True, None
-        self._uncertain.clear()
         self._looked_at, woke_at = -_NEVER, time.monotonic()
-        _, found, is_unfinished = self._hear(call, self._sleeper.heard)
+        _, found, more = self._hear(call, self._sleeper.heard)
+        self._uncertain.clear()
         if found:
             self._is_on_watch = False  # the script told somebody else
-        elif is_unfinished or self._has_new_lines:
+        elif more == _UNFINISHED or self._has_new_lines:
             return True, None
         else:
             self._looked_at = woke_at
@@ -349,7 +475,7 @@ class RedisConsumer(Consumer):
 
     def _knows_that_nothing_is_due(self) -> bool:
         """Whether the last look at the queues still holds: what has come since has left a marker at the bell."""
-        if self._uncertain or self._gained:
+        if self._uncertain or self._gained or time.monotonic() >= self._resting.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
         return time.monotonic() < min(self._looked_at + self._caller.servers.look_every, change_at)
@@ -374,10 +500,3 @@ class RedisConsumer(Consumer):
 
 def _key(verdict: Verdict) -> _Key:
     return type(verdict), verdict.lease.queue, verdict.lease.id, verdict.lease.token
-
-
-def _without_touches(
-    known: Iterator[tuple[Verdict, LeaseLost | None]],
-) -> Iterator[tuple[_Key, LeaseLost | None]]:
-    """A touch that went through says nothing about the next one of the same lease: it is simply made again."""
-    return ((_key(verdict), answer) for verdict, answer in known if not isinstance(verdict, Touch))

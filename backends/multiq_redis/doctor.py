@@ -33,6 +33,7 @@ _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
 _SKEW = 1.0  # seconds
 _NEARLY_FULL = 0.9  # of maxmemory
 _SLOTS = "16384"
+_UNBLOCK_MENDED = {"redis": (8, 2), "valkey": (9, 0)}  # first minor releases with it; some patch releases have it, too
 
 _CONFIG_FORBIDDEN = "this account may not ask for it (CONFIG is forbidden)"
 _ASK_WHO_RUNS_IT = "ask who runs the server, or allow this account +config|get"
@@ -159,14 +160,25 @@ def _clock(server: _Server) -> Finding:
 
 
 def _version(info: Mapping[str, str]) -> Finding:
-    text = info.get("redis_version", "")
     name = info.get("server_name", "redis")
+    text = info.get(f"{name}_version") or info.get("redis_version", "")
     parts = text.split(".")
     if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
         return Finding("unknown", "version", "the server does not tell its version", "it must be 6.2 or newer")
     if tuple(map(int, parts[:2])) < OLDEST:
         return Finding("bad", "version", f"{name} {text} lacks what multiq's scripts need", "upgrade to 6.2 or newer")
-    return Finding("ok", "version", f"{name} {text}")
+    number = tuple(int(part) for part in parts if part.isdigit())
+    mended = _UNBLOCK_MENDED.get(name)
+    if mended is None or number >= mended:
+        return Finding("ok", "version", f"{name} {text}")
+    return Finding(
+        "ok",
+        "version",
+        f"{name} {text}; versions before {name} {'.'.join(map(str, mended))} may end (SIGABRT) when a client sends "
+        "CLIENT UNBLOCK while a failover or CLIENT PAUSE holds writes up (redis PR 14164, valkey PR 2117, 2025). "
+        "multiq never sends it",
+        "let no other program send CLIENT UNBLOCK to this server, or upgrade",
+    )
 
 
 # --- what it keeps ---------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
 _CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
 _INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
 _AUTH = ("invalid password", "without any password configured", "invalid username-password")
-_ASKING_TOO_MUCH = "max number of clients"
+TOO_MANY_CLIENTS = "max number of clients"
 _IN_SCRIPT = "user_script"
 
 
@@ -120,7 +120,7 @@ def _explain_reply(exc: hiredis.ReplyError, place: str) -> MultiqError:
         error, sentence = _ERRORS[code]
         return error(f"{place} {sentence} ({_short(exc)})")
     text = str(exc)
-    if _ASKING_TOO_MUCH in text:
+    if TOO_MANY_CLIENTS in text:
         return BackendUnavailable(f"{place} has too many clients ({_short(exc)}): raise its maxclients, or close some")
     if _IN_SCRIPT in text:
         return BackendCorrupt(

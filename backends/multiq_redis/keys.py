@@ -82,6 +82,11 @@ def call(base: str, caller: str) -> str:
     return f"{base}:call:{caller}"
 
 
+def wakeup(base: str, sleeper: str) -> str:
+    """Sorted set: the marker by which one consumer ends its own sleep. It expires by itself."""
+    return f"{base}:wakeup:{sleeper}"
+
+
 def line(queue: str, number: int) -> str:
     """The name of one of a queue's lines."""
     return f"{queue}#{number}" if number else queue

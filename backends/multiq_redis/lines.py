@@ -12,6 +12,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from multiq.backend import Finding
+from multiq.errors import BackendUnavailable
 
 from . import keys
 
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST = 64
 _SAY_AGAIN = 30.0  # seconds until the server is told once more: it may have forgotten, in a failover or by hand
+_SAY_AGAIN_SOON = 5.0  # seconds, if it could not be told
+_WITHIN = 1.0  # seconds that one node of a cluster has to hear it
 _MOST_SAID = 10_000  # queues that are remembered to have been told of
 
 
@@ -41,6 +44,7 @@ class Lines:
         self._callers = callers
         self._known: dict[str, int] = {}  # queue -> how many lines it has, where they are more than our own
         self._said_at: dict[str, float] = {}  # queue -> when the server was told of ours; monotonic
+        self._to_pause: dict[str, list[str]] = {}  # queue -> new lines that may lack its pause
 
     def home(self, queue: str, packed_id: bytes) -> str:
         """The line that a job of this id is enqueued in."""
@@ -51,6 +55,10 @@ class Lines:
     def of(self, queue: str) -> list[str]:
         """All lines that the queue is known to have."""
         return self._lines(queue, 0, self._known.get(queue, self.spread))
+
+    def are_several(self, queue: str) -> bool:
+        """Whether a queue has more than one."""
+        return self._known.get(queue, self.spread) > 1
 
     def learn(self, queue: str, told: bytes) -> list[str]:
         """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
@@ -87,17 +95,46 @@ class Lines:
                 yield Finding("ok", "partitions", f"{why}; the lines beyond that are empty", advice)
 
     def say(self, queue: str) -> None:
-        """Before jobs go to several lines: let everybody know. Raises ``BackendError``."""
+        """Before jobs go to several lines: let everybody know. Raises ``BackendError``.
+
+        Where the node of the first line does not answer, the lines on others take their jobs all the same. Readers
+        whose URLs name fewer lines hear of the rest with the first enqueue after it is back.
+        """
         now = time.monotonic()
         if now - self._said_at.get(queue, -_SAY_AGAIN) < _SAY_AGAIN:
             return
-        before, pause = self._callers.call("widen", queue, (self.spread,))
-        more = self._lines(queue, before, self.spread)
-        if more and pause != b"0":
-            self._callers.call_each("pause", more, (pause,))
+        early = 0.0
+        try:
+            with self._callers.borrowed() as caller:
+                before, pause = caller.perform(caller.new_call("widen", queue, (0,)), now + self._patience())
+        except BackendUnavailable:
+            if not self._callers.servers.is_cluster:
+                raise
+            early = _SAY_AGAIN - _SAY_AGAIN_SOON
+        else:
+            self._widen(queue, before, pause)
         if len(self._said_at) >= _MOST_SAID:
             self._said_at.clear()
-        self._said_at[queue] = now
+        self._said_at[queue] = time.monotonic() - early
+
+    def _widen(self, queue: str, before: int, pause: bytes) -> None:
+        """New lines are paused before anybody hears of them, and after that, if a pause began in between."""
+        more = self._lines(queue, before, self.spread)
+        if more:
+            self._pause(more, pause)
+            self._to_pause[queue] = more
+            _, pause = self._callers.call("widen", queue, (self.spread,))
+        if queue in self._to_pause:
+            self._pause(self._to_pause[queue], pause)
+            self._to_pause.pop(queue, None)
+
+    def _pause(self, lines: Sequence[str], pause: bytes) -> None:
+        if pause != b"0":
+            self._callers.call_each("pause", lines, (pause,))
+
+    def _patience(self) -> float:
+        servers = self._callers.servers
+        return min(servers.timeout, _WITHIN) if servers.is_cluster else servers.timeout
 
     def _base(self, queue: str) -> str:
         return keys.base(self._callers.prefix, queue)

@@ -26,12 +26,13 @@ if TYPE_CHECKING:
 _NONE_YET = object()
 
 
-def call_together(caller: Caller, calls: Sequence[Call]) -> list[Any]:
+def call_together(caller: Caller, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
     """The replies to *calls*, in their order; for a call that failed its ``BackendError``.
 
     No two calls may be numbered and for the same line: the server remembers one for each.
     """
-    deadline = time.monotonic() + caller.servers.timeout
+    if deadline is None:
+        deadline = time.monotonic() + caller.servers.timeout
     replies = _in_a_crowd(caller, calls, deadline) if len(calls) > 1 else [_NONE_YET] * len(calls)
     return [
         _alone(caller, call, deadline) if reply is _NONE_YET else reply
@@ -41,7 +42,7 @@ def call_together(caller: Caller, calls: Sequence[Call]) -> list[Any]:
 
 def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[Any]:
     replies = [_NONE_YET] * len(calls)
-    until = caller.servers.one_try(deadline)
+    one_try = caller.servers.one_try
     try:
         by_address: dict[Address, list[int]] = {}
         for at, call in enumerate(calls):
@@ -53,14 +54,15 @@ def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[
         for address, places in by_address.items():
             try:
                 wire = caller.wire_to(address, deadline)
-                wire.send(b"".join(caller.packed(calls[at], wire) for at in places), until)
+                packed = b"".join(caller.packed(calls[at], wire) for at in places)
+                wire.send(packed, one_try(deadline), replies=len(places))
             except (*FAILURES, BackendError, hiredis.ReplyError):
                 caller.abandon(address)
                 continue
             under_way[address] = wire, places
         while under_way:
             address, (wire, places) = next(iter(under_way.items()))
-            if not _hear(wire, places, replies, until):
+            if not _hear(wire, places, replies, one_try(deadline)):
                 caller.abandon(address)
             del under_way[address]
     finally:

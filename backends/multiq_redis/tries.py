@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _FIRST_PAUSE = 0.01  # seconds before another try of what passes by itself
 _LONGEST_PAUSE = 0.25
+_REDIRECTIONS = frozenset({"MOVED", "ASK"})
+_AT_ONCE = 3  # redirections that are followed without a pause
 _ASKING = pack(("ASKING",))
 
 
@@ -38,6 +40,7 @@ class Tries:
         self._pause = _FIRST_PAUSE
         self._with_text = False  # the script's text, to a server that does not know its digest
         self._has_lost_a_reply = False
+        self._redirections = 0
         self._detour: Address | None = None  # where a slot is on its way to; for one try
 
     def answer(self) -> Any:
@@ -67,8 +70,12 @@ class Tries:
         deadline = self._servers.one_try(self._deadline)
         if not detour:
             return wire.ask(packed, deadline)
-        wire.send(_ASKING + packed, deadline)
-        wire.read(deadline)
+        wire.send(_ASKING + packed, deadline, replies=2)
+        try:
+            wire.read(deadline)
+        except hiredis.ReplyError:
+            wire.close()  # the reply to the call itself is still to come
+            raise
         return wire.read(deadline)
 
     def _can_go_on(self, exc: hiredis.ReplyError) -> bool:
@@ -77,20 +84,23 @@ class Tries:
         if code == "NOSCRIPT" and not self._with_text:
             self._with_text = True
             return True
-        if code in {"MOVED", "ASK"} and self._servers.is_cluster and isinstance(self._address, tuple):
+        if code in _REDIRECTIONS and self._servers.is_cluster and isinstance(self._address, tuple):
             host, port = redirection(exc)
             there = (host or self._address[0], port)
             if code == "ASK":
                 self._detour = there
             else:
                 self._servers.moved(self._call.line, there)
-            return time.monotonic() < self._deadline  # nodes that disagree send us to and fro
+            self._redirections += 1
+            return self._redirections <= _AT_ONCE  # nodes that disagree send us to and fro
         return False
 
     def _is_passing(self, exc: hiredis.ReplyError) -> bool:
         code = code_of(exc)
-        if code in ELSEWHERE:
+        if code in ELSEWHERE or (code == "NOREPLICAS" and self._servers.has_others):  # they may follow another by now
             self._caller.abandon(self._address)
+        if code in _REDIRECTIONS and self._servers.is_cluster:
+            return True
         return code in PASSING or (code in ELSEWHERE and self._servers.has_others)
 
     def _may_repeat_at_once(self, exc: Exception) -> bool:

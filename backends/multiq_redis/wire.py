@@ -11,13 +11,15 @@ import socket
 import ssl
 import struct
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 import hiredis
 
 from multiq.errors import BackendUnavailable
 from multiq.sockets import connect, time_left
 from multiq.vigil import Vigil
+
+from .failures import TOO_MANY_CLIENTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Sequence
@@ -31,6 +33,7 @@ Word: TypeAlias = "bytes | str | int"
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
+_NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _RECEIVED_AT_ONCE = 65536  # bytes
 _SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for its other end
@@ -46,12 +49,12 @@ class Wire:
         self.sock = sock
         self.version: tuple[int, ...] = OLDEST
         self.is_replica = False
-        self.client_id = 0
-        """What ``CLIENT UNBLOCK`` knows this connection by; 0: unknown."""
         self._reader = hiredis.Reader()
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
-        self.is_closed = False
+        self.is_free = True
+        """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
+        self._outstanding = 0  # replies to what was sent with ``send``
         self._granted = 0.0  # seconds that the next send or receive may take
         self._vigil = Vigil(sock)
 
@@ -62,13 +65,17 @@ class Wire:
     def ask(self, packed: bytes, deadline: float) -> Any:
         """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
         # the one road that every call takes, and so without detours through the methods below
+        if not self.is_free:
+            self._refuse()
+        self.is_free = False
         try:
             left = deadline - monotonic()
             if abs(left - self._granted) > left / 16:
                 self._grant(deadline)
-            self.sock.sendall(packed)
             if len(packed) > _SENT_AT_ONCE:
-                self._grant(deadline)
+                self._send_all(packed, deadline)
+            else:
+                self.sock.sendall(packed)
             self._reader.feed(self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE))
             reply = self._reader.gets()
         except BlockingIOError as exc:
@@ -78,14 +85,19 @@ class Wire:
             self.close()
             raise
         if reply is False:  # not complete, or the connection has ended
+            self._outstanding = 1
             return self.read(deadline)
+        self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
 
-    def send(self, packed: bytes, deadline: float) -> None:
-        """Send, and close at whatever goes wrong."""
+    def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
+        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read."""
+        if not self.is_free:
+            self._refuse()
+        self.is_free = False
+        self._outstanding = replies
         try:
-            self._grant(deadline)
-            self.sock.sendall(packed)
+            self._send_all(packed, deadline)
         except BlockingIOError as exc:
             self.close()
             raise TimeoutError(_TOO_LATE) from exc
@@ -94,7 +106,10 @@ class Wire:
             raise
 
     def read(self, deadline: float) -> Any:
-        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
+        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one.
+
+        An error reply is raised, and is no interruption.
+        """
         try:
             reply = self._reader.gets()
             while reply is False:  # not complete; RESP 2 has no booleans
@@ -103,11 +118,14 @@ class Wire:
         except BaseException:
             self.close()
             raise
+        self._outstanding -= 1
+        if not self._outstanding:
+            self.is_free = True
         return _checked(reply)
 
     def close(self) -> None:
         """End it. What is sent after that raises ``OSError``."""
-        self.is_closed = True
+        self.is_free = False
         self.sock.close()
 
     def __del__(self) -> None:
@@ -117,6 +135,23 @@ class Wire:
         """End it from another thread: whoever waits on it sees that it ended."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
+
+    def _refuse(self) -> NoReturn:
+        """The next reply would be the answer to an earlier call."""
+        self.close()
+        raise ConnectionResetError(_NOT_FREE)
+
+    def _send_all(self, packed: bytes, deadline: float) -> None:
+        """A piece at a time, as the server takes them: the deadline is that of all of them, not of each."""
+        self._grant(deadline)
+        if len(packed) <= _SENT_AT_ONCE:
+            self.sock.sendall(packed)
+            return
+        rest = memoryview(packed)
+        while rest:
+            sent = self.sock.send(rest)
+            rest = rest[sent:]
+            self._grant(deadline)
 
     def _receive(self, deadline: float) -> None:
         self._grant(deadline)
@@ -177,7 +212,7 @@ def open_wire(address: Address, login: Login, deadline: float) -> Wire:
 
 def _greet(wire: Wire, login: Login, deadline: float) -> None:
     greetings = login.greetings
-    wire.send(b"".join(pack(words) for words in greetings), deadline)
+    wire.send(b"".join(pack(words) for words in greetings), deadline, replies=len(greetings))
     replies = [_tolerantly(wire, words, deadline) for words in greetings]
     told = replies[login.hello_at]
     if told is None:
@@ -185,7 +220,6 @@ def _greet(wire: Wire, login: Login, deadline: float) -> None:
     facts = dict(zip(told[::2], told[1::2], strict=False))
     wire.version = _version(facts.get(b"version", b""))
     wire.is_replica = facts.get(b"role") == b"replica"
-    wire.client_id = int(facts.get(b"id", 0))
     if wire.version < OLDEST:
         raise BackendUnavailable(
             f"the server is Redis {facts[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"
@@ -196,7 +230,7 @@ def _tolerantly(wire: Wire, words: Sequence[Word], deadline: float) -> Any:
     try:
         return wire.read(deadline)
     except hiredis.ReplyError as exc:
-        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH"):
+        if words[0] == "HELLO" and not str(exc).startswith("NOAUTH") and TOO_MANY_CLIENTS not in str(exc):
             return None
         raise
 

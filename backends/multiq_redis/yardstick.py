@@ -85,7 +85,7 @@ class RedisLimit(Limit):
             count += len(held)
 
     def close(self) -> None:
-        if not self._wire.is_closed:
+        if self._wire.is_free:
             self._delete()
         self._wire.close()
 

@@ -42,6 +42,7 @@ class Pump:
         self._inflight = inflight
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
+        self._is_partial = False  # whether only a part of the backend is gone
         self._held: dict[Held, None] = {}  # in the order in which they were reserved
         self._next_touch = float("inf")
         self._tries = 0
@@ -49,15 +50,27 @@ class Pump:
         self._nudge = threading.Event()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
-        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing."""
+        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing.
+
+        While only a part of it is gone, the verdicts for that part wait, and the rest has jobs.
+        """
         with self._lock:
+            waiting: list[Held] = []
+            if self._is_partial and time.monotonic() < self._retry_at:
+                waiting, self._unsettled = self._unsettled, waiting
             to_settle = self._collect(finished)
             try:
                 lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
             except BackendError as exc:
-                self._unsettled = to_settle
+                self._unsettled = waiting + to_settle
+                self._is_partial = exc.is_partial
                 failure = exc
+                helds = self._reserve_elsewhere(limit) if exc.is_partial else []
+                if helds:
+                    self._went_down(failure)
+                    return helds
             else:
+                self._unsettled = waiting
                 self._settled(to_settle, lost)
                 return self._hold(leases) if leases else []
         self._wait_out(failure)
@@ -121,10 +134,19 @@ class Pump:
             lost = self._consumer.settle(_verdicts(to_settle))
         except BackendError as exc:
             self._unsettled = to_settle
+            self._is_partial = exc.is_partial
             self._went_down(exc)
             return False
         self._settled(to_settle, lost)
         return True
+
+    def _reserve_elsewhere(self, limit: int) -> list[Held]:
+        """Jobs of those servers that answer, while another one owes an answer about verdicts."""
+        try:
+            leases = self._consumer.reserve(limit, 0) if limit > 0 else []
+        except BackendError:
+            return []
+        return self._hold(leases) if leases else []
 
     def _touch(self, now: float) -> None:
         due = [held for held in self._held if held.touch_at <= now and held.verdict is None]
@@ -176,8 +198,9 @@ class Pump:
                 self._events.emit(JobLost(queue=held.lease.queue, job_id=held.lease.id))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
-        if self._tries:
+        if self._tries and not self._unsettled:
             self._tries = 0
+            self._is_partial = False
             self._events.emit(BackendUp(worker=self._worker))
 
     def _wait_out(self, failure: BackendError) -> None:

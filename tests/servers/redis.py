@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 SERVICE = "multiq"  # what the sentinels call their primary
 SLOTS = 16384
 
-_OF_CONSUMERS = {"eval", "evalsha", "bzpopmin", "client|unblock"}
+_OF_CONSUMERS = {"eval", "evalsha", "bzpopmin"}
 
 
 class RedisServer(Server):
@@ -147,12 +147,13 @@ class _Sentinel(RedisServer):
 
 
 class SentinelTrio:
-    """A primary, a replica and three sentinels that take a primary silent for half a second for dead."""
+    """A primary, its replicas and three sentinels that take a primary silent for half a second for dead."""
 
-    def __init__(self, **config: str) -> None:
+    def __init__(self, *, replicas: int = 1, **config: str) -> None:
         quick: dict[str, Any] = {"repl_diskless_sync_delay": "0", "repl_timeout": "3", **config}
         self.primary = RedisServer(**quick)
-        self.replica = RedisServer(replicaof=f"{HOST} {self.primary.port}", **quick)
+        self.replicas = [RedisServer(replicaof=f"{HOST} {self.primary.port}", **quick) for _ in range(replicas)]
+        self.replica = self.replicas[0]
         self.sentinels = [_Sentinel(self.primary.port) for _ in range(3)]
 
     @property
@@ -168,14 +169,14 @@ class SentinelTrio:
     def start(self) -> Self:
         with contextlib.ExitStack() as on_failure:
             on_failure.callback(self.close)
-            for server in (self.primary, self.replica, *self.sentinels):
+            for server in (self.primary, *self.replicas, *self.sentinels):
                 server.start()
             until(self._is_complete, "the sentinels know each other and the replica")
             on_failure.pop_all()
         return self
 
     def close(self) -> None:
-        for server in (*self.sentinels, self.replica, self.primary):
+        for server in (*self.sentinels, *self.replicas, self.primary):
             server.close()
 
     def __enter__(self) -> Self:
@@ -185,14 +186,18 @@ class SentinelTrio:
         self.close()
 
     def _is_complete(self) -> bool:
-        if self.replica.ask("INFO", "replication")["master_link_status"] != "up":
+        if any(one.ask("INFO", "replication")["master_link_status"] != "up" for one in self.replicas):
             return False
         return all(self._knows_all(sentinel) for sentinel in self.sentinels)
 
     def _knows_all(self, sentinel: RedisServer) -> bool:
         flat = [_text(word) for word in sentinel.ask("SENTINEL", "MASTER", SERVICE, raw=True)]
         told = dict(zip(flat[::2], flat[1::2], strict=True))
-        return (told["num-slaves"], told["num-other-sentinels"], told["flags"]) == ("1", "2", "master")
+        return (told["num-slaves"], told["num-other-sentinels"], told["flags"]) == (
+            str(len(self.replicas)),
+            "2",
+            "master",
+        )
 
 
 class RedisCluster:

@@ -6,7 +6,8 @@
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
--- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out
+-- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out; 2 if there are
+--       more jobs, and no more are handed out as these have 8 MB of bodies
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
 --       over how many lines the queue is known to go, or nothing
@@ -17,6 +18,7 @@
 --- include bell
 --- include promote
 
+local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
 local token, limit = ARGV[2], tonumber(ARGV[3])
 local lines = redis.call('GET', KEYS[12]) or ''
 
@@ -153,18 +155,27 @@ local function show(reply, size, id, record)
     return size + 3
 end
 
+-- Ends before the body that would make it more than MOST_BYTES of those that are kept apart, but for the first job. All
+-- the small bodies that one call may ask for are less.
 local function hand_out(reply)
     local places = redis.call('ZRANGE', KEYS[5], 0, limit - 1) -- ZPOPMIN would write out the scores, and delete singly
     if #places == 0 then return {} end
-    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, #places - 1)
     local ids, taken, fields, leases = {}, {}, {}, {}
     local ends_at = {} -- by packed ttr, as text: most jobs have the same, and Redis would make it of a number each time
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', KEYS[2], unpack(ids))
-    local count, size = 0, #reply
+    local count, size, number, bytes = 0, #reply, #ids, 0
     for i = 1, #ids do
         local id, record = ids[i], records[i]
         if record then -- else somebody deleted it by hand
+            local body = flags_of(record) % 2 == 1 and (redis.call('HGET', KEYS[3], id) or '')
+            if body then
+                bytes = bytes + #body
+                if bytes > MOST_BYTES and count > 0 then
+                    reply[1], number = '2', i - 1
+                    break
+                end
+            end
             record = sub(record, 1, 28) .. pack('>I4', unpacked('>I4', record, 29) + 1) .. sub(record, 33, 41) .. token
                 .. sub(record, 54)
             local ttr = sub(record, 21, 28)
@@ -174,9 +185,15 @@ local function hand_out(reply)
             fields[2 * count - 1], fields[2 * count] = id, record
             local at = 2 * (#ids - count) -- from the back: a small set is a list, which is searched from its beginning
             leases[at + 1], leases[at + 2] = ends_at[ttr], places[i]
-            size = show(reply, size, id, record)
+            reply[size + 1], reply[size + 2] = id, record
+            size = size + 2
+            if body then
+                size = size + 1
+                reply[size] = body
+            end
         end
     end
+    redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
     if count > 0 then
         redis.call('HSET', KEYS[2], unpack(fields))
         redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))

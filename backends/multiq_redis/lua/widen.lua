@@ -2,7 +2,7 @@
 -- Over how many lines a queue goes, after whoever calls has said how many he uses. It never gets fewer.
 -- Allowed at maxmemory: the other lines may be on nodes that have room.
 -- KEYS  1 partitions   2 paused
--- ARGV  1 how many he uses
+-- ARGV  1 how many he uses; 0 changes nothing
 -- =>    over how many it went before, us that its pause goes on or 0
 --- include clock
 local before = tonumber(redis.call('GET', KEYS[1]) or 1)

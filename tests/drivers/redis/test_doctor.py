@@ -11,6 +11,7 @@ from servers.process import HOST
 
 from multiq.errors import BackendUnavailable
 from multiq.registry import open_backend
+from multiq_redis import doctor
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -155,3 +156,29 @@ def test_a_server_that_is_not_there_is_an_error(new_redis: NewRedis) -> None:
     server.stop()
     with open_backend(server.url) as backend, pytest.raises(BackendUnavailable):
         backend.doctor()
+
+
+def test_doctor_names_the_versions_that_end_when_a_client_is_unblocked(redis_server: RedisServer) -> None:
+    version = str(redis_server.ask("INFO", "server")["redis_version"])
+    finding = found(redis_server.url)["version"]
+    assert version in finding.why
+    if int(version.partition(".")[0]) < 8:
+        assert "CLIENT UNBLOCK" in finding.why
+        assert "8.2" in finding.why
+
+
+@pytest.mark.parametrize(
+    ("info", "is_named"),
+    [
+        ({"redis_version": "6.2.7"}, True),
+        ({"redis_version": "8.0.1"}, True),
+        ({"redis_version": "8.2.0"}, False),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "8.1.0"}, True),
+        ({"redis_version": "7.2.4", "server_name": "valkey", "valkey_version": "9.0.0"}, False),
+        ({"redis_version": "7.2.4", "server_name": "somebody's"}, False),
+    ],
+)
+def test_doctor_knows_each_kind_of_server_by_its_own_number(info: dict[str, str], is_named: bool) -> None:
+    finding = doctor._version(info)
+    assert finding.level == "ok"
+    assert ("CLIENT UNBLOCK" in finding.why) is is_named

@@ -1,4 +1,4 @@
-"""Sleeping at the server: what it costs, markers that are lost or too many, and interrupts without CLIENT UNBLOCK."""
+"""Sleeping at the server: what it costs, markers that are lost or too many, and interrupts."""
 
 from __future__ import annotations
 

@@ -1,0 +1,78 @@
+"""Servers of a cluster that did not answer are left alone for a while, so that the queues of the others go on.
+
+====================  ======================================================================
+who is left alone     a server (or a line whose server is not known) that failed, for a second
+how it is asked next  for a quarter of a second, every sixteenth time for as long as a call may take
+when it is over       at its first answer, or when the line has another server
+====================  ======================================================================
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from multiq.errors import BackendError
+    from multiq.sockets import Address
+
+    from .servers import Servers
+
+_REST = 1.0  # seconds
+_SHORT = 0.25  # seconds that a server has which did not answer lately
+_PATIENT_EACH = 16
+
+
+class _Failure:
+    """What is known of a server that did not answer."""
+
+    def __init__(self) -> None:
+        self.times = 0
+        self.until = 0.0  # monotonic
+        self.error: BackendError | None = None
+
+
+class Resting:
+    """What one consumer knows of servers that failed. Only in a cluster: elsewhere there is one for all lines."""
+
+    def __init__(self, servers: Servers) -> None:
+        self._servers = servers
+        self.failures: dict[Address | str, _Failure] = {}
+
+    def failed(self, line: str, error: BackendError) -> None:
+        """A line's server did not answer."""
+        failure = self.failures.setdefault(self._where(line), _Failure())
+        failure.times += 1
+        failure.error = error
+        patient = failure.times % _PATIENT_EACH == 0
+        failure.until = time.monotonic() + (self._servers.timeout if patient else _REST)
+
+    def answered(self, line: str) -> None:
+        """It did."""
+        self.failures.pop(self._where(line), None)
+        self.failures.pop(line, None)
+
+    def error_of(self, line: str) -> BackendError | None:
+        """Why a line is not to be asked now; None: it may be."""
+        failure = self.failures.get(self._where(line)) or self.failures.get(line)
+        return failure.error if failure is not None and time.monotonic() < failure.until else None
+
+    def of(self, lines: Iterable[str]) -> frozenset[str]:
+        """Those of these lines that are not to be asked now."""
+        return frozenset(line for line in lines if self.error_of(line) is not None) if self.failures else frozenset()
+
+    def patience(self, line: str) -> float:
+        """Seconds that a line's server is given for a call."""
+        failure = self.failures.get(self._where(line)) or self.failures.get(line)
+        if failure is None or failure.times % _PATIENT_EACH == _PATIENT_EACH - 1:
+            return self._servers.timeout
+        return min(_SHORT, self._servers.timeout)
+
+    def next_end(self) -> float:
+        """When the first of them may be asked again; monotonic."""
+        return min((failure.until for failure in self.failures.values()), default=float("inf"))
+
+    def _where(self, line: str) -> Address | str:
+        return self._servers.known(line) or line

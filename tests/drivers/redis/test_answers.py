@@ -1,0 +1,101 @@
+"""The answer to a call lasts until that call's caller has it, whatever the same consumer calls in between."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from proxy import CutReply, Proxy
+
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.errors import BackendUnavailable, LeaseLost
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from servers.redis import RedisServer
+
+    from multiq.backend import Backend, Consumer, Lease, Verdict
+
+QUEUE = "mail"
+OTHER = "other"
+
+VERDICTS: list[Callable[[Lease], Verdict]] = [Ack, Release, lambda lease: Bury(lease, "was bad"), GiveBack]
+BETWEEN: dict[str, Callable[[Consumer, Lease], object]] = {
+    "a heartbeat": lambda consumer, other: consumer.settle([Touch(other)]),
+    "a reserve": lambda consumer, _: consumer.reserve(1, 0),
+    "another verdict": lambda consumer, other: consumer.settle([Ack(other)]),
+    "a reserve that waits": lambda consumer, _: consumer.reserve(1, 0.05),
+    "three calls": lambda consumer, other: [consumer.settle([Touch(other)]) for _ in range(3)],
+}
+
+
+@pytest.fixture
+def proxy(server: RedisServer) -> Iterator[Proxy]:
+    with Proxy(("127.0.0.1", server.port)) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through(proxy: Proxy) -> Iterator[Backend]:
+    with open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
+        yield backend
+
+
+@pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
+@pytest.mark.parametrize("verdict", VERDICTS, ids=["ack", "release", "bury", "give back"])
+def test_a_verdict_that_counted_is_not_called_lost_after_another_call(
+    proxy: Proxy,
+    backend: Backend,
+    through: Backend,
+    verdict: Callable[[Lease], Verdict],
+    between: Callable[[Consumer, Lease], object],
+) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", "job")])
+    backend.enqueue(OTHER, [NewJob(b"x", "other")])
+    with through.consumer([QUEUE]) as consumer, backend.consumer([OTHER]) as second:
+        (lease,), (other,) = consumer.reserve(1, 0), second.reserve(1, 0)
+        # Given a verdict that counts, and whose reply is lost with those to its repetitions
+        proxy.arm(CutReply(times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle([verdict(lease)])
+        proxy.disarm()
+        # When the same consumer makes another call first
+        leases = between(consumer, other)
+        # Then the verdict is answered as it was carried out
+        assert consumer.settle([verdict(lease)]) == [None]
+        # And an answer is given once: the job's second verdict is refused
+        (lost,) = consumer.settle([verdict(lease)])
+        assert isinstance(lost, LeaseLost)
+        del leases
+
+
+def test_a_verdict_that_did_not_arrive_is_carried_out_after_another_call(
+    proxy: Proxy, backend: Backend, through: Backend
+) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", "job")])
+    backend.enqueue(OTHER, [NewJob(b"x", "other")])
+    with through.consumer([QUEUE]) as consumer, backend.consumer([OTHER]) as second:
+        (lease,), (other,) = consumer.reserve(1, 0), second.reserve(1, 0)
+        proxy.refuse()
+        with pytest.raises(BackendUnavailable):
+            consumer.settle([Ack(lease)])
+        proxy.accept()
+        assert consumer.settle([Touch(other)]) == [None]
+        assert consumer.settle([Ack(lease)]) == [None]
+        assert backend.stats(QUEUE).reserved == 0
+
+
+def test_a_refusal_lasts_too(proxy: Proxy, backend: Backend, through: Backend) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", "job")])
+    with through.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        assert consumer.settle([Release(lease)]) == [None]
+        proxy.arm(CutReply(times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle([Ack(lease)])
+        proxy.disarm()
+        (again,) = consumer.reserve(1, 0)
+        assert [type(answer) for answer in consumer.settle([Ack(lease)])] == [LeaseLost]
+        assert consumer.settle([Ack(again)]) == [None]

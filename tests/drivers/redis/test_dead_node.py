@@ -1,0 +1,259 @@
+"""One node of a cluster does not answer: the queues and lines of the others go on, and its own when it is back."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from faults import new
+from servers.redis import RedisCluster
+
+from multiq.backend import Ack, NewJob, Release
+from multiq.errors import BackendUnavailable
+from multiq.events import Events
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq.worker.pump import Pump
+from multiq_redis import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from servers.redis import RedisServer
+
+    from multiq.backend import Backend, Consumer, Lease
+
+QUEUES = [f"queue-{number}" for number in range(6)]
+SPREAD = 8
+WIDE = "wide"
+ENOUGH = 60
+"""Jobs that are to be done while the node is out of reach."""
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[RedisCluster]:
+    """One of these tests' own, whose nodes keep their jobs."""
+    with RedisCluster(appendonly="yes", cluster_node_timeout="15000") as cluster:
+        yield cluster
+
+
+@pytest.fixture(params=["stopped", "killed"])
+def gone(request: pytest.FixtureRequest, cluster: RedisCluster) -> Iterator[contextlib.ExitStack]:
+    """What a test pushes its node on: ``take`` makes it unreachable until the end."""
+    with contextlib.ExitStack() as stack:
+        stack.kind = request.param  # type: ignore[attr-defined]
+        yield stack
+
+
+def take(node: RedisServer, gone: contextlib.ExitStack) -> None:
+    if gone.kind == "stopped":  # type: ignore[attr-defined]
+        node.pause()
+        gone.callback(node.go_on)
+    else:
+        node.kill()
+        gone.callback(node.start)
+
+
+def of_node(cluster: RedisCluster, names: list[str]) -> dict[int, list[str]]:
+    """Names by the port of the node that has their slots."""
+    found: dict[int, list[str]] = {}
+    for name in names:
+        found.setdefault(cluster.owner(cluster.slot_of(f"{{{name}}}")).port, []).append(name)
+    return found
+
+
+def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
+    """Reserve and ack as a patient caller does; until so many are done, or the time is over."""
+    done: list[Lease] = []
+    owed: list[Lease] = []
+    end = time.monotonic() + seconds
+    while len(done) < count and time.monotonic() < end:
+        try:
+            lost = consumer.settle([Ack(lease) for lease in owed])
+        except BackendUnavailable:
+            pass
+        else:
+            assert lost == [None] * len(owed)
+            done += owed
+            owed = []
+        with contextlib.suppress(BackendUnavailable):
+            owed += consumer.reserve(10, 0.2)
+    return done
+
+
+def test_the_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+    by_node = of_node(cluster, QUEUES)
+    dead = QUEUES[0]
+    node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
+    others = [name for name in QUEUES if name not in by_node[node.port]]
+    with open_backend(cluster.url + "?timeout=2") as backend, backend.consumer(QUEUES) as consumer:
+        assert consumer.reserve(1, 0) == []
+        for number in range(ENOUGH):
+            backend.enqueue(others[number % len(others)], [new()])
+        take(node, gone)
+        done = work(consumer, ENOUGH, 20)
+        assert len({lease.id for lease in done}) == ENOUGH
+        gone.close()
+        # And when it is back, its own queue goes on, too
+        deadline = time.monotonic() + 20
+        while time.monotonic() < deadline:
+            with contextlib.suppress(BackendUnavailable):
+                (job_id,) = backend.enqueue(dead, [new()])
+                break
+        assert [lease.id for lease in work(consumer, 1, 20)] == [job_id]
+
+
+def test_a_verdict_for_the_dead_node_waits_and_is_answered_rightly(
+    cluster: RedisCluster, gone: contextlib.ExitStack
+) -> None:
+    by_node = of_node(cluster, QUEUES)
+    dead = QUEUES[0]
+    node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
+    other = next(name for name in QUEUES if name not in by_node[node.port])
+    with open_backend(cluster.url + "?timeout=2") as backend, backend.consumer([dead, other]) as consumer:
+        backend.enqueue(dead, [new(ttr=600)])
+        (held,) = consumer.reserve(1, 0)
+        pump = Pump(consumer, Events(), "worker")
+        pump._hold([held])  # as if it had come through it
+        for _ in range(ENOUGH):
+            backend.enqueue(other, [new()])
+        take(node, gone)
+        # When a worker has a verdict for it, then it is given the jobs of the other queue all the same
+        leases = pump.exchange([Ack(held)], 10, 0.2)
+        done = 0
+        end = time.monotonic() + 20
+        while done < ENOUGH and time.monotonic() < end:
+            done += len(leases)
+            leases = pump.exchange([Ack(lease) for lease in leases], 10, 0.2)
+        assert done == ENOUGH
+        gone.close()
+        end = time.monotonic() + 20
+        while pump.owes and time.monotonic() < end:
+            pump.settle([])
+            time.sleep(0.1)
+        assert not pump.owes
+        assert backend.stats(dead).reserved == backend.stats(other).reserved == 0
+        assert backend.stats(dead).ready == backend.stats(other).ready == 0
+
+
+def test_the_other_lines_of_a_partitioned_queue_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+    lines = [keys.line(WIDE, number) for number in range(SPREAD)]
+    by_node = of_node(cluster, lines)
+    assert len(by_node) > 1
+    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    with open_backend(f"{cluster.url}?timeout=2&partitions={SPREAD}") as backend:
+        ids = {line: [] for line in lines}  # type: dict[str, list[str]]
+        while min(map(len, ids.values())) < 8:
+            job_id = new_id()
+            ids[_home(backend, job_id)].append(job_id)
+        backend.enqueue(WIDE, [new()])
+        with backend.consumer([WIDE]) as consumer:
+            consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)])
+            for line in lines:
+                backend.enqueue(WIDE, [_job(job_id) for job_id in ids[line]])
+            take(first, gone)
+            alive = {job_id for line in lines if line not in by_node[first.port] for job_id in ids[line]}
+            done = work(consumer, len(alive), 20)
+            assert {lease.id for lease in done} >= alive
+        gone.close()
+    _drain(cluster)
+
+
+def test_a_producer_whose_first_line_is_dead_fills_the_others(
+    cluster: RedisCluster, gone: contextlib.ExitStack
+) -> None:
+    lines = [keys.line(WIDE, number) for number in range(SPREAD)]
+    by_node = of_node(cluster, lines)
+    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    with open_backend(f"{cluster.url}?timeout=2&partitions={SPREAD}") as backend:
+        take(first, gone)
+        accepted: list[str] = []
+        while len(accepted) < 16:
+            job_id = new_id()
+            if _home(backend, job_id) not in by_node[first.port]:
+                accepted += backend.enqueue(WIDE, [_job(job_id)])
+        gone.close()
+        with open_backend(cluster.url) as narrow:
+            # And when it is back, the next enqueue lets those know of the lines who have not heard of them
+            end = time.monotonic() + 30
+            while time.monotonic() < end:
+                with contextlib.suppress(BackendUnavailable):
+                    backend.enqueue(WIDE, [new()])
+                    if len(narrow._lines.asked(WIDE)) == SPREAD:  # type: ignore[attr-defined]
+                        break
+                time.sleep(0.2)
+            assert (narrow.stats(WIDE).ready or 0) >= 16
+    _drain(cluster)
+
+
+def test_new_lines_of_a_paused_queue_are_paused_though_the_first_try_failed(
+    cluster: RedisCluster, gone: contextlib.ExitStack
+) -> None:
+    queue = f"paused-{new_id()}"
+    lines = [keys.line(queue, number) for number in range(SPREAD)]
+    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    other = next(node for node in cluster.nodes if node is not first)
+    assert any(cluster.owner(cluster.slot_of(f"{{{line}}}")) is other for line in lines)
+    with open_backend(cluster.url) as narrow, open_backend(f"{cluster.url}?timeout=1&partitions={SPREAD}") as wide:
+        narrow.pause(queue, 600)
+        take(other, gone)
+        for _ in range(2):
+            with pytest.raises(BackendUnavailable):
+                wide.enqueue(queue, [new() for _ in range(20)])
+        gone.close()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with contextlib.suppress(BackendUnavailable):
+                wide.enqueue(queue, [new() for _ in range(20)])
+                break
+        for backend in (wide, narrow):
+            with backend.consumer([queue]) as consumer:
+                assert consumer.reserve(100, 0) == []
+                assert consumer.reserve(100, 0) == []
+        wide.resume(queue)
+        with wide.consumer([queue]) as consumer:
+            assert len(consumer.reserve(100, 0)) >= 20
+
+
+def test_a_release_that_was_cut_off_counts_once(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+    dead = QUEUES[0]
+    node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
+    with open_backend(cluster.url + "?timeout=1") as backend, backend.consumer(QUEUES) as consumer:
+        backend.enqueue(dead, [new(ttr=600)])
+        (held,) = consumer.reserve(1, 0)
+        take(node, gone)
+        for _ in range(3):
+            with pytest.raises(BackendUnavailable):
+                consumer.settle([Release(held)])
+        gone.close()
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            with contextlib.suppress(BackendUnavailable):
+                assert consumer.settle([Release(held)]) == [None]
+                break
+        (again,) = work(consumer, 1, 20)
+        assert (again.id, again.attempt) == (held.id, 2)
+
+
+def _job(job_id: str) -> NewJob:
+    return NewJob(b"x", job_id)
+
+
+def _home(backend: Backend, job_id: str) -> str:
+    from multiq_redis.jobs import pack_id
+
+    home: str = backend._lines.home(WIDE, pack_id(job_id))  # type: ignore[attr-defined]
+    return home
+
+
+def _drain(cluster: RedisCluster) -> None:
+    end = time.monotonic() + 20
+    with open_backend(f"{cluster.url}?partitions={SPREAD}") as backend, backend.consumer([WIDE]) as consumer:
+        while time.monotonic() < end:
+            with contextlib.suppress(BackendUnavailable):
+                leases = consumer.reserve(100, 0)
+                if not leases:
+                    return
+                consumer.settle([Ack(lease) for lease in leases])

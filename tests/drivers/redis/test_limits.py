@@ -1,0 +1,222 @@
+"""What is bounded: the bytes of a reserve, the time of a send, connections, redirections, waits for nothing."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from faults import new
+from servers.process import HOST, until
+from servers.redis import RedisCluster, RedisServer
+
+from multiq.backend import Ack
+from multiq.errors import BackendTimeout, BackendUnavailable
+from multiq.registry import open_backend
+from multiq_redis import keys
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+MEGABYTE = b"x" * 1_000_000
+MOST = 8_000_000
+SMALL = 500 * 1024
+"""What jobs with bodies up to 1,024 bytes may add: these are not counted."""
+
+
+# --- bytes of a reserve ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partitions", [1, 4])
+def test_a_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int) -> None:
+    with (
+        open_backend(f"{server.url}?partitions={partitions}") as backend,
+        backend.consumer([QUEUE, "later"]) as consumer,
+    ):
+        ids = [backend.enqueue(QUEUE, [new(MEGABYTE)])[0] for _ in range(40)]
+        backend.enqueue("later", [new()])
+        found: list[str] = []
+        while len(found) < len(ids):
+            leases = consumer.reserve(100, 0)
+            assert leases
+            assert {lease.queue for lease in leases} == {QUEUE} or len(found) + len(leases) > len(ids)
+            assert sum(len(lease.body) for lease in leases) <= (MOST + SMALL) * partitions
+            assert all(lease.attempt == 1 for lease in leases)
+            found += [lease.id for lease in leases if lease.queue == QUEUE]
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+        assert sorted(found) == sorted(ids)
+        if partitions == 1:
+            assert found == ids
+
+
+def test_a_job_that_is_larger_than_that_is_handed_out_alone(server: RedisServer, backend: Backend) -> None:
+    backend.enqueue(QUEUE, [new(b"first")])
+    backend.enqueue(QUEUE, [new(MEGABYTE * 9)])
+    backend.enqueue(QUEUE, [new(b"z" * 2000)])
+    with backend.consumer([QUEUE]) as consumer:
+        sizes = [[len(lease.body) for lease in consumer.reserve(10, 0)] for _ in range(3)]
+    assert sizes == [[5], [9_000_000], [2000]]
+
+
+def test_what_a_reserve_left_wakes_another_one(server: RedisServer, backend: Backend) -> None:
+    with backend.consumer([QUEUE]) as one, backend.consumer([QUEUE]) as other:
+        for _ in range(10):
+            backend.enqueue(QUEUE, [new(MEGABYTE)])
+        assert len(one.reserve(100, 0)) == 8
+        assert len(other.reserve(100, 60)) == 2
+
+
+# --- time ------------------------------------------------------------------------------------------------
+
+
+def test_a_server_that_takes_a_request_slowly_is_a_timeout_in_time() -> None:
+    # Given a server that answers the greeting, and then takes some kilobytes every now and then
+    with socket.create_server((HOST, 0)) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
+
+        def take_slowly() -> None:
+            client, _ = listener.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(b"-ERR unknown command 'HELLO'\r\n")
+                while True:
+                    time.sleep(0.05)
+                    if not client.recv(16_384):
+                        return
+
+        threading.Thread(target=take_slowly, daemon=True).start()
+        with open_backend(f"redis://{HOST}:{listener.getsockname()[1]}?timeout=1") as backend:
+            started = time.monotonic()
+            with pytest.raises(BackendTimeout):
+                backend.enqueue(QUEUE, [new(MEGABYTE[1000:]) for _ in range(8)])
+            assert time.monotonic() - started < 5  # it would take a quarter of a minute
+
+
+@pytest.mark.parametrize("timeout", [1.0, 0.0])
+def test_an_exchange_that_asks_for_no_jobs_waits_without_a_word(
+    server: RedisServer, backend: Backend, timeout: float
+) -> None:
+    with backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new()])
+        (lease,) = consumer.reserve(1, 0)
+        before, busy = server.consumers_sent, time.thread_time()
+        assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
+        assert time.thread_time() - busy < 0.15
+        assert server.consumers_sent - before <= 3
+        threading.Timer(0.1, consumer.interrupt).start()
+        assert consumer.exchange([], 0, 60) == ([], [])
+
+
+# --- connections -----------------------------------------------------------------------------------------
+
+
+def test_many_threads_keep_their_connections(server: RedisServer, backend: Backend) -> None:
+    count, calls = 32, 30
+    together = threading.Barrier(count)
+
+    def work() -> None:
+        for _ in range(calls):
+            together.wait()
+            backend.stats(QUEUE)
+
+    threads = [threading.Thread(target=work) for _ in range(count)]
+    before = server.ask("INFO", "stats")["total_connections_received"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert server.ask("INFO", "stats")["total_connections_received"] - before <= 2 * count
+
+
+def test_idle_connections_go_by_and_by(server: RedisServer, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    test_many_threads_keep_their_connections(server, backend)
+    monkeypatch.setattr("multiq_redis.caller._IDLE_FOR", 0.0)
+    for _ in range(40):
+        backend.stats(QUEUE)
+    until(lambda: server.ask("INFO", "clients")["connected_clients"] <= 10, "most are closed")
+
+
+def test_a_server_without_room_for_a_client_is_told(new_redis: Callable[..., RedisServer]) -> None:
+    server = new_redis(maxclients="3")
+    with server.client() as one, server.client() as two:
+        one.ping()
+        two.ping()
+        held = socket.create_connection((HOST, server.port))
+        time.sleep(0.1)
+        with (
+            held,
+            open_backend(server.url + "?timeout=1") as backend,
+            pytest.raises(BackendUnavailable, match="maxclients"),
+        ):
+            backend.stats(QUEUE)
+
+
+# --- a full server ---------------------------------------------------------------------------------------
+
+
+def test_a_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend) -> None:
+    hint = keys.hint(keys.base("multiq", QUEUE))
+    with backend.consumer([QUEUE]) as consumer:
+        server.set("maxmemory", "1")
+        consumer._sleeper.ring(QUEUE)  # type: ignore[attr-defined]
+        assert server.ask("ZCARD", hint) == 1
+        # And a consumer ends its own sleep in time there, too
+        for _ in range(3):
+            threading.Timer(0.1, consumer.interrupt).start()
+            started = time.monotonic()
+            assert consumer.reserve(1, 60) == []
+            assert time.monotonic() - started < 30
+
+
+# --- a cluster -------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def nodes() -> Iterator[list[RedisServer]]:
+    """Nodes of a cluster that knows no slots."""
+    node = RedisServer(cluster_enabled="yes").start()
+    yield [node]
+    node.close()
+
+
+def test_a_cluster_without_slots_says_so(nodes: list[RedisServer]) -> None:
+    with open_backend(f"redis+cluster://{HOST}:{nodes[0].port}?timeout=1") as backend:
+        assert backend.capabilities.persistent is True  # nobody to ask: as it is declared
+        calls: list[Callable[[], object]] = [
+            lambda: backend.stats(QUEUE),
+            backend.queues,
+            backend.doctor,
+            lambda: backend.enqueue(QUEUE, [new(b"x" * 2_000_000), new()]),
+        ]
+        for call in calls:
+            with pytest.raises(BackendUnavailable, match="slot"):
+                call()
+
+
+def test_nodes_that_disagree_are_not_asked_without_a_pause() -> None:
+    # Given two nodes, each of which takes the other one for the owner of a slot
+    with RedisCluster() as cluster:
+        slot = cluster.slot_of("{mail}")
+        owner = cluster.owner(slot)
+        other, third = (node for node in cluster.nodes if node is not owner)
+        ids = {node.port: node.ask("CLUSTER", "MYID").decode() for node in cluster.nodes}
+        third.pause()
+        try:
+            owner.ask("CLUSTER", "SETSLOT", slot, "NODE", ids[other.port])
+            url = f"redis+cluster://{HOST}:{owner.port}?timeout=1"
+            before = sum(_redirected(node) for node in (owner, other))
+            with open_backend(url) as backend, pytest.raises(BackendUnavailable):
+                backend.stats(QUEUE)
+            assert sum(_redirected(node) for node in (owner, other)) - before < 100
+        finally:
+            third.go_on()
+
+
+def _redirected(node: RedisServer) -> int:
+    errors = node.ask("INFO", "errorstats")
+    return int(errors.get("errorstat_MOVED", {"count": 0})["count"])
