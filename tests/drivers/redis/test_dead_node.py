@@ -15,7 +15,6 @@ from multiq.errors import BackendUnavailable
 from multiq.events import Events
 from multiq.ids import new_id
 from multiq.registry import open_backend
-from multiq.worker.inflight import Held
 from multiq.worker.pump import Pump
 from multiq_redis import keys
 
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from servers.redis import RedisServer
 
     from multiq.backend import Backend, Consumer, Lease
+    from multiq.worker.inflight import Held
 
 QUEUES = [f"queue-{number}" for number in range(6)]
 SPREAD = 8
