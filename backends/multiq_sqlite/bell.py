@@ -27,11 +27,12 @@ class Bell:
         self._ears: list[Ear] = []
 
     def ring(self) -> None:
+        """Release all ears, before any can leave: one that left may be closed, and its file number another file's."""
         with self._guard:
             self.rings += 1
             ears, self._ears = self._ears, []
-        for ear in ears:
-            ear.release()
+            for ear in ears:
+                ear.release()
 
     @contextlib.contextmanager
     def listening(self, ear: Ear) -> Iterator[None]:

@@ -112,4 +112,4 @@ def test_producers_of_large_batches_keep_the_log_short(backend: SqliteBackend, p
         longest = max(longest, log_of(path).stat().st_size)
     assert [process.returncode for process in processes] == [0] * 8
     assert backend.stats("q").ready == 8 * 12 * 1000
-    assert longest < 100e6  # each round of commits is 24 MB
+    assert longest < 200e6  # each round of commits is 24 MB, all of them are 390 MB

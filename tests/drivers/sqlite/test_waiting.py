@@ -15,6 +15,7 @@ from waits import ENDS, woken_by_interrupt, woken_by_time
 from multiq.backend import Ack, NewJob
 from multiq.clock import ManualClock
 from multiq_sqlite.backend import SqliteBackend
+from multiq_sqlite.bell import Bell
 from multiq_sqlite.watch import LogWatch
 
 if TYPE_CHECKING:
@@ -177,6 +178,28 @@ def test_many_consumers_each_get_their_share(backend: SqliteBackend, jobs: Jobs)
     for thread in threads:
         thread.join()
     assert sorted(taken) == sorted(made)
+
+
+def test_an_ear_that_has_left_is_not_released_any_more() -> None:
+    """It may be closed by then, and the number of its file that of a socket of the application's."""
+    bell = Bell()
+    begun, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    class Ear:
+        def release(self) -> None:
+            begun.set()
+            go_on.wait(20)
+            order.append("released")
+
+    ringing = threading.Thread(target=bell.ring)
+    with bell.listening(Ear()):
+        ringing.start()
+        assert begun.wait(20)
+        threading.Timer(0.2, go_on.set).start()
+    order.append("left")
+    ringing.join()
+    assert order == ["released", "left"]
 
 
 def _open_files() -> int:
