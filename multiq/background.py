@@ -13,6 +13,8 @@ import threading
 from concurrent.futures import TimeoutError as TimedOut
 from typing import TYPE_CHECKING
 
+from .job import job_tasks
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
@@ -128,6 +130,7 @@ class _Loop:
             self._is_full = True
             return
         self._is_full = False
+        job_tasks.set(None)  # in this callback's context: the job that the event is about may end before
         task = self._loop.create_task(_tell(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

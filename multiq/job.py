@@ -15,6 +15,7 @@ from .errors import JobNotFound, JobSettled
 from .options import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
+    import asyncio
     import datetime as dt
     from collections.abc import Iterator
     from types import TracebackType
@@ -249,6 +250,9 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")
+
+job_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("multiq_job_tasks", default=None)
+"""The tasks that the job of this context has on the event loop that jobs share: they end with it."""
 
 
 def current_job() -> JobContext:

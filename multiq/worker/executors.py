@@ -10,10 +10,10 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import GiveBack
+from multiq.job import job_tasks
 
 from .daemons import DaemonThreads
 from .heartbeat import TICK
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
     from .runner import Runner
 
 _log = logging.getLogger("multiq.worker")
-
-job_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("multiq_job_tasks", default=None)
-"""The tasks that the job of this context has on the shared event loop."""
 
 
 class Executor(ABC):

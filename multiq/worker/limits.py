@@ -208,7 +208,9 @@ class Limits:
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the line that is interrupted is the task's own, or of a library that blocks for it."""
-        if frame is not None and _package(frame) in _UNTOUCHABLE_AT_THE_TOP:
+        if frame is None or _package(frame) in _UNTOUCHABLE_AT_THE_TOP:
+            return False
+        if frame.f_globals.get("__name__") == _RUNNER:  # no task's code at all, and its job's books may be open
             return False
         for each in _down_to_the_runner(frame):
             if each is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import context_app
@@ -11,6 +12,7 @@ from modes import in_each_mode, worker_of
 from worker_app import read_diary
 
 import multiq
+from multiq.events import JobStarted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -54,3 +56,25 @@ def test_jobs_leave_nothing_in_the_program_s_own_context(options: dict[str, int]
     assert (left.get(), context_app.tone.get()) == (-1, tone)
     with pytest.raises(LookupError):
         multiq.current_job()
+
+
+def test_a_subscriber_that_is_a_coroutine_outlives_the_job_that_it_hears_of(url: str) -> None:
+    # Given a subscriber that takes longer than the job
+    told = []
+    app = multiq.App(url)
+
+    @app.task
+    async def work(number: int) -> None:
+        await asyncio.sleep(0.05)
+
+    @app.on(JobStarted)
+    async def tell(event: JobStarted) -> None:
+        await asyncio.sleep(0.3)
+        told.append(event.job.id)
+
+    handle = work.enqueue(1)
+    # When they share the worker's event loop
+    assert multiq.Worker(app, concurrency=2, stop_when_empty=True).run() == 0
+    app.close()
+    # Then the job's end is not that of the subscriber
+    assert told == [handle.id]
