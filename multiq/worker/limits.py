@@ -148,6 +148,11 @@ class Limits:
             self._take_back_notice(limit)
         self._move(limit, time.monotonic() + self._kill_after)
 
+    def postpone(self, limit: Limit, seconds: float) -> None:
+        """It gets so many seconds from now on, and whoever would kill its process has to know."""
+        limit.tell_at = time.monotonic() + seconds
+        self._move(limit, limit.tell_at + self._kill_after)
+
     def look(self) -> list[Limit]:
         """Tell each job that runs longer than it may. Returns those that are overdue, each once."""
         if not self._running:

@@ -342,6 +342,7 @@ class _Timer:
         now = self._loop.time()
         late = now - self._at
         if self._limit.thread is None and late > _LATE:
+            self._limits.postpone(self._limit, late)
             self._plan(now + late)
         else:
             self._limits.told(self._limit)

@@ -63,6 +63,7 @@ def test_a_worker_that_is_down_takes_no_jobs_because_of_a_sigcont(tmp_path: Path
         assert process.wait() == 0, process.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
 def test_a_worker_that_was_paused_stays_so_when_the_connection_comes_up(tmp_path: Path, url: str, mode: str) -> None:
     Control(app.backend).take_down()
@@ -164,6 +165,7 @@ def test_a_roll_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> N
         assert process.wait(30) == 0
 
 
+@pytest.mark.long
 def test_sighup_while_the_interpreter_is_replaced_ends_nobody(tmp_path: Path, url: str) -> None:
     # Given a worker at work
     with rolling_worker(tmp_path, url, "-p", "1") as process:

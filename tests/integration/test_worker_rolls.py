@@ -189,13 +189,15 @@ def test_a_process_is_replaced_after_about_so_many_jobs(tmp_path: Path, url: str
 
 
 def test_a_process_that_uses_too_much_memory_is_replaced(tmp_path: Path, url: str) -> None:
-    with worker(tmp_path, url, "processes=1, memory=1") as process:
+    quick.enqueue_many([(number,) for number in range(50)])
+    with worker(tmp_path, url, "processes=1, memory=1, prefetch=1") as process:
         until(lambda: process.log.count("used more memory than it may") >= 2)
         process.send(signal.SIGTERM)
         assert process.wait() == 0
 
 
 def test_a_worker_without_a_supervisor_that_uses_too_much_memory_ends_with_twelve(tmp_path: Path, url: str) -> None:
+    quick.enqueue(1)
     with worker(tmp_path, url, "memory=1") as process:
         assert process.wait() == EXIT_MEMORY == 12, process.log
 

@@ -66,6 +66,7 @@ def test_a_worker_hears_a_stop_after_a_job_has_taken_signals(
     assert words(tmp_path, "end") == ([1] if idle else [1, 2])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", MODES[1:3] + SUPERVISED[1:])
 @pytest.mark.parametrize("what", ["before_fetch", "subscriber"])
 def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mode: str, what: str) -> None:
@@ -86,6 +87,7 @@ def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mo
             assert "done" not in other.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", SUPERVISED)
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
 def test_a_job_whose_worker_is_stopped_beyond_its_limit_is_told_when_it_goes_on(

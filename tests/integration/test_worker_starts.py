@@ -170,6 +170,7 @@ os.fork = refuse
         assert "Resource temporarily unavailable" in process.log
 
 
+@pytest.mark.long
 def test_process_1_reaps_what_jobs_leave_behind(tmp_path: Path, url: str) -> None:
     # Given a worker that is process 1 of its container: orphans are its children
     unshare = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
