@@ -174,9 +174,10 @@ class MysqlBackend(Backend):
 
     def kick(self, queue: str, limit: int) -> int:
         kicked = 0
+        ((behind,),) = self._select("last_buried", queue=queue.encode())
         while kicked < limit:
             size = min(SLICE, limit - kicked)
-            slice_ = _Kick(self._database, queue, size)
+            slice_ = _Kick(self._database, queue, size, behind)
             done = self._run(slice_.run)
             kicked += done
             if done < size:
@@ -309,8 +310,10 @@ class MysqlBackend(Backend):
 class _Kick:
     """One slice of a kick, which knows after a lost reply whether it was done."""
 
-    def __init__(self, database: Database, queue: str, size: int) -> None:
+    def __init__(self, database: Database, queue: str, size: int, behind: int) -> None:
+        """*behind* all that were buried when the kick began."""
         self._database = database
+        self._behind = behind
         self._queue = queue
         self._size = size
         self._seqs: list[int] = []
@@ -320,7 +323,7 @@ class _Kick:
             session.ask(render("lock", seqs=self._seqs))
             if session.done_before():
                 return len(self._seqs)
-        ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), limit=self._size))
+        ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), place=self._behind, limit=self._size))
         self._seqs = sorted(seq for (seq,) in rows)
         if self._seqs:
             session.commit(render("kick", seqs=self._seqs), done=1)

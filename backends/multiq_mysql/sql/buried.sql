@@ -1,6 +1,6 @@
--- A slice of the buried, the longest buried first.
+-- A slice of those that were buried when the kick began, the longest buried first: it ends, whoever buries meanwhile.
 SELECT seq FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
-WHERE queue = {queue} AND state = 3
+WHERE queue = {queue} AND state = 3 AND place < {place}
 ORDER BY place, seq
 LIMIT {limit}
 FOR UPDATE SKIP LOCKED

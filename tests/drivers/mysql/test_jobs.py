@@ -283,6 +283,28 @@ def test_a_server_clock_that_is_set_back_makes_nothing_early(place: Place, jobs:
         assert "late" in {lease.id for lease in consumer.reserve(9, 0)}
 
 
+def test_a_kick_ends_though_jobs_are_buried_again_all_the_time(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, jobs: Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend.enqueue("q", jobs(4))
+    bury = "UPDATE multiq_jobs SET state = 3, place = UNIX_TIMESTAMP(SYSDATE(6)) * 1000000"
+    mysql_server.ask(bury, database=place.name)
+    # Given workers that bury at once what is kicked
+    monkeypatch.setattr("multiq_mysql.backend.SLICE", 2)
+    commit, buried = Session.commit, list[int]()
+
+    def bury_again(self: Session, *texts: str, **options: Any) -> Any:
+        answers = commit(self, *texts, **options)
+        if len(buried) < 10:
+            buried.append(1)
+            mysql_server.ask(f"{bury} WHERE state = 4", database=place.name)
+        return answers
+
+    monkeypatch.setattr(Session, "commit", bury_again)
+    # Then each job is kicked once
+    assert backend.kick("q", 10**6) == 4
+
+
 def test_a_lock_that_is_never_let_go_is_a_timeout(mysql_server: MysqlDatabases, place: Place, jobs: Jobs) -> None:
     with (
         open_backend(f"{place.url}?timeout=0.5") as backend,
