@@ -77,9 +77,7 @@ class _Trade:
 
     @property
     def is_in_vain(self) -> bool:
-        """Whether it failed, and there is nothing that its caller could be told instead."""
-        if self.failure is None:
-            return False
+        """Whether there is nothing that its caller could be told instead of a failure."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
     def left(self, queue: str) -> dict[str, list[int]]:
@@ -156,25 +154,18 @@ class RedisConsumer(Consumer):
             self._looked_at = -_NEVER
             self._asked.clear()
         try:
-            if self._resting.failures:
-                self._leave_out(trade)
-            if self._uncertain:
-                self._make_sure(trade)
-            if self._answered or self._gained:
-                self._use_what_is_known(trade)
+            if self._resting.failures or self._uncertain or self._answered or self._gained:
+                self._after_a_failure(trade)
             for queue in self._route(trade):
                 self._trade_with(queue, trade, is_look=is_look)
         except BaseException as exc:
             if not isinstance(exc, BackendError) or not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
                 raise
-        if trade.failure is not None and trade.is_in_vain:
-            self._keep(trade)
-            trade.failure.is_partial = trade.was_answered or bool(trade.leases)
-            raise trade.failure.with_traceback(None)  # it may have been raised before
+        if trade.failure is not None:
+            self._raise_if_in_vain(trade, trade.failure)
         if self._answered:
-            for verdict in verdicts:
-                self._answered.pop(_key(verdict), None)
+            self._forget(verdicts)
         if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
         self._has_new_lines = False
@@ -321,6 +312,19 @@ class RedisConsumer(Consumer):
 
     # --- after a failure ---
 
+    def _after_a_failure(self, trade: _Trade) -> None:
+        """Before a trade makes any calls: what earlier ones left behind."""
+        self._leave_out(trade)
+        self._make_sure(trade)
+        self._use_what_is_known(trade)
+
+    def _raise_if_in_vain(self, trade: _Trade, failure: BackendError) -> None:
+        """Unless there is something that the caller can be told instead."""
+        if trade.is_in_vain:
+            self._keep(trade)
+            failure.is_partial = trade.was_answered or bool(trade.leases)
+            raise failure.with_traceback(None)  # it may have been raised before
+
     def _make_sure(self, trade: _Trade) -> None:
         """Find out what became of calls whose replies were lost, by making them again under their old numbers.
 
@@ -345,6 +349,8 @@ class RedisConsumer(Consumer):
 
     def _leave_out(self, trade: _Trade) -> None:
         """Lines whose servers did not answer lately are not asked, unless there are no others."""
+        if not self._resting.failures:
+            return
         lines = {line_of(verdict.lease) for verdict in trade.verdicts}
         if trade.limit > 0:
             lines.update(line for queue in self.queues for line in self._lines.of(queue))
@@ -398,6 +404,11 @@ class RedisConsumer(Consumer):
         known = ((trade.verdicts[at], answer) for at, answer in trade.answers.items())
         self._remember(known)
         self._gained = trade.leases + self._gained
+
+    def _forget(self, verdicts: Sequence[Verdict]) -> None:
+        """Their callers have the answers now."""
+        for verdict in verdicts:
+            self._answered.pop(_key(verdict), None)
 
     def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
         """Answers that last until their callers ask again.
