@@ -20,7 +20,13 @@ ALONE = {f"{name}-alone": f"processes=0{way}" for name, way in WAYS.items()}
 SUPERVISED = {f"{name}-supervised": f"processes=1{way}" for name, way in WAYS.items()}
 MODES = ALONE | SUPERVISED
 
-in_each_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+#: a supervisor changes least for jobs that run inline and on threads: these are run with ``make test-long``
+_LONG = {"inline-supervised", "threads-supervised"}
+
+in_each_mode = pytest.mark.parametrize(
+    "mode",
+    [pytest.param(mode, marks=pytest.mark.long if name in _LONG else (), id=name) for name, mode in MODES.items()],
+)
 
 
 @contextlib.contextmanager

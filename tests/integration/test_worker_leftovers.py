@@ -130,7 +130,7 @@ def test_the_end_does_not_wait_for_what_was_left(
 
 
 @pytest.mark.parametrize("mode", [[], ["-t", "3"], ["--concurrency", "3"]], ids=["inline", "threads", "coroutines"])
-@pytest.mark.parametrize("processes", ["0", "1"])
+@pytest.mark.parametrize("processes", ["0", pytest.param("1", marks=pytest.mark.long)])
 @pytest.mark.parametrize("task", [heed, hold_on, block, plod], ids=lambda task: task.name)
 def test_after_the_second_signal_nothing_goes_on(
     task: multiq.Task[..., Any], processes: str, mode: list[str], tmp_path: Path, url: str
