@@ -232,21 +232,27 @@ class InFlight:
         self._serial = 0
         self._table = table
 
-    def hold(self, lease: Lease) -> int | None:
-        """The slot in which this lease stands from now on; None: there is no room, so it ends by itself."""
-        encoded = _encode((lease.queue, lease.id, lease.token, lease.ttr))
-        length = len(encoded)
-        if length > _RECORD_ROOM or not self._free:
-            return None
-        cells, slot = self._cells, self._free.pop()
-        self._serial += 1
-        start = (slot + _SLOT_HEAD) * _CELL
-        self._bytes[start : start + length] = encoded
-        cells[slot + _LENGTH] = length
-        cells[slot + _KILL_AT] = NEVER
-        cells[slot + _SERIAL] = self._serial
-        cells[slot] = WAITING  # last: only now the slot counts
-        return slot
+    def hold(self, leases: Sequence[Lease]) -> list[int | None]:
+        """The slots in which these leases stand from now on; None: there is no room, so that one ends by itself."""
+        cells, memory, free, serial = self._cells, self._bytes, self._free, self._serial
+        slots: list[int | None] = []
+        for lease in leases:
+            encoded = _encode((lease.queue, lease.id, lease.token, lease.ttr))
+            length = len(encoded)
+            if length > _RECORD_ROOM or not free:
+                slots.append(None)
+                continue
+            slot = free.pop()
+            serial += 1
+            start = (slot + _SLOT_HEAD) * _CELL
+            memory[start : start + length] = encoded
+            cells[slot + _LENGTH] = length
+            cells[slot + _KILL_AT] = NEVER
+            cells[slot + _SERIAL] = serial
+            cells[slot] = WAITING  # last: only now the slot counts
+            slots.append(slot)
+        self._serial = serial
+        return slots
 
     def begin(self, held: Held) -> None:
         """Its job begins to run, at ``began_at``."""

@@ -174,14 +174,14 @@ class Pump:
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = time.monotonic()
         next_touch = self._next_touch
-        enter = self._inflight.hold if self._inflight is not None else _nowhere
+        slots = [None] * len(leases) if self._inflight is None else self._inflight.hold(leases)
         taken = []
-        for lease in leases:
+        for lease, slot in zip(leases, slots, strict=True):
             ttr = lease.ttr
-            held = Held(lease, enter(lease), now + ttr * _TOUCH_SHARE, now + ttr)
-            self._held[held] = None
-            taken.append(held)
-            next_touch = min(next_touch, held.touch_at)
+            touch_at = now + ttr * _TOUCH_SHARE
+            taken.append(Held(lease, slot, touch_at, now + ttr))
+            next_touch = min(next_touch, touch_at)
+        self._held.update(dict.fromkeys(taken))
         self._plan(next_touch)
         return taken
 
@@ -220,7 +220,3 @@ class Pump:
 
 def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
     return [held.verdict for held in finished if held.verdict is not None]
-
-
-def _nowhere(_: Lease) -> None:
-    return None

@@ -18,11 +18,12 @@ from multiq.backoff import DEFAULT, exponential
 from multiq.codec import Envelope, decode_envelope
 from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
+from multiq.forks import forks
 from multiq.job import JobContext, describe, running
 from multiq.options import check_reason
 from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
 
-from .forking import LeavingClones
+from .forking import LeavingClones, leave_clone
 from .loop import JobLoop
 
 if TYPE_CHECKING:
@@ -127,7 +128,12 @@ class Runner:
         started = self._start(call)
         running.set(call.job)
         try:
-            result = self._drive(call, held) if call.task.is_coroutine else self._call(call, held)
+            if call.task.is_coroutine:
+                result = self._drive(call, held)
+            elif call.timeout is None and not self._around:
+                result = self._plain_result(call, None)
+            else:
+                result = self._call(call, held)
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             return self._failed(call, exc, time.perf_counter() - started)
         return self._done(call, result, time.perf_counter() - started)
@@ -145,7 +151,7 @@ class Runner:
         if task is None:
             return self._unknown(job, envelope)
         policy = task.policy_of(envelope)
-        refusal = policy.refuse(lease)
+        refusal = policy.refuse(lease) if lease.attempt > 1 or lease.crashes else None  # nothing refuses a first run
         if refusal is not None:
             return self._bury(job, refusal, task)
         try:
@@ -193,10 +199,19 @@ class Runner:
         return self._plain_result(call, limit)
 
     def _plain_result(self, call: Call, limit: Limit | None) -> Any:
-        with LeavingClones():
+        generation = forks.generation  # as LeavingClones does it, without the cost of a block for each job
+        try:
             result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
-            # a decorator may hide that its function is a coroutine: not awaited, it would never have run
-            return self._loop().run(self._within(limit, result)) if type(result) is CoroutineType else result
+            if type(result) is CoroutineType:
+                # a decorator may hide that its function is a coroutine: not awaited, it would never have run
+                result = self._loop().run(self._within(limit, result))
+        except BaseException as exc:
+            if forks.generation != generation:
+                leave_clone(exc)
+            raise
+        if forks.generation != generation:
+            leave_clone(None)
+        return result
 
     def _drive(self, call: Call, held: Held) -> Any:
         return self._loop().run(self._await(call, held, thread=threading.get_ident()))

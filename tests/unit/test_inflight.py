@@ -18,7 +18,8 @@ def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
 
 
 def held_in(inflight: InFlight, one: Lease) -> Held:
-    return Held(one, inflight.hold(one), 0.0, NEVER)
+    (slot,) = inflight.hold([one])
+    return Held(one, slot, 0.0, NEVER)
 
 
 @pytest.fixture
@@ -104,10 +105,8 @@ def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table
 
 def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
     inflight = InFlight(table)
-    assert inflight.hold(lease(1, token="t" * 2000)) is None
-    for number in range(4):
-        assert inflight.hold(lease(number)) is not None
-    assert inflight.hold(lease(5)) is None
+    slots = inflight.hold([lease(1, token="t" * 2000), *map(lease, range(5))])
+    assert [slot is None for slot in slots] == [True, False, False, False, False, True]
     assert len(table.entries()) == 4
 
 
