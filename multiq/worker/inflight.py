@@ -52,9 +52,9 @@ ENDED = -3.0  # the job has run, and another verdict waits to be settled: the sl
 _CELL = 8  # bytes: all but the records are numbers of this size
 _STATE, _LIFE, _PID, _LEFT, _STATUS, _IS_LATE, _DIED_AT, _NEXT_TOUCH, _HAS_HELD = range(9)  # cells of a table's head
 _HEAD = 16  # cells
-_MARK, _KILL_AT, _SERIAL, _LENGTH = range(4)  # cells of a slot's head, with the record behind them
+_MARK, _KILL_AT, _SERIAL, _LENGTH, _ENDS_AT = range(5)  # cells of a slot's head, with the record behind them
 _SLOT = 64  # cells
-_SLOT_HEAD = 4  # cells
+_SLOT_HEAD = 5  # cells
 _RECORD_ROOM = (_SLOT - _SLOT_HEAD) * _CELL  # bytes
 _REASON_ROOM = 160  # characters of a reason that is kept beside its lease
 _READ_TRIES = 20
@@ -104,6 +104,8 @@ class Entry(msgspec.Struct, frozen=True):
     """``WAITING``, ``ACKED``, ``ENDED``, or when its job began."""
     kill_at: float
     """When its process must end, if the job still runs then."""
+    ends_at: float
+    """From when on the child does not begin the job any more, as its lease is over for all that the child knows."""
     serial: float
     """The lease's number in this life of the table, from 1."""
 
@@ -206,13 +208,14 @@ class Table:
     def _read(self, slot: int) -> Entry | None:
         cells, at = self._cells, _HEAD + slot * _SLOT
         for _ in range(_READ_TRIES):
-            serial, mark, kill_at = cells[at + _SERIAL], cells[at + _MARK], cells[at + _KILL_AT]
+            serial, mark = cells[at + _SERIAL], cells[at + _MARK]
+            kill_at, ends_at = cells[at + _KILL_AT], cells[at + _ENDS_AT]
             if mark == NOTHING or not serial:
                 return None
             start = (at + _SLOT_HEAD) * _CELL
             encoded = bytes(self._bytes[start : start + int(cells[at + _LENGTH])])
             if (cells[at + _SERIAL], cells[at + _MARK]) == (serial, mark):
-                return Entry(msgspec.msgpack.decode(encoded, type=Record), mark, kill_at, serial)
+                return Entry(msgspec.msgpack.decode(encoded, type=Record), mark, kill_at, ends_at, serial)
         return None  # a child that is busier than that is neither stuck nor dead
 
 
@@ -232,8 +235,11 @@ class InFlight:
         self._serial = 0
         self._table = table
 
-    def hold(self, leases: Sequence[Lease]) -> list[int | None]:
-        """The slots in which these leases stand from now on; None: there is no room, so that one ends by itself."""
+    def hold(self, leases: Sequence[Lease], now: float) -> list[int | None]:
+        """The slots in which these leases, got just *now*, stand from now on.
+
+        None: there is no room, so that one ends by itself.
+        """
         cells, memory, free, serial = self._cells, self._bytes, self._free, self._serial
         slots: list[int | None] = []
         for lease in leases:
@@ -248,11 +254,17 @@ class InFlight:
             memory[start : start + length] = encoded
             cells[slot + _LENGTH] = length
             cells[slot + _KILL_AT] = NEVER
+            cells[slot + _ENDS_AT] = now + lease.ttr
             cells[slot + _SERIAL] = serial
             cells[slot] = WAITING  # last: only now the slot counts
             slots.append(slot)
         self._serial = serial
         return slots
+
+    def touch(self, held: Held) -> None:
+        """Its lease was renewed, and lasts until ``ends_at``."""
+        if held.slot is not None:
+            self._cells[held.slot + _ENDS_AT] = held.ends_at
 
     def begin(self, held: Held) -> None:
         """Its job begins to run, at ``began_at``."""

@@ -37,7 +37,7 @@ from multiq.events import JobCrashed
 from multiq.roll_call import Answering
 
 from .child import EXIT_OVERDUE
-from .inflight import ACKED, DEAD, ENDED, FREE, LIVE
+from .inflight import ACKED, DEAD, ENDED, FREE, LIVE, WAITING
 from .limits import Limits
 from .runner import Runner
 from .supervisor import describe_end
@@ -79,6 +79,7 @@ class Keeper:
         app: App,
         board: Board,
         bell: socket.socket,
+        lifeline: int,
         patience: float,
         *,
         force: bool,
@@ -89,6 +90,7 @@ class Keeper:
     ) -> None:
         self._tables = board.tables
         self._bell = bell
+        self._lifeline = lifeline
         self._patience = patience
         self._events = app.events
         self._backend = app.backend
@@ -112,24 +114,26 @@ class Keeper:
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
-        kill_at = float("inf")
+        is_alone, kill_at = False, float("inf")
         while True:
-            if kill_at == float("inf") and not self._supervisor_lives():
-                kill_at = time.monotonic() + self._patience
+            if not is_alone and not self._supervisor_lives():
+                is_alone = True
                 if self._server is not None:
                     self._server.close()  # after a roll, its address is for the next one
+            if is_alone and kill_at == float("inf") and self._are_children_told():
+                kill_at = time.monotonic() + self._patience
             self._watch_children()
             self._hand_on()
             if self._can_settle:
                 self._touch_for_the_stuck()
-            if kill_at == float("inf"):
-                self._listen(time.monotonic())
-            if kill_at < float("inf"):
+            if is_alone:
                 self._bury_orphans(killing=time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
                     return 0
                 time.sleep(_LOOK)
+            else:
+                self._listen(time.monotonic())
 
     def _listen(self, now: float) -> None:
         """Heed what is said to all workers, and tell those who look at them of this one."""
@@ -165,6 +169,12 @@ class Keeper:
         poll = select.poll()
         poll.register(self._bell, select.POLLIN)
         return not poll.poll(_LOOK * 1000) or bool(self._bell.recv(64))
+
+    def _are_children_told(self) -> bool:
+        """Whether the lifeline has ended, by which they know to end. In a roll, that is once the new program works."""
+        poll = select.poll()
+        poll.register(self._lifeline, select.POLLIN)
+        return bool(poll.poll(0))
 
     # --- the dead ---
 
@@ -240,25 +250,32 @@ class Keeper:
                 continue
             due = [entry for entry in table.entries() if self._is_due(table, entry, now)]
             if due:
-                self._touch(table, due, now)
+                self._keep_alive(table, due, now)
 
     def _is_due(self, table: Table, entry: Entry, now: float) -> bool:
         key = table.number, table.life, entry.serial
-        if entry.mark in {ACKED, ENDED} or key in self._lost:
+        if key in self._lost:
             return False
         late_from = table.next_touch + _SLACK * entry.held.ttr
         return now >= max(late_from, self._touched.get(key, 0.0) + _TOUCH_SHARE * entry.held.ttr)
 
-    def _touch(self, table: Table, entries: list[Entry], now: float) -> None:
+    def _keep_alive(self, table: Table, entries: list[Entry], now: float) -> None:
+        """Touch what runs or has run. What waits is touched, too, until the child cannot begin it: then it is
+        given back, so that nothing waits for long behind a job that is stuck.
+        """
+        verdicts: list[Verdict] = []
+        for entry in entries:
+            is_waiting = entry.mark == WAITING and now >= entry.ends_at
+            verdicts.append(GiveBack(_lease(entry.held)) if is_waiting else Touch(_lease(entry.held)))
         try:
-            lost = self._settler().settle([Touch(_lease(entry.held)) for entry in entries])
+            lost = self._settler().settle(verdicts)
         except MultiqError as exc:
             _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
             return
-        for entry, error in zip(entries, lost, strict=True):
+        for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
             key = table.number, table.life, entry.serial
             self._touched[key] = now
-            if error is not None:
+            if error is not None or isinstance(verdict, GiveBack):
                 self._lost.add(key)  # it was settled, or is over: nothing is to be kept alive
 
     def _watch_children(self) -> None:

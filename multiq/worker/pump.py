@@ -160,6 +160,8 @@ class Pump:
             if error is None:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = touched_at + held.lease.ttr
+                if self._inflight is not None:
+                    self._inflight.touch(held)
             else:
                 held.touch_at = float("inf")  # the verdict will be refused, and that is told then
         self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
@@ -174,7 +176,7 @@ class Pump:
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = time.monotonic()
         next_touch = self._next_touch
-        slots = [None] * len(leases) if self._inflight is None else self._inflight.hold(leases)
+        slots = [None] * len(leases) if self._inflight is None else self._inflight.hold(leases, now)
         taken = []
         for lease, slot in zip(leases, slots, strict=True):
             ttr = lease.ttr

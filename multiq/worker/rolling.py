@@ -6,14 +6,18 @@ import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
-#: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), and the pids of its children
+#: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), the pids of its
+#: children, and those of keepers, as negative numbers
 _ROLLED = "MULTIQ_ROLLED"
 
 
-def rolled_environment(lifeline: int, pids: Sequence[int], *, is_paused: bool = False) -> dict[str, str]:
+def rolled_environment(
+    lifeline: int, children: Iterable[int], keepers: Iterable[int] = (), *, is_paused: bool = False
+) -> dict[str, str]:
     """The environment of the program that follows. Until that takes over, the children do not notice."""
+    pids = [*children, *(-pid for pid in keepers)]
     return {**os.environ, _ROLLED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
 
 
@@ -23,10 +27,13 @@ def was_rolled() -> bool:
 
 
 class Before:
-    """The children of the program that a roll has replaced, which are ours to wait for."""
+    """The children and keepers of the programs that rolls have replaced, which are ours to wait for."""
 
-    def __init__(self, pids: set[int], *, is_paused: bool = False) -> None:
-        self.pids = pids
+    def __init__(self, children: set[int], keepers: set[int], *, is_paused: bool = False) -> None:
+        self.children = children
+        self.keepers = keepers
+        self.codes: list[int] = []
+        """Exit codes of the children that have ended, or, less than 0, the signals that killed them."""
         self.is_paused = is_paused
         """Whether that program was told to take no more jobs."""
 
@@ -36,17 +43,26 @@ class Before:
         is_ours = was_rolled()
         words = [int(word) for word in os.environ.pop(_ROLLED, "").split()]
         if not is_ours:
-            return cls(set())
+            return cls(set(), set())
         os.close(words[1])
-        return cls(set(words[3:]), is_paused=bool(words[2]))
+        pids = words[3:]
+        return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
+
+    @property
+    def pids(self) -> set[int]:
+        """Those that have not ended yet."""
+        return self.children | self.keepers
 
     def is_gone(self) -> bool:
         """Whether all have ended. Their own keeper sees to what they held, and that they do end."""
-        for pid in list(self.pids):
+        for pid in self.pids:
             try:
-                ended, _ = os.waitpid(pid, os.WNOHANG)
+                ended, status = os.waitpid(pid, os.WNOHANG)
             except ChildProcessError:
-                ended = pid
+                ended, status = pid, 0
+            if ended and pid in self.children:
+                self.codes.append(os.waitstatus_to_exitcode(status))
             if ended:
-                self.pids.discard(pid)
+                self.children.discard(pid)
+                self.keepers.discard(pid)
         return not self.pids

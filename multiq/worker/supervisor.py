@@ -75,7 +75,8 @@ _ENDED_WELL = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 class Supervisor:
     """Keeps a child for each place of *board* running *work*, and one process *keep*; both return exit codes.
 
-    *work* gets its post, *keep* the socket that tells it to look at the tables. With *once*, a child that ends with 0
+    *work* gets its post, *keep* the socket that tells it to look at the tables, and the pipe
+    that ends when the children are to end. With *once*, a child that ends with 0
     is through with its work and is not replaced. *check* is a command that ends with 0 if the program would start:
     without that, a roll does not begin.
     """
@@ -83,7 +84,7 @@ class Supervisor:
     def __init__(
         self,
         work: Callable[[Post], int],
-        keep: Callable[[socket.socket], int],
+        keep: Callable[[socket.socket, int], int],
         board: Board,
         *,
         grace: float,
@@ -133,7 +134,10 @@ class Supervisor:
                 self._kill_the_late()
                 for number in self._inbox.wait(self._nap()):
                     self._heed(number)
+            self._end_check()
             self._end_keeper()
+        if EXIT_CUT_SHORT in self._before.codes:
+            self._codes.append(EXIT_CUT_SHORT)
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
     def stop(self) -> None:
@@ -190,7 +194,10 @@ class Supervisor:
             self._roll()
         elif self._checking is None:
             self._is_check_stale = False
-            self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command line
+            try:
+                self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
+            except OSError:  # a deployment is replacing the interpreter, or the system has no room for a process
+                _log.exception("the new code cannot be tried: the old one goes on")
         else:
             self._is_check_stale = True  # it may have read what has changed since
 
@@ -205,14 +212,21 @@ class Supervisor:
         elif code:
             _log.error("the new code does not start (exit code %d): the old one goes on", code)
 
+    def _end_check(self) -> None:
+        """The worker ends: a trial that still runs is of no use."""
+        if self._checking is not None:
+            self._checking.kill()
+            self._checking.wait()
+            self._checking = None
+
     def _roll(self) -> None:
         """Become the same program, begun anew. Signals wait until it can take them."""
         _log.warning("rolling: the same command is begun anew, with the code that is there now")
         forking.flush()
-        ours = (self._keeper, *(slot.pid for slot in self._slots))
-        pids = [*self._before.pids, *(pid for pid in ours if pid is not None)]
+        children = [*self._before.children, *(slot.pid for slot in self._slots if slot.pid is not None)]
+        keepers = [*self._before.keepers, *([] if self._keeper is None else [self._keeper])]
         os.set_inheritable(self._life, True)
-        environment = rolled_environment(self._life, pids, is_paused=bool(self._board.is_paused))
+        environment = rolled_environment(self._life, children, keepers, is_paused=bool(self._board.is_paused))
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
         try:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
@@ -229,7 +243,7 @@ class Supervisor:
         if self._keeper is None and self._keeper_at <= now:
             self._keeper_at = now + _HEALTHY
             with self._trying_again():
-                self._keeper = self._fork(lambda: self._keep(self._keepers_bell), is_child=False)
+                self._keeper = self._fork(lambda: self._keep(self._keepers_bell, self._lifeline), is_child=False)
         for slot in self._slots:
             if slot.pid is None and not self._stops and slot.start_at <= now:
                 slot.started_at = now
@@ -382,6 +396,7 @@ class Supervisor:
         """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""
         now = time.monotonic()
         if now >= self._kill_at:
+            self._kill_at = now + _HEALTHY  # and again, should it be of no use
             self._signal_all(signal.SIGKILL)
             return
         if now < self._kill_none_before:
@@ -418,10 +433,12 @@ class Supervisor:
         return max(0.0, min([_LOOK, self._kill_at - now, *starts]))
 
     def _signal_all(self, number: signal.Signals) -> None:
-        for slot in self._slots:
-            if slot.pid is not None:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(slot.pid, number)
+        pids = [slot.pid for slot in self._slots if slot.pid is not None]
+        if number in {NOW, signal.SIGKILL}:  # that they are to end, those of before a roll know already
+            pids += self._before.children
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
 
 def _brake(early_deaths: int, longest: float) -> float:

@@ -224,7 +224,7 @@ class Worker:
             child.heed_down(lambda: _is_down(self._app))
         return child
 
-    def _run_keeper(self, bell: socket.socket) -> int:
+    def _run_keeper(self, bell: socket.socket, lifeline: int) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
         forking.take(NOW, _take_no_notice)  # the supervisor's handlers for the others stay, and do nothing here
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
@@ -233,6 +233,7 @@ class Worker:
             self._app,
             self._board,
             bell,
+            lifeline,
             self._settings.grace + OVERTIME,
             force=self._force,
             shares_loop=self._settings.concurrency > 0,

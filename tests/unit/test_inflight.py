@@ -18,7 +18,7 @@ def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
 
 
 def held_in(inflight: InFlight, one: Lease) -> Held:
-    (slot,) = inflight.hold([one])
+    (slot,) = inflight.hold([one], 0.0)
     return Held(one, slot, 0.0, NEVER)
 
 
@@ -105,7 +105,7 @@ def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table
 
 def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
     inflight = InFlight(table)
-    slots = inflight.hold([lease(1, token="t" * 2000), *map(lease, range(5))])
+    slots = inflight.hold([lease(1, token="t" * 2000), *map(lease, range(5))], 0.0)
     assert [slot is None for slot in slots] == [True, False, False, False, False, True]
     assert len(table.entries()) == 4
 

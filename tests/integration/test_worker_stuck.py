@@ -1,0 +1,129 @@
+"""What becomes of a batch in whose middle a job keeps the interpreter to itself, and of a roll that takes long."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from processes import until, worker
+from worker_app import app, clutch, nap, quick, read_diary
+
+from multiq.worker.board import Board
+from multiq.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from processes import WorkerProcess
+
+
+def starts(process: WorkerProcess) -> Counter[int]:
+    return Counter(number for word, number, _, _ in read_diary(process.diary) if word == "start")
+
+
+def at(process: WorkerProcess, word: str, number: int) -> int:
+    return next(at for said, job, _, at in read_diary(process.diary) if (said, job) == (word, number))
+
+
+def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
+    if not app.backend.capabilities.portable_leases:
+        pytest.skip("nobody but its own connection can touch or give back a lease: docs/worker.md says so")
+    # Given a worker that has learnt that jobs are short, and fetches a batch with one that is not in its middle
+    quick.enqueue_many([(number,) for number in range(200)])
+    with worker(tmp_path, url, "processes=1") as process:
+        until(lambda: len(starts(process)) == 200)
+        until(lambda: app.queue().stats().reserved == 0)
+        app.queue().pause(60)
+        quick.options(ttr=1).enqueue_many([(number,) for number in range(1000, 1010)])
+        clutch.enqueue(5000, 6)
+        quick.options(ttr=1).enqueue_many([(number,) for number in range(2000, 2010)])
+        app.queue().resume()
+        until(lambda: 5000 in starts(process))
+        # When another worker is there
+        with worker(tmp_path, url, "processes=1"):
+            until(lambda: len(starts(process)) == 221 and app.queue().stats().reserved == 0)
+            # Then what had ended before is not run again
+            assert all(starts(process)[number] == 1 for number in [*range(1000, 1010), 5000])
+            # And what had not begun has run elsewhere, long before the stuck one ended
+            assert all(starts(process)[number] == 1 for number in range(2000, 2010))
+            assert all(at(process, "start", number) < at(process, "end", 5000) for number in range(2000, 2010))
+
+
+@pytest.mark.long
+def test_a_roll_onto_a_program_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
+    # Given a program that takes long to import, and a job that ends within the grace after that
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    nap.options(ttr=600).enqueue(1, 14)
+    code = (
+        "import os, sys, time; time.sleep(11 if 'MULTIQ_ROLLED' in os.environ else 0);"
+        "import multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+        "sys.exit(multiq.Worker(worker_app.app, processes=1, grace=5).run())"
+    )
+    with worker(tmp_path, url, code=code) as process:
+        until(lambda: 1 in starts(process))
+        # When it is rolled
+        process.send(signal.SIGHUP)
+        # Then the job runs on until the new program works, and has its grace then
+        until(lambda: process.log.count("working") == 2, timeout=30)
+        until(lambda: any(word == "end" for word, *_ in read_diary(process.diary)), timeout=30)
+        assert starts(process) == {1: 1}
+        assert "crashed" not in process.log
+
+
+def test_a_roll_whose_trial_cannot_be_started_leaves_the_old_program_at_work(tmp_path: Path) -> None:
+    # Given a worker whose interpreter is not there at the moment: a deployment is replacing it
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    code = (
+        "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+        "worker = multiq.Worker(worker_app.app, processes=1); worker.check = ['/nowhere/python'];"
+        "sys.exit(worker.run())"
+    )
+    with worker(tmp_path, url, code=code) as process:
+        process.wait_until_working()
+        # When it is rolled
+        process.send(signal.SIGHUP)
+        until(lambda: "the new code cannot be tried" in process.log)
+        # Then it goes on
+        quick.enqueue(1)
+        until(lambda: 1 in starts(process))
+        process.send(signal.SIGTERM)
+        assert process.wait() == 0
+
+
+def test_a_second_signal_reaches_the_children_of_before_a_roll(tmp_path: Path) -> None:
+    # Given a worker that was rolled, and whose old child still has a job that takes minutes
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    nap.options(ttr=600).enqueue(1, 300)
+    with worker(tmp_path, url, "processes=1, grace=200") as process:
+        until(lambda: 1 in starts(process))
+        process.send(signal.SIGHUP)
+        until(lambda: process.log.count("working") == 2)
+        # When it is told to end, and then to end now
+        process.send(signal.SIGTERM)
+        until(lambda: process.log.count("stopping") == 2)
+        process.send(signal.SIGTERM)
+        # Then it does, says that a job was cut short, and the job is ready
+        assert process.wait() == 130
+        until(lambda: app.queue().stats().ready == 1)
+
+
+def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
+    # Given a trial of new code that takes long
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    supervisor._check = [sys.executable, "-c", "import time; time.sleep(300)"]
+    supervisor._begin_roll()
+    trial = supervisor._checking
+    assert trial is not None
+    # When the worker ends meanwhile
+    supervisor._end_check()
+    # Then it is ended, too
+    assert trial.returncode is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(trial.pid, 0)
