@@ -150,7 +150,23 @@ def _work(
         stack.enter_context(app)
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
-        return runner.run()
+        threads_before = set(threading.enumerate())
+        code = runner.run()
+    _leave_threads(threads_before, code)
+    return code
+
+
+def _leave_threads(before: set[threading.Thread], code: int) -> None:
+    """The interpreter waits for threads that are no daemons. Those that jobs have begun end with the worker."""
+    from multiq.text import many
+    from multiq.worker import forking
+
+    left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    if left:
+        _log.warning("%s that jobs have begun did not end; the process ends without them", many(len(left), "thread"))
+        logging.shutdown()
+        forking.flush()
+        os._exit(code)
 
 
 def _take_standard_numbers() -> None:
@@ -180,6 +196,9 @@ def _stopping_while_it_starts() -> Iterator[_End]:
         yield end
         return
     taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    # what a worker does at these is of no use yet; without a handler they would end the process
+    for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
+        taken[number] = forking.take(number, lambda *_: None)
     try:
         yield end
     finally:

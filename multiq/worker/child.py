@@ -243,6 +243,9 @@ class Child:
         if room <= 0:
             self._wait(finished, self._patience())
             return
+        if finished and (self._app.fetch_hooks or self._events.wants(WorkerLooping)):
+            self._pump.settle(finished)  # hooks of the user's may take long
+            finished = []
         if self._events.wants(WorkerLooping):
             self._events.emit(WorkerLooping(worker=self.name))
         if self._app.fetch_hooks and not self._may_fetch():
@@ -456,26 +459,40 @@ class Child:
         self._given_back.wait(_ABORT_WAIT)
 
     def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
+        """Settle what has ended, what has not begun, and what is overdue.
+
+        Under a supervisor what runs is left to the keeper, which gives it back once this process is gone: given back
+        before, it would run twice at a time.
+        """
         executor = self._executor
-        finished = executor.take_finished()
-        late = dict(overdue)
-        left = [held for held in (*executor.take_back(), *executor.running()) if held not in late]
+        executor.is_aborted = True
         self._pump.interrupt()
         try:
-            for held in (*late, *left):
-                held.is_aborted = True
-            for held in left:
-                held.verdict = GiveBack(held.lease)
+            running = executor.running()  # before those that have finished: one that ends just now is in one of the two
+            settled = [*self._take_back(), *executor.take_finished()]
             says = []
             for held, stack in overdue:
-                held.verdict, say = self._runner.timed_out(held.lease, stack)
-                says.append((held, held.verdict, say))
-            if self._pump.settle([*finished, *late, *left]):
+                if held.verdict is None:  # else it has ended just in time
+                    held.is_aborted = True
+                    held.verdict, say = self._runner.timed_out(held.lease, stack)
+                    settled.append(held)
+                    says.append((held, held.verdict, say))
+            if self._inflight is None:
+                settled += self._cut(running)
+            if self._pump.settle(settled):
                 for held, verdict, say in says:
-                    if not held.is_lost and held.verdict is verdict:  # else the job has ended just in time
+                    if not held.is_lost and held.verdict is verdict:
                         say()
         finally:
             self._given_back.set()
+
+    def _cut(self, running: Sequence[Held]) -> list[Held]:
+        """Jobs that run on although their leases are given back: their results will not count."""
+        cut = [held for held in running if held.verdict is None]
+        for held in cut:
+            held.is_aborted = True
+            held.verdict = GiveBack(held.lease)
+        return cut
 
     # --- small things ---
 

@@ -54,6 +54,8 @@ class Executor(ABC):
         self._inflight = inflight
         self._finished: deque[Held] = deque()
         self._running: dict[Held, None] = {}  # in the order in which they began
+        self.is_aborted = False
+        """Whether no job may begin any more."""
         self._held = 0
         self._counting = threading.Lock()
 
@@ -126,9 +128,9 @@ class Executor(ABC):
                 self._held += change
 
     def _begin(self, held: Held) -> bool:
-        """Its job begins. False: it must not, as the lease is over (the process was stopped meanwhile, perhaps)."""
+        """Its job begins. False: it must not, as the process ends, or was stopped until the lease was over."""
         held.began_at = now = time.monotonic()
-        if now >= held.ends_at:
+        if now >= held.ends_at or self.is_aborted:
             self._skip(held)
             return False
         self._running[held] = None
@@ -137,7 +139,7 @@ class Executor(ABC):
         return True
 
     def _skip(self, held: Held) -> None:
-        _log.debug("[%s] %s does not begin: its lease is over", held.lease.queue, held.lease.id)
+        _log.debug("[%s] %s does not begin: its lease is over, or its worker ends", held.lease.queue, held.lease.id)
         held.began_at = 0.0
         held.verdict = GiveBack(held.lease)
         self._finished.append(held)
@@ -182,7 +184,7 @@ class InlineExecutor(Executor):
             except IndexError:  # all done, or taken back by the heartbeat
                 return
             held.began_at = now = clock()
-            if now >= held.ends_at:
+            if now >= held.ends_at or self.is_aborted:
                 self._skip(held)
                 continue
             running[held] = None

@@ -50,13 +50,14 @@ ACKED = -2.0  # the job has run, and its ack waits to be settled
 ENDED = -3.0  # the job has run, and another verdict waits to be settled: the slot's record has it
 
 _CELL = 8  # bytes: all but the records are numbers of this size
-_STATE, _LIFE, _PID, _LEFT, _STATUS, _IS_LATE, _DIED_AT, _NEXT_TOUCH, _HAS_HELD = range(9)  # cells of a table's head
+_STATE, _LIFE, _PID, _LEFT, _STATUS, _WHY, _DIED_AT, _NEXT_TOUCH, _HAS_HELD = range(9)  # cells of a table's head
+_DIED, _LATE, _CUT = range(3)  # why a child is dead
 _HEAD = 16  # cells
 _MARK, _KILL_AT, _SERIAL, _LENGTH, _ENDS_AT = range(5)  # cells of a slot's head, with the record behind them
 _SLOT = 64  # cells
 _SLOT_HEAD = 5  # cells
 _RECORD_ROOM = (_SLOT - _SLOT_HEAD) * _CELL  # bytes
-_REASON_ROOM = 160  # characters of a reason that is kept beside its lease
+_REASON_ROOM = 160  # bytes of a reason that are kept beside its lease
 _READ_TRIES = 20
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -157,7 +158,12 @@ class Table:
     @property
     def is_late(self) -> bool:
         """Of a dead child: whether the supervisor killed it for a job over its time limit."""
-        return bool(self._cells[_IS_LATE])
+        return self._cells[_WHY] == _LATE
+
+    @property
+    def is_cut(self) -> bool:
+        """Of a dead child: whether it was killed because the worker ends, and it did not end in time."""
+        return self._cells[_WHY] == _CUT
 
     @property
     def died_at(self) -> float:
@@ -185,10 +191,10 @@ class Table:
         """By the child: it ends now, in order, with this exit code. The last that it does before it exits."""
         self._cells[_LEFT] = code + 1
 
-    def bury(self, status: int, now: float, *, is_late: bool = False) -> None:
+    def bury(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:
         """The child is dead: what it held is for the sidecar to settle."""
         self._cells[_STATUS] = status
-        self._cells[_IS_LATE] = is_late
+        self._cells[_WHY] = _CUT if is_cut else _LATE if is_late else _DIED
         self._cells[_DIED_AT] = now
         self._cells[_STATE] = DEAD
 
@@ -322,7 +328,9 @@ def make_tables(count: int, slots: int) -> list[Table]:
 def _encode_verdict(verdict: Verdict | None) -> bytes | None:
     if not isinstance(verdict, Release | Bury):
         return None
-    lease, reason = verdict.lease, verdict.reason and verdict.reason[:_REASON_ROOM]
+    lease, reason = verdict.lease, verdict.reason
+    if reason is not None:
+        reason = reason.encode("utf-8", "replace")[:_REASON_ROOM].decode("utf-8", "ignore")
     if isinstance(verdict, Bury):
         return _encode(Record(lease.queue, lease.id, lease.token, lease.ttr, "bury", reason=reason))
     return _encode(

@@ -15,6 +15,7 @@ it has run, and is not       what was to be said: release with its delay, or bur
 it runs, and the child ...
   wrote that it leaves       given back; timed out, if its own limit was over and the child left for that
   was killed for a limit     timed out, if it was its own; else given back, as a neighbour of the one that was
+  was killed as all end      given back
   died                       abandoned: ready again at once, and a crash is counted
 ===========================  ===================================================================================
 """
@@ -122,6 +123,7 @@ class Keeper:
                     self._server.close()  # after a roll, its address is for the next one
             if is_alone and kill_at == float("inf") and self._are_children_told():
                 kill_at = time.monotonic() + self._patience
+            self._row.keeper_beat = time.monotonic()
             self._watch_children()
             self._hand_on()
             if self._can_settle:
@@ -182,23 +184,26 @@ class Keeper:
         """Settle what dead children held. While the backend is away, their tables stay for the next time."""
         for table in self._tables:
             if table.state == DEAD:
-                entries = table.entries()
-                if not self._can_settle or not entries or self._settle(table, entries):
-                    table.free()
+                self._settle(table, table.entries() if self._can_settle else [])
 
-    def _settle(self, table: Table, entries: list[Entry]) -> bool:
-        """False: the backend is away, and leases may be alive."""
+    def _settle(self, table: Table, entries: list[Entry]) -> None:
+        """Settle what one dead child held. While the backend is away, and leases may be alive, its table stays."""
+        if not entries:
+            table.free()
+            return
         try:
             said = [self._verdict(table, entry, entries) for entry in entries]
             lost = self._settler().settle([verdict for verdict, _ in said])
         except MultiqError as exc:
             _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
             time.sleep(_TRY_AGAIN)
-            return time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries)
+            if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
+                table.free()
+            return
+        table.free()  # before any code of the user's: a subscriber that hangs must not keep it
         for (_, say), error in zip(said, lost, strict=True):
             if error is None:
                 say()
-        return True
 
     def _verdict(self, table: Table, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
         """What becomes of a lease, and what says so once that has counted."""
@@ -208,6 +213,8 @@ class Keeper:
         is_over = entry.kill_at <= table.died_at
         if table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1:
             return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
+        if table.is_cut:
+            return GiveBack(lease), _nothing
         if table.is_late or table.left is not None:
             is_blamed = is_over and (table.is_late or table.left == EXIT_OVERDUE)
             return self._timed_out(lease) if is_blamed else (GiveBack(lease), _nothing)
@@ -297,7 +304,7 @@ class Keeper:
                 continue
             child = self._children.get((table.number, table.life))
             if child is None or child.is_gone():  # or it was given to a child that was never forked
-                table.bury(_NO_STATUS, time.monotonic())
+                table.bury(_NO_STATUS, time.monotonic(), is_cut=child is not None and child.was_killed)
             elif killing:
                 child.kill()
 
@@ -315,6 +322,7 @@ class _Process:
         self._pid = pid
         self._descriptor: int | None = None
         self._was_gone = False
+        self.was_killed = False
         if hasattr(os, "pidfd_open"):
             try:
                 self._descriptor = os.pidfd_open(pid)
@@ -331,6 +339,7 @@ class _Process:
         return bool(poll.poll(0))
 
     def kill(self) -> None:
+        self.was_killed = True
         self._send(signal.SIGKILL)
 
     def close(self) -> None:

@@ -35,6 +35,7 @@ class Slot:
         self.pid: int | None = None
         self.table: Table | None = None
         self.is_timed_out = False
+        self.is_cut = False
         self.started_at = 0.0
         self.start_at = 0.0
         self.early_deaths = 0
@@ -55,5 +56,5 @@ class Slot:
 
     def forget(self) -> None:
         """The child is dead."""
-        self.pid, self.table, self.is_timed_out = None, None, False
+        self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
         self.row.pid = 0

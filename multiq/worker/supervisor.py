@@ -24,7 +24,7 @@ from multiq.text import many
 
 from . import forking
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
-from .inflight import NEVER, WAITING
+from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
 from .rolling import Before, rolled_environment
 from .signals import SignalInbox
@@ -50,6 +50,7 @@ OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end
 _LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
 
 _FORK_BRAKE = 1.0  # seconds until a fork that the system has refused is tried again
+_KEEPER_LIMIT = 60.0  # seconds without a round: a subscriber of the user's hangs, and dead children's jobs wait
 _TABLE_BRAKE = 0.25  # seconds until it is looked whether a table is free
 _ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, and so were its children, perhaps
 _TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
@@ -112,6 +113,7 @@ class Supervisor:
         self._codes: list[int] = []
         self._inbox = SignalInbox(HEEDED)
         self._had_terminal = _has_terminal()
+        self._is_waiting_for_table = False
         self._keeper: int | None = None
         self._keeper_at = 0.0
 
@@ -135,6 +137,8 @@ class Supervisor:
                 for number in self._inbox.wait(self._nap()):
                     self._heed(number)
             self._end_check()
+            if self._keeper is None and any(table.state == DEAD for table in self._tables.tables):
+                self._start_keeper()  # it died just before what a last child held was handed on
             self._end_keeper()
         if EXIT_CUT_SHORT in self._before.codes:
             self._codes.append(EXIT_CUT_SHORT)
@@ -242,8 +246,7 @@ class Supervisor:
         now = time.monotonic()
         if self._keeper is None and self._keeper_at <= now:
             self._keeper_at = now + _HEALTHY
-            with self._trying_again():
-                self._keeper = self._fork(lambda: self._keep(self._keepers_bell, self._lifeline), is_child=False)
+            self._start_keeper()
         for slot in self._slots:
             if slot.pid is None and not self._stops and slot.start_at <= now:
                 slot.started_at = now
@@ -251,11 +254,20 @@ class Supervisor:
                 with self._trying_again():
                     self._start(slot)
 
+    def _start_keeper(self) -> None:
+        self._board.keeper_beat = time.monotonic()
+        with self._trying_again():
+            self._keeper = self._fork(lambda: self._keep(self._keepers_bell, self._lifeline), is_child=False)
+
     def _start(self, slot: Slot) -> None:
         table = self._tables.free_table()
         if table is None:  # the keeper cannot settle what dead children held; it gives up when their leases are over
+            if not self._is_waiting_for_table:
+                _log.error("no process is started until the jobs of those that died are handed on")
+            self._is_waiting_for_table = True
             slot.start_at = slot.started_at + _TABLE_BRAKE
             return
+        self._is_waiting_for_table = False
         table.give()
         slot.row.beat = time.monotonic()
         slot.row.table = table.number
@@ -347,14 +359,16 @@ class Supervisor:
         left, has_held, was_late = table.left, table.has_held, slot.is_timed_out or table.left == EXIT_OVERDUE
         # what it took and never began counts for those that fill its place from now on
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
-        table.bury(status, now, is_late=slot.is_timed_out)
+        is_cut = slot.is_cut and left is None
+        table.bury(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
         self._leave_to_keeper(table)
         died_young = now - slot.started_at < _HEALTHY
         slot.forget()
         if self._stops or (self._once and left == EXIT_OK):
             slot.start_at = NEVER
             ended_well = left in _ENDED_WELL or was_late
-            self._codes.append(EXIT_OK if ended_well else left if left == EXIT_CUT_SHORT else EXIT_CRASHED)
+            was_cut = is_cut or left == EXIT_CUT_SHORT
+            self._codes.append(EXIT_OK if ended_well else EXIT_CUT_SHORT if was_cut else EXIT_CRASHED)
             return
         is_too_large = left == EXIT_MEMORY and not has_held
         if (was_late or left in _REPLACED) and not is_too_large:
@@ -397,10 +411,16 @@ class Supervisor:
         now = time.monotonic()
         if now >= self._kill_at:
             self._kill_at = now + _HEALTHY  # and again, should it be of no use
+            for slot in self._slots:
+                slot.is_cut = True
             self._signal_all(signal.SIGKILL)
             return
         if now < self._kill_none_before:
             return
+        if self._keeper is not None and now - self._board.keeper_beat > _KEEPER_LIMIT:
+            _log.error("the keeper has not gone round for %g s: it is killed", _KEEPER_LIMIT)
+            self._board.keeper_beat = now
+            os.kill(self._keeper, signal.SIGKILL)
         for slot in self._slots:
             if slot.pid is not None and slot.kill_at() <= now:
                 slot.is_timed_out = True

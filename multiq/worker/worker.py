@@ -133,6 +133,7 @@ class Worker:
             raise app.backend.unsupported("shared")
         self._running: Child | Supervisor | None = None
         self._stop_early = False
+        self._is_over = False
 
     def run(self) -> int:
         """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 when jobs were cut short.
@@ -140,6 +141,24 @@ class Worker:
         In the main thread it takes the signals: the first TERM or INT finishes what runs and gives back the rest, a
         second one gives back everything at once; USR2 pauses, CONT resumes.
         """
+        self._is_over = False
+        try:
+            return self._run()
+        finally:
+            self._is_over, self._running, self._stop_early = True, None, False
+
+    def stop(self) -> None:
+        """From any thread: as the first SIGTERM does; called again, as the second. After ``run`` it does nothing."""
+        if self._is_over:
+            return
+        self._stop_early = True
+        running = self._running
+        if isinstance(running, Child):
+            _stop(running)
+        elif running is not None:
+            running.stop()
+
+    def _run(self) -> int:
         log_events(self._app)
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
@@ -163,20 +182,10 @@ class Worker:
         try:
             return EXIT_OK if self._stop_early else supervisor.run()
         finally:
-            self._running = None
             if self._http is not None:
                 self._listener.close()
             if self._health_file is not None:
                 self._health_file.unlink(missing_ok=True)
-
-    def stop(self) -> None:
-        """From any thread: as the first SIGTERM does; called again, as the second. After ``run`` it does nothing."""
-        self._stop_early = True
-        running = self._running
-        if isinstance(running, Child):
-            _stop(running)
-        elif running is not None:
-            running.stop()
 
     def _run_child(self, post: Post | None) -> int:
         """One process's work; under a supervisor it has a *post*."""
@@ -192,14 +201,11 @@ class Worker:
         with inbox, _showing_threads(on=inbox.installed):
             child = self._make_child(post, inbox)
             self._running = child
-            try:
-                if self._stop_early:
-                    child.stop()
-                inbox.serve(_actions(child, is_supervised=post is not None))
-                with child.interrupting() if inbox.installed else contextlib.nullcontext():
-                    return child.run()
-            finally:
-                self._running = None
+            if self._stop_early:
+                child.stop()
+            inbox.serve(_actions(child, is_supervised=post is not None))
+            with child.interrupting() if inbox.installed else contextlib.nullcontext():
+                return child.run()
 
     def _make_child(self, post: Post | None, inbox: SignalInbox) -> Child:
         def leave(code: int) -> None:

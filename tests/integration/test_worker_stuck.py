@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 import sys
 from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
 from processes import until, worker
-from worker_app import app, clutch, nap, quick, read_diary
+from worker_app import app, clutch, nap, quick, read_diary, suicide
 
+import multiq
+from multiq import State
 from multiq.worker.board import Board
 from multiq.worker.supervisor import Supervisor
 
@@ -127,3 +130,112 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
     assert trial.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(trial.pid, 0)
+
+
+@pytest.mark.parametrize("mode", ["processes=1", "processes=1, threads=2"])
+def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str) -> None:
+    # Given a hook that takes longer than a lease lasts, each time after the first, and a worker beside it
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    code = (
+        "import sys, time, multiq, worker_app\n"
+        "calls = []\n"
+        "@worker_app.app.before_fetch\n"
+        "def wait(_):\n"
+        "    calls.append(1)\n"
+        "    time.sleep(4 if len(calls) > 1 else 0)\n"
+        f"sys.exit(multiq.Worker(worker_app.app, {mode}).run())"
+    )
+    quick.options(ttr=1).enqueue(1)
+    with worker(tmp_path, url, code=code) as process:
+        until(lambda: any(word == "end" for word, *_ in read_diary(process.diary)))
+        # Then a job that has ended is settled before the hook is asked again
+        with worker(tmp_path, url, "processes=1"):
+            quick.options(ttr=1).enqueue(2)
+            until(lambda: 2 in starts(process))
+            until(lambda: app.backend.queues() == [])
+        assert starts(process)[1] == 1
+
+
+@pytest.mark.parametrize("moment", ["stop", "roll"])
+def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, moment: str) -> None:
+    # Given a job that outlasts the grace, and what a supervisor waits beyond it, in a process that cannot be told
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    handle = clutch.options(ttr=600).enqueue(1, 60)
+    code = (
+        "import sys, multiq, worker_app; import multiq.worker.supervisor as s, multiq.worker.worker as w;"
+        "s.OVERTIME = w.OVERTIME = 0.5;"
+        "worker = multiq.Worker(worker_app.app, processes=1, grace=0.5, force=True);"
+        "sys.exit(worker.run())"
+    )
+    with worker(tmp_path, url, code=code) as process:
+        until(lambda: 1 in starts(process))
+        if moment == "roll":  # and nobody takes the job there
+            app.queue().pause(60)
+            process.send(signal.SIGHUP)
+            until(lambda: handle.peek().state is State.READY)
+            process.send(signal.SIGTERM)
+            process.wait()
+        else:
+            os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
+            process.send(signal.SIGTERM)
+            # Then the worker says that it was cut short
+            assert process.wait() == 130
+        # And the job is as it was
+        info = handle.peek()
+        assert (info.state, info.crashes, info.attempt) == (State.READY, 0, 0)
+
+
+def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_thread(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import threading, time, multiq\n"
+        "app = multiq.App()\n"
+        "@app.task\n"
+        "def leave() -> None:\n"
+        "    threading.Thread(target=time.sleep, args=(300,)).start()\n"
+    )
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    for command in ("enqueue leaving:app leave", "worker leaving:app -p 0 --stop-when-empty"):
+        done = subprocess.run(
+            [sys.executable, "-m", "multiq", *command.split(), "-c", url],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert "1 thread that jobs have begun did not end" in done.stderr
+
+
+def test_a_worker_runs_again_after_a_stop_that_came_too_late() -> None:
+    own = multiq.App("memory://")
+    ran: list[int] = []
+    task = own.task(name="append")(ran.append)
+    worker = multiq.Worker(own, stop_when_empty=True)
+    for number in (1, 2):
+        task.enqueue(number)
+        assert worker.run() == 0
+        worker.stop()
+    assert ran == [1, 2]
+
+
+@pytest.mark.long
+def test_a_subscriber_that_hangs_in_the_keeper_stops_no_worker(tmp_path: Path) -> None:
+    # Given a subscriber that never returns, called where dead children's jobs are handed on
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    code = (
+        "import sys, time, multiq, worker_app; from multiq import events; from multiq.log import setup_logging;"
+        "setup_logging('info'); import multiq.worker.supervisor as s; s._KEEPER_LIMIT = 3;"
+        "worker_app.app.on(events.JobCrashed)(lambda event: time.sleep(300));"
+        "sys.exit(multiq.Worker(worker_app.app, processes=1).run())"
+    )
+    suicide.options(max_crashes=1).enqueue_many([(number,) for number in range(6)])
+    quick.enqueue_many([(number,) for number in range(100, 120)])
+    with worker(tmp_path, url, code=code) as process:
+        # Then the jobs go on all the same, and the log says why they waited
+        until(lambda: app.queue().stats().buried == 6 and app.queue().stats().ready == 0, timeout=90)
+        assert all(starts(process)[number] == 1 for number in range(100, 120))
+        assert "the keeper has not gone round" in process.log

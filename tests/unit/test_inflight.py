@@ -103,6 +103,17 @@ def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table
     assert given_back.mark == WAITING
 
 
+def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(table: Table) -> None:
+    inflight = InFlight(table)
+    for reason in ("x" * 5000, "原因" * 500, "\ud800" * 400):
+        held = held_in(inflight, lease(1))
+        held.began_at = 5.0
+        inflight.begin(held)
+        held.verdict = Bury(held.lease, reason)
+        inflight.end(held)
+    assert [(entry.mark, entry.held.verdict) for entry in table.entries()] == [(ENDED, "bury")] * 3
+
+
 def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
     inflight = InFlight(table)
     slots = inflight.hold([lease(1, token="t" * 2000), *map(lease, range(5))], 0.0)
