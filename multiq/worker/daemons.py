@@ -38,8 +38,7 @@ class DaemonThreads(ThreadPoolExecutor):
             self._unfinished += 1
             self._calls.put((future, function, args, kwargs))
             if self._count < min(self._unfinished, self._most):
-                self._count += 1
-                threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
+                self._begin_thread(future)
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
@@ -51,6 +50,18 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._calls.put(None)
         for future, *_ in waiting:
             future.cancel()
+
+    def _begin_thread(self, future: Future[Any]) -> None:
+        """One thread more. If the system has no room for it, those that are there take the call, if there are any."""
+        self._count += 1
+        try:
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
+        except RuntimeError:
+            self._count -= 1
+            if not self._count:
+                self._unfinished -= 1
+                future.cancel()  # and should a thread be there later, it passes over it
+                raise
 
     def _drained(self) -> list[_Call]:
         drained = []
@@ -64,11 +75,12 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs = call
-            if future.set_running_or_notify_cancel():
+            is_called = future.set_running_or_notify_cancel()
+            if is_called:
                 try:
                     future.set_result(function(*args, **kwargs))
                 except BaseException as exc:  # noqa: BLE001 - the caller's
                     future.set_exception(exc)
             del call, future, function, args, kwargs  # or they live on until the next call
             with self._lock:
-                self._unfinished -= 1
+                self._unfinished -= is_called or 0

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _AFTER_JOB_EVERY = 0.02  # seconds
+_THREAD_BRAKE = 1.0  # seconds until a thread that the system has refused is tried again
 
 
 class Executor(ABC):
@@ -83,6 +84,14 @@ class Executor(ABC):
     def busy(self) -> int:
         """How many jobs were handed over and not yet taken back, with a verdict or without."""
         return self._held
+
+    @property
+    def oldest_finished(self) -> Held | None:
+        """What has had its verdict for longest and was not taken yet."""
+        try:
+            return self._finished[0]
+        except IndexError:
+            return None
 
     @property
     @abstractmethod
@@ -369,7 +378,9 @@ class CoroutineExecutor(Executor):
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
-        while self._plain and self._in_pool < self._threads and self._at_work < self._concurrency:
+        for _ in range(len(self._plain)):
+            if self._in_pool >= self._threads or self._at_work >= self._concurrency:
+                break
             with contextlib.suppress(IndexError):  # taken back meanwhile
                 self._begin_plain(self._plain.popleft())
         while self._at_work < self._concurrency and not self._is_closing:
@@ -378,7 +389,7 @@ class CoroutineExecutor(Executor):
             except IndexError:  # all have begun, or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
-                if self._in_pool < self._threads:
+                if self._in_pool < self._threads and not self._plain:
                     self._begin_plain(held)
                 else:
                     self._plain.append(held)
@@ -395,7 +406,11 @@ class CoroutineExecutor(Executor):
         task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        held, _ = self._tasks.pop(task)
+        if held.verdict is None:  # it was cancelled before its first step: its job has not begun
+            held.verdict = GiveBack(held.lease)
+            self._end(held)
+            self._on_done()
         self._fill()
 
     async def _run_one(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
@@ -418,7 +433,14 @@ class CoroutineExecutor(Executor):
 
     def _begin_plain(self, held: Held) -> None:
         self._in_pool += 1
-        self._pool.submit(self._run_plain, held)
+        try:
+            self._pool.submit(self._run_plain, held)
+        except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
+            self._in_pool -= 1
+            self._plain.appendleft(held)
+            self._is_pool_short = True
+            _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
+            self._loop.call_later(_THREAD_BRAKE, self._fill)
 
     def _run_plain(self, held: Held) -> None:
         """In a thread of the pool."""
