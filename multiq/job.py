@@ -272,12 +272,13 @@ def current_job() -> JobContext:
 
 def describe(error: BaseException) -> str:
     """``Kind: message``, cut short, for an error whose own ``str`` may fail too."""
-    kind = type(error).__name__
+    kind = "an error"
     try:
-        message = str(error)
+        kind = type.__getattribute__(type(error), "__name__")  # past a metaclass of the user's
+        message = "".join(str(error))  # a plain string, also where it is of a subclass
+        return check_reason(f"{kind}: {message}" if message else kind) or kind
     except BaseException:  # noqa: BLE001 - user code: a broken __str__ must not take the worker along
-        message = "(its message could not be made)"
-    return check_reason(f"{kind}: {message}" if message else kind) or kind
+        return f"{kind}: (its message could not be made)"
 
 
 _UNREAD = object()

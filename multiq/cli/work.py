@@ -161,7 +161,10 @@ def _leave_threads(before: set[threading.Thread], code: int) -> None:
     from multiq.text import many
     from multiq.worker import forking
 
-    left = [thread for thread in threading.enumerate() if thread not in before and not thread.daemon]
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())  # joined at the exit, too
+    left = [
+        thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
+    ]
     if left:
         _log.warning("%s that jobs have begun did not end; the process ends without them", many(len(left), "thread"))
         logging.shutdown()

@@ -18,12 +18,16 @@ T = TypeVar("T")
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Begins threads as they are needed, up to *most*. A subclass because event loops accept no other executors."""
+    """Begins threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
 
-    def __init__(self, most: int, name: str) -> None:
+    Each calls *at_end* before it ends.
+    """
+
+    def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:
         super().__init__(most, name)  # it begins none before its own ``submit``
         self._most = most
         self._name = name
+        self._at_end = at_end
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._count = 0
@@ -59,8 +63,7 @@ class DaemonThreads(ThreadPoolExecutor):
         except RuntimeError:
             self._count -= 1
             if not self._count:
-                self._unfinished -= 1
-                future.cancel()  # and should a thread be there later, it passes over it
+                future.cancel()  # should a thread be there later, it passes over it
                 raise
 
     def _drained(self) -> list[_Call]:
@@ -75,12 +78,13 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs = call
-            is_called = future.set_running_or_notify_cancel()
-            if is_called:
+            if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*args, **kwargs))
                 except BaseException as exc:  # noqa: BLE001 - the caller's
                     future.set_exception(exc)
             del call, future, function, args, kwargs  # or they live on until the next call
             with self._lock:
-                self._unfinished -= is_called or 0
+                self._unfinished -= 1
+        if self._at_end is not None:
+            self._at_end()

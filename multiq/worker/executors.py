@@ -315,14 +315,16 @@ class CoroutineExecutor(Executor):
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
             limits.share(self._loop, self._holder)
-        self._pool = DaemonThreads(self._threads, "multiq-job")
+        self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
         self._is_closing = False
+        self._asked_at: float | None = None  # since when the loop has not come round to what waits
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
     def _start(self, helds: Sequence[Held]) -> None:
         self._waiting.extend(helds)
+        self._asked_at = self._asked_at or time.monotonic()
         self._loop.call_soon_threadsafe(self._fill)
 
     def _take_waiting(self) -> list[Held]:
@@ -336,13 +338,21 @@ class CoroutineExecutor(Executor):
 
     @property
     def is_held_up(self) -> bool:
+        if self._is_loop_held:
+            return True
         full = self._at_work >= self._concurrency or bool(self._plain) or self._is_pool_short
         return full and self.running_for() > TICK
 
     @property
     def capacity(self) -> int:
         """Where plain functions were given back because the pool is full, nothing more until a thread of it is free."""
-        return self._at_work if self._is_pool_short else self._concurrency
+        return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
+
+    @property
+    def _is_loop_held(self) -> bool:
+        """Whether a job keeps the loop from beginning what waits."""
+        asked_at = self._asked_at
+        return asked_at is not None and time.monotonic() - asked_at > TICK
 
     @property
     def _at_work(self) -> int:
@@ -378,6 +388,7 @@ class CoroutineExecutor(Executor):
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
+        self._asked_at = None
         for _ in range(len(self._plain)):
             if self._in_pool >= self._threads or self._at_work >= self._concurrency:
                 break
@@ -460,7 +471,8 @@ class CoroutineExecutor(Executor):
         """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
         current = asyncio.current_task(self._loop)
         for task, (held, tasks) in list(self._tasks.items()):
-            if task is current or current in tasks:
+            # a callback is no task; where only one job is on the loop, it is that one's
+            if task is current or current in tasks or (current is None and len(self._tasks) == 1):
                 return held
         return None
 

@@ -8,7 +8,8 @@ import contextvars
 import logging
 import threading
 import time
-from types import CoroutineType
+from collections.abc import Awaitable
+from types import AsyncGeneratorType, GeneratorType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -28,7 +29,7 @@ from .forking import LeavingClones, leave_clone
 from .loop import JobLoop
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from multiq.app import App
     from multiq.events import JobEvent
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
+_NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
 _LATE = 0.05  # seconds: a timer that fires later than this was kept from it by some job's code
 
 #: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
@@ -77,10 +79,19 @@ class Runner:
 
     def run(self, held: Held) -> Verdict:
         """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
-        return self._context.copy().run(self._run, held)
+        try:
+            return self._context.copy().run(self._run, held)
+        except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
+            return _unjudged(held.lease, exc)
 
     async def arun(self, held: Held) -> Verdict:
         """Run a coroutine job on the running event loop, in a ``fresh_context``. Never raises."""
+        try:
+            return await self._arun(held)
+        except BaseException as exc:  # noqa: BLE001 - as in run
+            return _unjudged(held.lease, exc)
+
+    async def _arun(self, held: Held) -> Verdict:
         call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
@@ -204,9 +215,8 @@ class Runner:
         generation = forks.generation  # as LeavingClones does it, without the cost of a block for each job
         try:
             result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
-            if type(result) is CoroutineType:
-                # a decorator may hide that its function is a coroutine: not awaited, it would never have run
-                result = self._loop().run(self._within(limit, result))
+            if result is not None and isinstance(result, _NOT_RUN):
+                result = self._run_result(result, limit)
         except BaseException as exc:
             if forks.generation != generation:
                 leave_clone(exc)
@@ -214,6 +224,12 @@ class Runner:
         if forks.generation != generation:
             leave_clone(None)
         return result
+
+    def _run_result(self, result: Any, limit: Limit | None) -> Any:
+        """A decorator may hide that its function is a coroutine or a generator: not awaited, it would never run."""
+        if isinstance(result, GeneratorType | AsyncGeneratorType):
+            raise BuryJob(f"the task returned {type(result).__name__}, whose code has not run: a task is no generator")
+        return self._loop().run(self._within(limit, result))
 
     def _drive(self, call: Call, held: Held) -> Any:
         return self._loop().run(self._await(call, held, thread=threading.get_ident()))
@@ -284,8 +300,9 @@ class Runner:
         try:
             return self._judge(call, exc, seconds, stack)
         except BaseException:  # noqa: BLE001 - a backoff function of the user's: the job outlives it
-            _log.exception("the retry policy of task %s failed; its job is released with the default", call.task.name)
-            return Release(call.job.lease, DEFAULT(call.job.attempt), reason=describe(exc)), lambda: None
+            _log.exception("the retry policy of task %s failed; its job is retried after the default", call.task.name)
+            policy = msgspec.structs.replace(call.policy, backoff=DEFAULT)
+            return self._judge(msgspec.structs.replace(call, policy=policy), exc, seconds, stack)
 
     def _judge(
         self, call: Call, exc: BaseException, seconds: float, stack: str | None
@@ -336,6 +353,13 @@ class Runner:
         if hook is not None:
             _isolated(job, hook, BuryJob(reason) if error is None else error)
         return verdict
+
+
+def _unjudged(lease: Lease, exc: BaseException) -> Verdict:
+    with contextlib.suppress(BaseException):  # its traceback may be what cannot be put into words
+        _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
+        _log.debug("it failed like this", exc_info=exc)
+    return RetryPolicy().after_failure(lease, "the worker cannot judge this run: its error, or its task, has no text")
 
 
 class _Timer:

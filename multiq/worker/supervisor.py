@@ -140,7 +140,7 @@ class Supervisor:
             if self._keeper is None and any(table.state == DEAD for table in self._tables.tables):
                 self._start_keeper()  # it died just before what a last child held was handed on
             self._end_keeper()
-        if EXIT_CUT_SHORT in self._before.codes:
+        if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(self._before.codes):
             self._codes.append(EXIT_CUT_SHORT)
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 

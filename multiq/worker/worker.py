@@ -191,7 +191,8 @@ class Worker:
         """One process's work; under a supervisor it has a *post*."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if post is None:
-            inbox = SignalInbox([*taken, signal.SIGINT])
+            # with its terminal, a command ends; a program of the user's has its own way with that
+            inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
         else:
             if self._http is not None:
                 self._listener.close()
@@ -293,6 +294,7 @@ def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Ca
     return {
         signal.SIGTERM: lambda: _stop(child, by_signal=True),
         signal.SIGINT: lambda: _stop(child, by_signal=True),
+        signal.SIGHUP: child.stop,
         signal.SIGUSR2: child.pause,
         signal.SIGCONT: child.resume,
     }

@@ -53,6 +53,34 @@ def until(condition: Any, timeout: float = 20) -> None:
         time.sleep(0.005)
 
 
+class EvilText(str):
+    __slots__ = ()
+
+    def __format__(self, _: str) -> str:
+        raise RuntimeError("no format")
+
+
+class EvilFormat(Exception):
+    def __str__(self) -> str:
+        return EvilText("text")
+
+
+class EvilMeta(type):
+    @property
+    def __name__(cls) -> str:  # type: ignore[misc, override]
+        raise RuntimeError("no name")
+
+
+class EvilName(Exception, metaclass=EvilMeta):
+    pass
+
+
+class EvilClass(Exception):
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("no class")
+
+
 @pytest.mark.parametrize("mode", MODES)
 class TestVerdicts:
     """What a task does decides what becomes of its job, wherever it runs."""
@@ -92,6 +120,56 @@ class TestVerdicts:
         info = handle.peek()
         assert (info.state, info.attempt) == (State.BURIED, 2)
         assert type(error).__name__ in str(info.reason)
+
+    @pytest.mark.parametrize("error", ["EvilFormat", "EvilName", "EvilClass"])
+    def test_an_error_that_cannot_be_put_into_words_takes_no_thread_along(
+        self, app: multiq.App, mode: dict[str, Any], error: str
+    ) -> None:
+        ran: list[int] = []
+
+        @app.task(max_attempts=1)
+        def fail() -> None:
+            raise globals()[error]
+
+        handles = [fail.enqueue() for _ in range(6)]
+        task = app.task(name="append")(ran.append)
+        task.enqueue(1)
+        assert drain(app, **mode) == 0
+        assert ran == [1]
+        # (an error without any text is tried again as if it had no policy of its own)
+        assert {handle.state() for handle in handles} <= {State.BURIED, State.DELAYED}
+
+    def test_a_backoff_that_fails_hides_no_failure(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        seen: list[str] = []
+        app.on(events.JobEvent)(lambda event: seen.append(type(event).__name__))
+
+        @app.task(max_attempts=2, backoff=lambda _: 1 / 0)
+        def fail() -> None:
+            raise KeyError("no")
+
+        handle = fail.enqueue()
+        drain(app, **mode)
+        assert seen == ["JobStarted", "JobFailed", "JobRetried"]
+        assert handle.state() is State.DELAYED
+
+    def test_what_a_decorator_hides_is_run_or_refused(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        ran: list[str] = []
+
+        class Later:
+            def __await__(self) -> Any:
+                ran.append("awaited")
+                return asyncio.sleep(0).__await__()
+
+        def generate() -> Iterator[int]:
+            ran.append("never")
+            yield 1
+
+        app.task(name="later")(lambda: Later()).enqueue()  # noqa: PLW0108 - not the class itself
+        handle = app.task(name="generate")(lambda: generate()).enqueue()  # noqa: PLW0108
+        drain(app, **mode)
+        assert ran == ["awaited"]
+        assert handle.peek().state is State.BURIED
+        assert "whose code has not run" in str(handle.peek().reason)
 
     def test_a_coroutine_that_cancels_itself_has_failed_and_its_attempt_counts(
         self, app: multiq.App, mode: dict[str, Any]
@@ -347,6 +425,27 @@ class TestEvents:
         drain(app, concurrency=2, kill_after=60)
         assert handle.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert len(slices) < 39
+
+    def test_jobs_behind_a_coroutine_that_holds_the_loop_go_to_others(self, app: multiq.App) -> None:
+        starts: dict[int, float] = {}
+
+        @app.task
+        async def hog() -> None:
+            starts[-1] = time.monotonic()
+            time.sleep(4)  # noqa: ASYNC251 - the mistake that it is
+            starts[-2] = time.monotonic()
+
+        @app.task
+        async def short(number: int) -> None:
+            starts[number] = time.monotonic()
+
+        with working(app, concurrency=10):
+            hog.enqueue()
+            until(lambda: -1 in starts)
+            with working(app, concurrency=10):
+                short.enqueue_many([(number,) for number in range(20)])
+                until(lambda: len(starts) == 22)
+        assert all(starts[number] < starts[-2] for number in range(20))
 
     def test_a_coroutine_cancelled_before_its_first_step_is_given_back(self, app: multiq.App) -> None:
         ran: list[int] = []
