@@ -35,11 +35,10 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("the pool is shut down: no more calls begin")
+            if self._count < min(self._unfinished + 1, self._most):
+                self._begin_thread()
             self._unfinished += 1
             self._calls.put((future, function, args, kwargs))
-            if self._count < min(self._unfinished, self._most):
-                self._count += 1
-                threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
@@ -51,6 +50,16 @@ class DaemonThreads(ThreadPoolExecutor):
                 self._calls.put(None)
         for future, *_ in waiting:
             future.cancel()
+
+    def _begin_thread(self) -> None:
+        """Raises ``RuntimeError`` if the system refuses one (too many processes), and there is no other."""
+        try:
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._count + 1}", daemon=True).start()
+        except RuntimeError:
+            if not self._count:
+                raise
+        else:
+            self._count += 1
 
     def _drained(self) -> list[_Call]:
         drained = []

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _AFTER_JOB_EVERY = 0.02  # seconds
+_THREAD_BRAKE = 1.0  # seconds until a thread that the system has refused is tried again
 
 
 class Executor(ABC):
@@ -370,18 +371,22 @@ class CoroutineExecutor(Executor):
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
         while self._plain and self._in_pool < self._threads and self._at_work < self._concurrency:
-            with contextlib.suppress(IndexError):  # taken back meanwhile
-                self._begin_plain(self._plain.popleft())
+            try:
+                held = self._plain.popleft()
+            except IndexError:  # taken back meanwhile
+                break
+            if not self._begin_plain(held):
+                break
         while self._at_work < self._concurrency and not self._is_closing:
             try:
                 held = self._waiting.popleft()
             except IndexError:  # all have begun, or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
-                if self._in_pool < self._threads:
-                    self._begin_plain(held)
-                else:
+                if self._plain or self._in_pool >= self._threads:
                     self._plain.append(held)
+                else:
+                    self._begin_plain(held)
             elif self._begin(held):
                 self._begin_coroutine(held)
             else:
@@ -416,9 +421,18 @@ class CoroutineExecutor(Executor):
             where = held.lease.queue, held.lease.id
             _log.warning("[%s] %s left %d tasks behind on the event loop; they are cancelled", *where, len(left))
 
-    def _begin_plain(self, held: Held) -> None:
+    def _begin_plain(self, held: Held) -> bool:
+        """False: there is no thread for it, and the system refuses one (too many processes). It waits."""
+        try:
+            self._pool.submit(self._run_plain, held)
+        except RuntimeError as exc:
+            self._plain.appendleft(held)
+            if not self._is_closing:
+                _log.error("no thread for a job: %s; another try in %g s", exc, _THREAD_BRAKE)
+                self._loop.call_later(_THREAD_BRAKE, self._fill)
+            return False
         self._in_pool += 1
-        self._pool.submit(self._run_plain, held)
+        return True
 
     def _run_plain(self, held: Held) -> None:
         """In a thread of the pool."""
