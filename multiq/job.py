@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
@@ -12,6 +13,7 @@ from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
 from .backoff import DEFAULT
 from .codec import decode_json
 from .errors import JobNotFound, JobSettled
+from .notices import Notice, waiting
 from .options import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
@@ -221,6 +223,8 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     envelope: Envelope | None
     deadline: float | None = None
     """When its ``timeout`` is over, as ``time.monotonic()``; None: it has none."""
+    notice: Notice | None = None
+    """Whether it was told so; None: it has no ``timeout``."""
 
     def check(self) -> None:
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
@@ -230,6 +234,9 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
         if self.deadline is not None and time.monotonic() >= self.deadline:
             from .retry import SoftTimeout
 
+            if self.notice is not None:
+                self.notice.is_told = True  # nothing else tells it again while it tidies up
+            waiting.discard(threading.get_ident())
             raise SoftTimeout
 
     @property

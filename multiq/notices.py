@@ -8,6 +8,16 @@ from __future__ import annotations
 
 import threading
 
+
+class Notice:
+    """Whether one run of a job was told that its time is over, by whichever way came first."""
+
+    __slots__ = ("is_told",)
+
+    def __init__(self) -> None:
+        self.is_told = False
+
+
 #: identities of the threads that have a notice waiting; almost always empty, so asking costs next to nothing
 waiting: set[int] = set()
 

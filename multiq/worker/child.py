@@ -136,6 +136,7 @@ class Child:
         self._exit_code = EXIT_OK
         self._limit = Lifetime(settings)
         self._given_back = threading.Event()
+        self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
         self._paused = False
         self._ask_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # when it was asked, if it was down then
@@ -395,8 +396,10 @@ class Child:
         self._pump.beat()
         if executor.waiting and (executor.is_held_up or self._limit.is_memory_used_up()):
             self._pump.settle_if_free(self._take_back)
-        if executor.running_for() > TICK:
-            self._pump.settle_if_free(executor.take_finished)
+        oldest = executor.oldest_finished
+        if oldest is not None and (executor.running_for() > TICK or oldest is self._unsettled):
+            self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
+        self._unsettled = oldest
         self._heed_board()
         if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
             self.abort()

@@ -35,10 +35,10 @@ class DaemonThreads(ThreadPoolExecutor):
         with self._lock:
             if self._is_shut:
                 raise RuntimeError("the pool is shut down: no more calls begin")
-            if self._count < min(self._unfinished + 1, self._most):
-                self._begin_thread()
             self._unfinished += 1
             self._calls.put((future, function, args, kwargs))
+            if self._count < min(self._unfinished, self._most):
+                self._begin_thread(future)
         return future
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
@@ -51,15 +51,17 @@ class DaemonThreads(ThreadPoolExecutor):
         for future, *_ in waiting:
             future.cancel()
 
-    def _begin_thread(self) -> None:
-        """Raises ``RuntimeError`` if the system refuses one (too many processes), and there is no other."""
+    def _begin_thread(self, future: Future[Any]) -> None:
+        """One thread more. If the system has no room for it, those that are there take the call, if there are any."""
+        self._count += 1
         try:
-            threading.Thread(target=self._serve, name=f"{self._name}-{self._count + 1}", daemon=True).start()
+            threading.Thread(target=self._serve, name=f"{self._name}-{self._count}", daemon=True).start()
         except RuntimeError:
+            self._count -= 1
             if not self._count:
+                self._unfinished -= 1
+                future.cancel()  # and should a thread be there later, it passes over it
                 raise
-        else:
-            self._count += 1
 
     def _drained(self) -> list[_Call]:
         drained = []
@@ -73,11 +75,12 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs = call
-            if future.set_running_or_notify_cancel():
+            is_called = future.set_running_or_notify_cancel()
+            if is_called:
                 try:
                     future.set_result(function(*args, **kwargs))
                 except BaseException as exc:  # noqa: BLE001 - the caller's
                     future.set_exception(exc)
             del call, future, function, args, kwargs  # or they live on until the next call
             with self._lock:
-                self._unfinished -= 1
+                self._unfinished -= is_called or 0

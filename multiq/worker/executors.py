@@ -86,6 +86,14 @@ class Executor(ABC):
         return self._held
 
     @property
+    def oldest_finished(self) -> Held | None:
+        """What has had its verdict for longest and was not taken yet."""
+        try:
+            return self._finished[0]
+        except IndexError:
+            return None
+
+    @property
     @abstractmethod
     def waiting(self) -> int:
         """How many jobs have not begun."""
@@ -370,23 +378,21 @@ class CoroutineExecutor(Executor):
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
-        while self._plain and self._in_pool < self._threads and self._at_work < self._concurrency:
-            try:
-                held = self._plain.popleft()
-            except IndexError:  # taken back meanwhile
+        for _ in range(len(self._plain)):
+            if self._in_pool >= self._threads or self._at_work >= self._concurrency:
                 break
-            if not self._begin_plain(held):
-                break
+            with contextlib.suppress(IndexError):  # taken back meanwhile
+                self._begin_plain(self._plain.popleft())
         while self._at_work < self._concurrency and not self._is_closing:
             try:
                 held = self._waiting.popleft()
             except IndexError:  # all have begun, or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
-                if self._plain or self._in_pool >= self._threads:
-                    self._plain.append(held)
-                else:
+                if self._in_pool < self._threads and not self._plain:
                     self._begin_plain(held)
+                else:
+                    self._plain.append(held)
             elif self._begin(held):
                 self._begin_coroutine(held)
             else:
@@ -400,7 +406,11 @@ class CoroutineExecutor(Executor):
         task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        held, _ = self._tasks.pop(task)
+        if held.verdict is None:  # it was cancelled before its first step: its job has not begun
+            held.verdict = GiveBack(held.lease)
+            self._end(held)
+            self._on_done()
         self._fill()
 
     async def _run_one(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
@@ -421,18 +431,16 @@ class CoroutineExecutor(Executor):
             where = held.lease.queue, held.lease.id
             _log.warning("[%s] %s left %d tasks behind on the event loop; they are cancelled", *where, len(left))
 
-    def _begin_plain(self, held: Held) -> bool:
-        """False: there is no thread for it, and the system refuses one (too many processes). It waits."""
+    def _begin_plain(self, held: Held) -> None:
+        self._in_pool += 1
         try:
             self._pool.submit(self._run_plain, held)
-        except RuntimeError as exc:
+        except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
+            self._in_pool -= 1
             self._plain.appendleft(held)
-            if not self._is_closing:
-                _log.error("no thread for a job: %s; another try in %g s", exc, _THREAD_BRAKE)
-                self._loop.call_later(_THREAD_BRAKE, self._fill)
-            return False
-        self._in_pool += 1
-        return True
+            self._is_pool_short = True
+            _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
+            self._loop.call_later(_THREAD_BRAKE, self._fill)
 
     def _run_plain(self, held: Held) -> None:
         """In a thread of the pool."""

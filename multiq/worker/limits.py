@@ -78,7 +78,18 @@ _UNTOUCHABLE_FUNCTIONS = frozenset(
 class Limit:
     """One running job and its moments, as ``time.monotonic``."""
 
-    __slots__ = ("call", "has_notice", "held", "is_in_main_thread", "is_told", "kill_at", "tell_at", "thread")
+    __slots__ = (
+        "blocked",
+        "call",
+        "counted_at",
+        "has_notice",
+        "held",
+        "is_in_main_thread",
+        "kill_at",
+        "notice",
+        "tell_at",
+        "thread",
+    )
 
     def __init__(self, call: Call, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
         self.call = call
@@ -87,8 +98,18 @@ class Limit:
         self.kill_at = deadline + kill_after
         self.thread = thread  # None: a coroutine on a loop that other jobs use, too
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
-        self.is_told = False
+        self.notice = call.job.notice or notices.Notice()
         self.has_notice = False
+        self.blocked = 0.0  # seconds in which other jobs held the loop, and which it has not been given yet
+        self.counted_at = time.monotonic()
+
+    @property
+    def is_told(self) -> bool:
+        return self.notice.is_told
+
+    @is_told.setter
+    def is_told(self, value: bool) -> None:
+        self.notice.is_told = value
 
 
 class Limits:
@@ -108,6 +129,7 @@ class Limits:
         self._loop: AbstractEventLoop | None = None
         self._holder: Callable[[], Held | None] = lambda: None
         self._loop_answered_at = float("inf")
+        self._looked_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
@@ -148,6 +170,17 @@ class Limits:
             self._take_back_notice(limit)
         self._move(limit, time.monotonic() + self._kill_after)
 
+    def owed(self, limit: Limit, since: float) -> float:
+        """Seconds in which other jobs have held a coroutine's loop, *since* its time was over.
+
+        Where the heartbeat could not look either, one call into C has held the interpreter, and nobody knows whose.
+        """
+        late = time.monotonic() - since
+        if self._looked_at < since:
+            return late
+        owed, limit.blocked = min(late, limit.blocked), 0.0
+        return owed
+
     def postpone(self, limit: Limit, seconds: float) -> None:
         """It gets so many seconds from now on, and whoever would kill its process has to know."""
         limit.tell_at = time.monotonic() + seconds
@@ -160,8 +193,13 @@ class Limits:
             return []
         now = time.monotonic()
         holder = self._blocks_the_loop(now)
+        self._looked_at = now
         with self._lock:
             running = list(self._running)
+        for limit in running:
+            if limit.thread is None and holder is not False and holder is not limit.held:
+                limit.blocked += now - max(limit.counted_at, self._loop_answered_at)
+            limit.counted_at = now
         return [limit for limit in running if self._is_overdue(limit, now, holder)]
 
     def _is_overdue(self, limit: Limit, now: float, holder: Held | bool | None) -> bool:
@@ -187,8 +225,8 @@ class Limits:
             if limit.has_notice and thread not in notices.waiting:  # a call of multiq's has raised on its way out
                 limit.is_told = True
                 return
-            limit.has_notice = True
             notices.waiting.add(thread)
+            limit.has_notice = True  # last: with it, a notice that does not wait any more has been heeded
         if limit.is_in_main_thread and self._interrupts:
             signal.pthread_kill(thread, INTERRUPT)
 
@@ -206,7 +244,11 @@ class Limits:
     def _raise_if_over(self, frame: FrameType | None) -> None:
         now, thread = time.monotonic(), threading.get_ident()
         for limit in tuple(self._running):
-            if limit.thread == thread and limit.tell_at <= now and not limit.is_told and self._may_raise(frame):
+            if limit.thread != thread or limit.tell_at > now or limit.is_told:
+                continue
+            if limit.has_notice and thread not in notices.waiting:  # a call of multiq's has raised on its way out
+                limit.is_told = True
+            elif self._may_raise(frame):
                 limit.is_told = True
                 notices.waiting.discard(thread)
                 raise SoftTimeout

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -46,6 +48,10 @@ class Before:
             return cls(set(), set())
         os.close(words[1])
         pids = words[3:]
+        for pid in pids:
+            if pid > 0:  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
         return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
 
     @property

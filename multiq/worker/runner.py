@@ -20,6 +20,7 @@ from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.forks import forks
 from multiq.job import JobContext, describe, running
+from multiq.notices import Notice
 from multiq.options import check_reason
 from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
 
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-_LATE = 0.05  # seconds: a timer that fires later than this was kept from it by another job's code
+_LATE = 0.05  # seconds: a timer that fires later than this was kept from it by some job's code
 
 #: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
@@ -161,7 +162,8 @@ class Runner:
         timeout = task.timeout if envelope.timeout is None else envelope.timeout
         if not timeout:  # 0: no limit, as everywhere
             return Call(job, task, envelope, policy, None)
-        job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=time.monotonic() + timeout)
+        deadline = time.monotonic() + timeout
+        job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=deadline, notice=Notice())
         return Call(job, task, envelope, policy, timeout)
 
     def _unknown(self, job: JobContext, envelope: Envelope) -> Verdict:
@@ -356,9 +358,12 @@ class _Timer:
     def _ring(self) -> None:
         now = self._loop.time()
         late = now - self._at
-        if self._limit.thread is None and late > _LATE:
-            self._limits.postpone(self._limit, late)
-            self._plan(now + late)
+        owed = self._limits.owed(self._limit, self._at) if self._limit.thread is None and late > _LATE else 0.0
+        if self._limit.is_told:
+            return  # by check(): it tidies up
+        if owed > _LATE:
+            self._limits.postpone(self._limit, owed)
+            self._plan(now + owed)
         else:
             self._limits.told(self._limit)
             self.patience.reschedule(now)

@@ -127,16 +127,16 @@ def test_processes_with_too_little_memory_do_not_follow_one_another_at_once(tmp_
 def test_memory_is_looked_at_between_jobs(tmp_path: Path, url: str, mode: str) -> None:
     # Given short jobs, fetched in one batch, each of which keeps more memory than there may be
     quick.enqueue_many([(number,) for number in range(100, 130)])  # so that the batches are large
-    grow.options(delay=1.5).enqueue_many([(number, 100) for number in range(4)])
+    grow.options(delay=1.5).enqueue_many([(number, 100) for number in range(12)])
     with worker(tmp_path, url, code=program(f"memory=110, {mode}")) as process:
         if "processes" not in mode:
             assert process.wait() == EXIT_MEMORY, process.log
-            most = 1 if not mode else 3
+            most = 1 if not mode else 8
         else:
-            until(lambda: len([number for number in words(tmp_path, "end") if number < 100]) == 4)
+            until(lambda: len([number for number in words(tmp_path, "end") if number < 100]) == 12)
             process.send(signal.SIGTERM)
             assert process.wait() == 0, process.log
-            most = 1 if mode == "processes=1" else 3
+            most = 1 if mode == "processes=1" else 8
     ran = Counter(pid for word, number, pid, _ in read_diary(tmp_path / "diary") if word == "end" and number < 100)
     # then no process runs more than those that it has begun when it is over
     assert max(ran.values()) <= most, ran

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 import multiq
 from multiq import State
 from multiq.worker.board import Board
+from multiq.worker.daemons import DaemonThreads
 from multiq.worker.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -162,7 +164,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
     # Given a job that outlasts the grace, and what a supervisor waits beyond it, in a process that cannot be told
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
-    handle = clutch.options(ttr=600).enqueue(1, 60)
+    handle = nap.options(ttr=600).enqueue(1, 60)
     code = (
         "import sys, multiq, worker_app; import multiq.worker.supervisor as s, multiq.worker.worker as w;"
         "s.OVERTIME = w.OVERTIME = 0.5;"
@@ -171,14 +173,14 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
     )
     with worker(tmp_path, url, code=code) as process:
         until(lambda: 1 in starts(process))
-        if moment == "roll":  # and nobody takes the job there
-            app.queue().pause(60)
+        os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
+        if moment == "roll":
+            app.queue().pause(60)  # nobody takes the job there
             process.send(signal.SIGHUP)
             until(lambda: handle.peek().state is State.READY)
             process.send(signal.SIGTERM)
             process.wait()
         else:
-            os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
             process.send(signal.SIGTERM)
             # Then the worker says that it was cut short
             assert process.wait() == 130
@@ -207,6 +209,30 @@ def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_thread(tm
         )
         assert done.returncode == 0, done.stderr
     assert "1 thread that jobs have begun did not end" in done.stderr
+
+
+def test_a_pool_without_room_for_a_thread_keeps_nothing_that_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool = DaemonThreads(2, "test")
+    start = threading.Thread.start
+
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    ran: list[int] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            pool.submit(ran.append, 1)
+    assert threading.Thread.start is start
+    pool.submit(ran.append, 2).result(10)
+    assert ran == [2]
+    # With a thread there, one that is refused is of no consequence
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for number in (3, 4):
+            pool.submit(ran.append, number).result(10)
+    assert ran == [2, 3, 4]
+    pool.shutdown()
 
 
 def test_a_worker_runs_again_after_a_stop_that_came_too_late() -> None:

@@ -111,6 +111,7 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR2])
 def test_a_forked_process_has_the_signals_of_before_and_its_parent_does_not_hear_them(kind: signal.Signals) -> None:
+    signal.signal(kind, signal.SIG_DFL)  # whatever another test has left
     with SignalInbox(TAKEN) as inbox:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
         child.start()

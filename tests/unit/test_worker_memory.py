@@ -307,6 +307,65 @@ class TestEvents:
         assert sorted(seen, key=str) == [0.1, "after", "the task ran longer than its timeout"]
         assert handle.peek().reason == "the task ran longer than its timeout of 0.1 s"
 
+    @pytest.mark.parametrize("mode", MODES)
+    def test_a_job_that_asks_is_told_once_and_may_tidy_up(self, app: multiq.App, mode: dict[str, Any]) -> None:
+        marks: list[str] = []
+
+        def wait(seconds: float) -> None:
+            end = time.monotonic() + seconds
+            while time.monotonic() < end:
+                time.sleep(0.01)
+
+        @app.task(max_attempts=1, timeout=0.1)
+        def ask() -> None:
+            try:
+                while True:
+                    current_job().check()
+            except multiq.SoftTimeout:
+                wait(0.3)
+                after.options(queue="later").enqueue()  # a call of multiq's own would tell it, too
+                marks.append("tidied")
+
+        @app.task
+        def after() -> None: ...
+
+        ask.enqueue()
+        drain(app, queues=["default"], kill_after=60, **mode)
+        assert marks == ["tidied"]
+
+    def test_a_coroutine_that_holds_the_loop_itself_is_told_at_its_limit(self, app: multiq.App) -> None:
+        slices: list[int] = []
+
+        @app.task(max_attempts=1, timeout=0.5)
+        async def hog() -> None:
+            for number in range(40):
+                time.sleep(0.2)  # noqa: ASYNC251 - the mistake that it is
+                await asyncio.sleep(0)
+                slices.append(number)
+
+        handle = hog.enqueue()
+        drain(app, concurrency=2, kill_after=60)
+        assert handle.peek().reason == "the task ran longer than its timeout of 0.5 s"
+        assert len(slices) < 39
+
+    def test_a_coroutine_cancelled_before_its_first_step_is_given_back(self, app: multiq.App) -> None:
+        ran: list[int] = []
+
+        @app.task
+        async def rough(number: int) -> None:
+            if not ran:
+                for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                    task.cancel()
+            ran.append(number)
+
+        rough.enqueue_many([(number,) for number in range(4)])
+        hang_guard = multiq.Worker(app, concurrency=8, stop_when_empty=True)
+        guard = threading.Timer(30, hang_guard.stop)
+        guard.start()
+        assert hang_guard.run() == 0
+        guard.cancel()
+        assert sorted(ran) == [0, 1, 2, 3]
+
     def test_a_timeout_never_lands_in_the_next_job(self, app: multiq.App) -> None:
         # Given jobs that end at just about the time of their limit, each followed by one without a limit
         ends: list[str | None] = []
