@@ -311,6 +311,7 @@ class CoroutineExecutor(Executor):
         self._threads = min(concurrency, self._POOL_AT_MOST)
         self._in_pool = 0
         self._is_pool_short = False
+        self._is_refused = False  # a thread, by the system, less than a moment ago
         self.loop = self._loop = new_event_loop()
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
@@ -343,6 +344,11 @@ class CoroutineExecutor(Executor):
     def capacity(self) -> int:
         """Where plain functions were given back because the pool is full, nothing more until a thread of it is free."""
         return self._at_work if self._is_pool_short else self._concurrency
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether a thread of the pool is free, or may be begun."""
+        return self._in_pool < self._threads and not self._is_refused
 
     @property
     def _at_work(self) -> int:
@@ -378,9 +384,7 @@ class CoroutineExecutor(Executor):
 
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
-        for _ in range(len(self._plain)):
-            if self._in_pool >= self._threads or self._at_work >= self._concurrency:
-                break
+        while self._plain and self._has_thread and self._at_work < self._concurrency:
             with contextlib.suppress(IndexError):  # taken back meanwhile
                 self._begin_plain(self._plain.popleft())
         while self._at_work < self._concurrency and not self._is_closing:
@@ -389,7 +393,7 @@ class CoroutineExecutor(Executor):
             except IndexError:  # all have begun, or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
-                if self._in_pool < self._threads and not self._plain:
+                if self._has_thread and not self._plain:
                     self._begin_plain(held)
                 else:
                     self._plain.append(held)
@@ -438,9 +442,13 @@ class CoroutineExecutor(Executor):
         except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
             self._in_pool -= 1
             self._plain.appendleft(held)
-            self._is_pool_short = True
+            self._is_pool_short = self._is_refused = True
             _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
-            self._loop.call_later(_THREAD_BRAKE, self._fill)
+            self._loop.call_later(_THREAD_BRAKE, self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_refused = False
+        self._fill()
 
     def _run_plain(self, held: Held) -> None:
         """In a thread of the pool."""

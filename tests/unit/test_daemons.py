@@ -79,3 +79,36 @@ def test_plain_jobs_beside_coroutines_wait_for_a_thread(refusals: Refusals) -> N
     guard.cancel()
 
     assert sorted(ran) == list(range(6))
+
+
+def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals: Refusals) -> None:
+    app = multiq.App("memory://")
+    ran: list[int] = []
+
+    @app.task
+    def plain(number: int) -> None:
+        ran.append(number)
+
+    @app.task
+    async def coroutine() -> None:
+        """Its end makes room, and so has the jobs that wait tried."""
+
+    plain.enqueue_many([(number,) for number in range(20)])
+    coroutine.enqueue_many([()] * 20)
+    worker = multiq.Worker(app, concurrency=30, stop_when_empty=True, grace=1)
+    refusals.left = many = 1_000_000
+    tries: list[int] = []
+
+    def relieve() -> None:
+        tries.append(many - refusals.left)
+        refusals.left = 0
+
+    relief, guard = threading.Timer(2.5, relieve), threading.Timer(15, worker.stop)
+    relief.start()
+    guard.start()
+
+    worker.run()
+    guard.cancel()
+
+    assert 1 <= tries[0] <= 4
+    assert sorted(ran) == list(range(20))
