@@ -311,6 +311,7 @@ class CoroutineExecutor(Executor):
         self._threads = min(concurrency, self._POOL_AT_MOST)
         self._in_pool = 0
         self._is_pool_short = False
+        self._is_refused = False  # a thread, by the system, less than a moment ago
         self.loop = self._loop = new_event_loop()
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
@@ -355,6 +356,11 @@ class CoroutineExecutor(Executor):
         return asked_at is not None and time.monotonic() - asked_at > TICK
 
     @property
+    def _has_thread(self) -> bool:
+        """Whether a thread of the pool is free, or may be begun."""
+        return self._in_pool < self._threads and not self._is_refused
+
+    @property
     def _at_work(self) -> int:
         return len(self._tasks) + self._in_pool
 
@@ -389,9 +395,7 @@ class CoroutineExecutor(Executor):
     def _fill(self) -> None:
         """Begin as many jobs as there is room for. In the loop's thread."""
         self._asked_at = None
-        for _ in range(len(self._plain)):
-            if self._in_pool >= self._threads or self._at_work >= self._concurrency:
-                break
+        while self._plain and self._has_thread and self._at_work < self._concurrency:
             with contextlib.suppress(IndexError):  # taken back meanwhile
                 self._begin_plain(self._plain.popleft())
         while self._at_work < self._concurrency and not self._is_closing:
@@ -400,7 +404,7 @@ class CoroutineExecutor(Executor):
             except IndexError:  # all have begun, or were taken back
                 return
             if not self._runner.is_coroutine(held.lease):
-                if self._in_pool < self._threads and not self._plain:
+                if self._has_thread and not self._plain:
                     self._begin_plain(held)
                 else:
                     self._plain.append(held)
@@ -449,9 +453,13 @@ class CoroutineExecutor(Executor):
         except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
             self._in_pool -= 1
             self._plain.appendleft(held)
-            self._is_pool_short = True
+            self._is_pool_short = self._is_refused = True
             _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
-            self._loop.call_later(_THREAD_BRAKE, self._fill)
+            self._loop.call_later(_THREAD_BRAKE, self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_refused = False
+        self._fill()
 
     def _run_plain(self, held: Held) -> None:
         """In a thread of the pool."""

@@ -67,7 +67,7 @@ class EvilFormat(Exception):
 
 class EvilMeta(type):
     @property
-    def __name__(cls) -> str:  # type: ignore[misc, override]
+    def __name__(cls) -> str:  # type: ignore[override]
         raise RuntimeError("no name")
 
 
@@ -76,7 +76,7 @@ class EvilName(Exception, metaclass=EvilMeta):
 
 
 class EvilClass(Exception):
-    @property
+    @property  # type: ignore[misc]
     def __class__(self) -> Any:
         raise RuntimeError("no class")
 

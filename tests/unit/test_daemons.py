@@ -1,0 +1,114 @@
+"""Threads that the system refuses (a limit of processes): jobs wait for them, and are not lost."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+import multiq
+from multiq.worker import daemons
+from multiq.worker.daemons import DaemonThreads
+
+
+class Refusals:
+    """How many threads of pools the system still refuses."""
+
+    left = 0
+
+
+@pytest.fixture
+def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
+    refusals = Refusals()
+
+    class Thread(threading.Thread):
+        def start(self) -> None:
+            if refusals.left:
+                refusals.left -= 1
+                raise RuntimeError("can't start new thread")
+            super().start()
+
+    class Module:
+        """As ``threading``, for the pools alone."""
+
+        Lock = threading.Lock
+
+    Module.Thread = Thread  # type: ignore[attr-defined]
+    monkeypatch.setattr(daemons, "threading", Module)
+    return refusals
+
+
+def test_a_call_that_was_refused_is_not_made_later(refusals: Refusals) -> None:
+    pool = DaemonThreads(2, "pool")
+    made: list[str] = []
+    refusals.left = 1
+
+    with pytest.raises(RuntimeError, match="new thread"):
+        pool.submit(made.append, "refused")
+    pool.submit(made.append, "taken").result(10)
+
+    assert made == ["taken"]
+
+
+def test_calls_share_the_threads_that_there_are(refusals: Refusals) -> None:
+    pool, go = DaemonThreads(2, "pool"), threading.Event()
+    first = pool.submit(go.wait, 10)
+    refusals.left = 1
+
+    second = pool.submit(str, 2)
+    go.set()
+
+    assert (first.result(10), second.result(10)) == (True, "2")
+
+
+def test_plain_jobs_beside_coroutines_wait_for_a_thread(refusals: Refusals) -> None:
+    app = multiq.App("memory://")
+    ran: list[int] = []
+
+    @app.task
+    def plain(number: int) -> None:
+        ran.append(number)
+
+    plain.enqueue_many([(number,) for number in range(6)])
+    worker = multiq.Worker(app, concurrency=2, stop_when_empty=True, grace=1)
+    guard = threading.Timer(10, worker.stop)
+    guard.start()
+    refusals.left = 2
+
+    worker.run()
+    guard.cancel()
+
+    assert sorted(ran) == list(range(6))
+
+
+def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals: Refusals) -> None:
+    app = multiq.App("memory://")
+    ran: list[int] = []
+
+    @app.task
+    def plain(number: int) -> None:
+        ran.append(number)
+
+    @app.task
+    async def coroutine() -> None:
+        """Its end makes room, and so has the jobs that wait tried."""
+
+    plain.enqueue_many([(number,) for number in range(20)])
+    coroutine.enqueue_many([()] * 20)
+    worker = multiq.Worker(app, concurrency=30, stop_when_empty=True, grace=1)
+    refusals.left = many = 1_000_000
+    tries: list[int] = []
+
+    def relieve() -> None:
+        tries.append(many - refusals.left)
+        refusals.left = 0
+
+    relief, guard = threading.Timer(2.5, relieve), threading.Timer(15, worker.stop)
+    relief.start()
+    guard.start()
+
+    worker.run()
+    guard.cancel()
+
+    assert 1 <= tries[0] <= 4
+    assert sorted(ran) == list(range(20))
