@@ -76,8 +76,8 @@ class Database:
             self._bell = (os.getpid(), bell_of(os.path.realpath(self.path)))
         return self._bell[1]
 
-    def open(self, timeout: float) -> sqlite3.Connection:
-        """A new connection of SQLite's. Waits *timeout* seconds for whoever has the file locked."""
+    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.Identity]:
+        """A new connection of SQLite's, and to which file. Waits *timeout* seconds for whoever has the file locked."""
         return opening.open_file(self.path, self.synchronous, timeout, makes=self.makes)
 
     def connection(self) -> Connection:
@@ -140,7 +140,7 @@ class Connection:
         self.log = ""
         """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._file = (0, 0)
+        self._file: opening.Identity = None
         self._lock = threading.Lock()
         _forks.watch(self)
 
@@ -234,11 +234,10 @@ class Connection:
                 raise explain(exc, self._database.path, patience) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and self._file != _identity(self._database.path):
+        if self._sqlite is not None and (self._file is None or self._file != opening.identity(self._database.path)):
             self._drop()  # else we would write where nobody looks any more
         if self._sqlite is None:
-            self._sqlite = self._database.open(timeout)
-            self._file = _identity(self._database.path)
+            self._sqlite, self._file = self._database.open(timeout)
             self.log = os.path.realpath(self._database.path) + "-wal"
             self.opened += 1
         return self._sqlite
@@ -374,15 +373,6 @@ def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
 def _size(path: str) -> int:
     """In bytes; 0 if there is no such file."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - see below
+        return os.stat(path).st_size  # noqa: PTH116 - half the price of Path.stat
     except OSError:
         return 0
-
-
-def _identity(path: str) -> tuple[int, int]:
-    """Which file is there: device and inode."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
-    except OSError:
-        return (0, 0)
-    return (status.st_dev, status.st_ino)
