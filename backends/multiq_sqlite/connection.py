@@ -44,7 +44,6 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 _DATA_VERSION = "PRAGMA data_version"
 _READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
-_SHORT_LOG = opening.LONG_LOG // 4096  # frames; SQLite's pages have 4 kB as a rule
 _LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
 _CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
@@ -348,9 +347,10 @@ def _start_log_over(sqlite: sqlite3.Connection) -> float:
     lock: with many writers a checkpoint is under way at nearly any time, and writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
+    (page,) = sqlite.execute("PRAGMA page_size").fetchone()
     while time.monotonic() < give_up_at:
         _, frames, moved = _checkpoint(sqlite, "PASSIVE")
-        if 0 <= frames < _SHORT_LOG:
+        if 0 <= frames * page < opening.LONG_LOG:
             return 0.0  # another connection has started it over, and no commit has cut the file yet
         if moved < frames:
             return _CHECKPOINT_PAUSE
