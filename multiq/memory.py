@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import os
 import threading
 import time
 import weakref
@@ -51,6 +52,13 @@ if TYPE_CHECKING:
 
 _LONGEST_SLEEP = 1.0  # seconds: even with a wrong guess about the next due time, no job is later than this
 _PINNED_SLEEP = 0.005  # seconds: a clock moved by hand wakes nobody
+_STALE_KEPT = 64  # entries of a heap that may be stale beside as many as there are jobs
+
+_sharing = threading.Lock()
+"""Held while a named store is looked up or made: a weak dictionary's ``setdefault`` lets two threads make two."""
+
+if hasattr(os, "register_at_fork"):  # a child must not inherit it locked by a thread that it does not have
+    os.register_at_fork(before=_sharing.acquire, after_in_parent=_sharing.release, after_in_child=_sharing.release)
 
 
 class Job:
@@ -183,6 +191,11 @@ class JobQueue:
             heapq.heappush(self._ready, (job.priority, job.sequence, job.stamp, job))
         elif state in {State.DELAYED, State.RESERVED}:
             heapq.heappush(self._timed, (due_at, job.sequence, job.stamp, job))
+        most = 2 * len(self.jobs) + _STALE_KEPT
+        if len(self._ready) > most:
+            self._ready = _without_stale(self._ready)
+        if len(self._timed) > most:
+            self._timed = _without_stale(self._timed)
 
     def extend(self, job: Job, now: int) -> None:
         """A lease of the full ttr from now."""
@@ -221,6 +234,13 @@ class JobQueue:
             keys = [(job.due_at, job.sequence, job) for job in found]
         keys.sort(key=lambda key: key[:2])
         return [(f"{major:020}.{minor:020}", job) for major, minor, job in keys]
+
+
+def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int, int, Job]]:
+    """The heap without entries of jobs that have moved on: they would keep jobs, and their bodies, that are gone."""
+    live = [entry for entry in heap if entry[2] == entry[3].stamp]
+    heapq.heapify(live)
+    return live
 
 
 class Store:
@@ -276,7 +296,11 @@ class MemoryBackend(Backend):
 
     def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
         self.name = name
-        self._store = self._shared.setdefault(name, self.store_class(clock)) if name else self.store_class(clock)
+        if name:
+            with _sharing:
+                self._store = self._shared.setdefault(name, self.store_class(clock))
+        else:
+            self._store = self.store_class(clock)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> MemoryBackend:

@@ -44,7 +44,6 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 _DATA_VERSION = "PRAGMA data_version"
 _READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
-_SHORT_LOG = opening.LONG_LOG // 4096  # frames; SQLite's pages have 4 kB as a rule
 _LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
 _CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
@@ -76,8 +75,8 @@ class Database:
             self._bell = (os.getpid(), bell_of(os.path.realpath(self.path)))
         return self._bell[1]
 
-    def open(self, timeout: float) -> sqlite3.Connection:
-        """A new connection of SQLite's. Waits *timeout* seconds for whoever has the file locked."""
+    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.Identity]:
+        """A new connection of SQLite's, and to which file. Waits *timeout* seconds for whoever has the file locked."""
         return opening.open_file(self.path, self.synchronous, timeout, makes=self.makes)
 
     def connection(self) -> Connection:
@@ -140,7 +139,7 @@ class Connection:
         self.log = ""
         """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._file = (0, 0)
+        self._file: opening.Identity = None
         self._lock = threading.Lock()
         _forks.watch(self)
 
@@ -234,11 +233,10 @@ class Connection:
                 raise explain(exc, self._database.path, patience) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and self._file != _identity(self._database.path):
+        if self._sqlite is not None and (self._file is None or self._file != opening.identity(self._database.path)):
             self._drop()  # else we would write where nobody looks any more
         if self._sqlite is None:
-            self._sqlite = self._database.open(timeout)
-            self._file = _identity(self._database.path)
+            self._sqlite, self._file = self._database.open(timeout)
             self.log = os.path.realpath(self._database.path) + "-wal"
             self.opened += 1
         return self._sqlite
@@ -349,9 +347,10 @@ def _start_log_over(sqlite: sqlite3.Connection) -> float:
     lock: with many writers a checkpoint is under way at nearly any time, and writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
+    (page,) = sqlite.execute("PRAGMA page_size").fetchone()
     while time.monotonic() < give_up_at:
         _, frames, moved = _checkpoint(sqlite, "PASSIVE")
-        if 0 <= frames < _SHORT_LOG:
+        if 0 <= frames * page < opening.LONG_LOG:
             return 0.0  # another connection has started it over, and no commit has cut the file yet
         if moved < frames:
             return _CHECKPOINT_PAUSE
@@ -374,15 +373,6 @@ def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
 def _size(path: str) -> int:
     """In bytes; 0 if there is no such file."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - see below
+        return os.stat(path).st_size  # noqa: PTH116 - half the price of Path.stat
     except OSError:
         return 0
-
-
-def _identity(path: str) -> tuple[int, int]:
-    """Which file is there: device and inode."""
-    try:
-        status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
-    except OSError:
-        return (0, 0)
-    return (status.st_dev, status.st_ino)

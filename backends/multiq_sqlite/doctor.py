@@ -42,8 +42,25 @@ def examine(database: Database) -> list[Finding]:
         *_place(path),
         *_what_is_there(path),
         _synchronous(database.synchronous),
-        Finding("ok", "SQLite", f"Python brings version {sqlite3.sqlite_version}"),
+        _library(sqlite3.sqlite_version_info),
     ]
+
+
+# --- the library -----------------------------------------------------------------------------------------
+
+
+def _library(version: tuple[int, ...]) -> Finding:
+    """Versions before these may damage a file whose log several processes start over: sqlite.org/wal.html#walresetbug."""
+    brings = f"Python brings version {'.'.join(map(str, version))}"
+    if version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45):
+        return Finding("ok", "SQLite", brings)
+    return Finding(
+        "warn",
+        "SQLite",
+        f"{brings}, whose WAL-reset bug can in rare moments lose commits and damage a file that several processes "
+        "write, unless whoever built it has mended it",
+        "use a Python with SQLite 3.51.3 or newer (or 3.50.7, 3.44.6), or one process, and keep backups",
+    )
 
 
 # --- where it lies ---------------------------------------------------------------------------------------

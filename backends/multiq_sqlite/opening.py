@@ -9,6 +9,7 @@ import sqlite3
 import stat
 import threading
 from pathlib import Path
+from typing import TypeAlias
 
 from multiq.errors import BackendNotInstalled, BackendUnavailable, UrlInvalid
 
@@ -35,8 +36,24 @@ def refuse_what_is_no_path(path: str) -> None:
         raise UrlInvalid(f"{path!r} is no file name: it holds a NUL character")
 
 
-def open_file(path: str, synchronous: str, timeout: float, *, makes: bool = True) -> sqlite3.Connection:
+Identity: TypeAlias = "tuple[int, int] | None"
+
+
+def identity(path: str) -> Identity:
+    """Which file is there: device and inode; None if there is none, or it cannot be told."""
+    try:
+        status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
+    except OSError:
+        return None
+    return (status.st_dev, status.st_ino)
+
+
+def open_file(
+    path: str, synchronous: str, timeout: float, *, makes: bool = True
+) -> tuple[sqlite3.Connection, Identity]:
     """A connection to the file, with all tables in place. Unless it *makes* a file and tables, they must be there.
+
+    Beside it, which file was there before it was opened: that takes time, and somebody may put another one there.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
@@ -45,6 +62,7 @@ def open_file(path: str, synchronous: str, timeout: float, *, makes: bool = True
         _make_file(path)
     else:
         _find_file(path)
+    file = identity(path)
     sqlite = sqlite3.connect(
         path,
         timeout=0,  # see failures.patiently
@@ -59,7 +77,7 @@ def open_file(path: str, synchronous: str, timeout: float, *, makes: bool = True
     except BaseException:
         sqlite.close()
         raise
-    return sqlite
+    return sqlite, file
 
 
 @functools.cache
@@ -88,12 +106,15 @@ def _make_file(path: str) -> None:
     with making:
         if _is_there(path):
             return
+        real_path = os.path.realpath(
+            path
+        )  # through a link to no file O_EXCL makes none, and SQLite would, by the umask
         try:
-            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(real_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return
         except (FileNotFoundError, NotADirectoryError) as exc:
-            folder = Path(path).parent
+            folder = Path(real_path).parent
             raise UrlInvalid(f"{path} cannot be made: there is no folder {folder} (make it first)") from exc
         except OSError as exc:
             raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc

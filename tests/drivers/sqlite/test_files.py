@@ -10,6 +10,8 @@ import stat
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -231,6 +233,20 @@ def test_a_new_file_is_for_its_owner_alone(path: Path, backend: SqliteBackend) -
     assert modes == {"jobs.db": 0o600, "jobs.db-wal": 0o600, "jobs.db-shm": 0o600}
 
 
+def test_a_file_that_is_made_through_a_link_is_for_its_owner_alone(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "link.db").symlink_to(path)
+    (tmp_path / "lost.db").symlink_to(tmp_path / "nowhere" / "jobs.db")
+    before = os.umask(0o022)
+    try:
+        with SqliteBackend(str(tmp_path / "link.db")) as backend:
+            backend.enqueue("q", [NewJob(b"x", "1")])
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    finally:
+        os.umask(before)
+    with pytest.raises(UrlInvalid, match=rf"no folder {tmp_path}/nowhere "):
+        SqliteBackend(str(tmp_path / "lost.db")).stats("q")
+
+
 def test_a_file_that_is_there_keeps_its_mode(path: Path, backend: SqliteBackend) -> None:
     path.touch(0o664)
     path.chmod(0o664)
@@ -262,6 +278,27 @@ def test_a_deleted_file_is_made_anew(path: Path, backend: SqliteBackend) -> None
     with SqliteBackend(str(path)) as other:
         assert [job.body for job in other.jobs("q", State.READY).jobs] == [b"new"]
     assert [lease.body for lease in consumer.reserve(1, 0)] == [b"new"]
+
+
+def test_a_file_that_is_deleted_while_it_is_opened_is_made_anew(path: Path, backend: SqliteBackend) -> None:
+    # Given a first call that waits, to make its tables, for an application's transaction
+    theirs = sqlite3.connect(path, isolation_level=None)
+    theirs.execute("PRAGMA journal_mode = WAL")
+    theirs.execute("BEGIN IMMEDIATE")
+    with backend._database.borrowed() as connection:  # the one that later calls use
+        waiting = threading.Thread(target=connection.prepare, args=(60.0,))
+        waiting.start()
+        time.sleep(0.3)
+        # When the file is deleted before that ends
+        for name in list(path.parent.iterdir()):
+            name.unlink()
+        theirs.execute("ROLLBACK")
+        waiting.join()
+    theirs.close()
+    # Then later calls do not write into the file that is gone
+    backend.enqueue("q", [NewJob(b"new", "1")])
+    with SqliteBackend(str(path)) as other:
+        assert other.stats("q").ready == 1
 
 
 def test_a_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: Path) -> None:

@@ -81,6 +81,24 @@ def test_a_reader_that_stays_does_not_hold_up_writers(
     backend.close()
 
 
+def test_a_long_log_of_few_large_pages_is_started_over(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+    # Given a file of an application's, with pages of 64 kB
+    with sqlite3.connect(path) as theirs:
+        theirs.execute("PRAGMA page_size = 65536")
+        theirs.execute("CREATE TABLE orders (number INTEGER)")
+    theirs.close()
+    backend.stats("q")
+    lengthen(backend, log_of(path))
+    with backend._database.borrowed() as connection:
+        made: list[str] = []
+        connection._open(1.0).set_trace_callback(made.append)
+    # When the next commit looks at its log
+    backend._database.next_look_at = 0.0
+    backend.enqueue("q", jobs())
+    # Then the log is started over
+    assert "PRAGMA wal_checkpoint(RESTART)" in made
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_idle_consumer_has_the_kernels_hints_through_a_link_as_well(path: Path, is_link: bool) -> None:

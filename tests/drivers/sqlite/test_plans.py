@@ -28,10 +28,10 @@ SORTING = {"stats", "queues"}
 def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
     """A connection of ours to a file that somebody may have analysed before."""
     path = str(tmp_path_factory.mktemp("plans") / "jobs.db")
-    open_file(path, "full", 1.0).close()
+    open_file(path, "full", 1.0)[0].close()
     if request.param != "no statistics":
         _analyse(path, jobs=3000 if request.param == "statistics of many" else 3)
-    sqlite = open_file(path, "full", 1.0)
+    sqlite, _ = open_file(path, "full", 1.0)
     yield sqlite
     sqlite.close()
 
