@@ -128,8 +128,9 @@ class RedisConsumer(Consumer):
         if not found:
             try:
                 found = self._wait(limit, give_up_at) if limit > 0 else self._wait_for_nothing(give_up_at)
-            except BackendError:
-                if not verdicts:
+            except BaseException as exc:
+                self._looked_at = -_NEVER  # whatever ended the sleep may have taken a marker with it
+                if not verdicts or not isinstance(exc, BackendError):
                     raise
         self._interrupted = False
         return answers, found
@@ -158,6 +159,8 @@ class RedisConsumer(Consumer):
                 self._after_a_failure(trade)
             for queue in self._route(trade):
                 self._trade_with(queue, trade, is_look=is_look)
+            if trade.leases:
+                self._hand_over_the_watch()
         except BaseException as exc:
             if not isinstance(exc, BackendError) or not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
@@ -169,8 +172,6 @@ class RedisConsumer(Consumer):
         if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
         self._has_new_lines = False
-        if trade.leases:
-            self._is_on_watch = False  # the script told somebody else
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
     def _route(self, trade: _Trade) -> Iterator[str]:
@@ -226,7 +227,8 @@ class RedisConsumer(Consumer):
             self._went_well(group[0], trade)
             now, told, *rest = reply
             for line, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
-                self._note(line, now, change_at, told if line == queue else b"")
+                self._note_change(line, now, change_at)
+                self._note_lines(line, told if line == queue else b"")
                 self._asked.add(line)
                 if has_something == b"1":
                     found.add(line)
@@ -296,17 +298,21 @@ class RedisConsumer(Consumer):
         """What a script answered: about the verdicts, the jobs, and why there are no more of them if it knows."""
         more, now, change_at, letters, told, *handed_out = reply
         line = call.script.line
-        self._note(line, now, change_at, told)
+        if call.share:  # else the script has not looked
+            self._note_change(line, now, change_at)
+        self._note_lines(line, told)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
         return answers, leases(line, handed_out, int(now)), more
 
-    def _note(self, line: str, now: bytes, change_at: bytes, told: bytes) -> None:
+    def _note_change(self, line: str, now: bytes, change_at: bytes) -> None:
         # reckoned from when the reply came: never early, and late by half a round trip
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[line] = time.monotonic() + wait
+
+    def _note_lines(self, line: str, told: bytes) -> None:
         if told and self._lines.learn(line, told):
             self._has_new_lines = True
 
@@ -499,7 +505,7 @@ class RedisConsumer(Consumer):
         self._sleeper.rang.clear()
 
     def _hand_over_the_watch(self) -> None:
-        """We were told of something that is due soon, and shall not be here."""
+        """We were told of something that is due soon, and shall not be here. Lines that gave jobs told somebody else."""
         if not self._is_on_watch:
             return
         self._is_on_watch = False
