@@ -128,8 +128,9 @@ class RedisConsumer(Consumer):
         if not found:
             try:
                 found = self._wait(limit, give_up_at) if limit > 0 else self._wait_for_nothing(give_up_at)
-            except BackendError:
-                if not verdicts:
+            except BaseException as exc:
+                self._looked_at = -_NEVER  # whatever ended the sleep may have taken a marker with it
+                if not verdicts or not isinstance(exc, BackendError):
                     raise
         self._interrupted = False
         return answers, found
@@ -158,6 +159,8 @@ class RedisConsumer(Consumer):
                 self._after_a_failure(trade)
             for queue in self._route(trade):
                 self._trade_with(queue, trade, is_look=is_look)
+            if trade.leases:
+                self._hand_over_the_watch()
         except BaseException as exc:
             if not isinstance(exc, BackendError) or not trade.leases or len(trade.answers) < len(verdicts):
                 self._keep(trade)
@@ -169,8 +172,6 @@ class RedisConsumer(Consumer):
         if limit > 0 and not trade.leases and not self._has_new_lines:
             self._looked_at = started
         self._has_new_lines = False
-        if trade.leases:
-            self._is_on_watch = False  # the script told somebody else
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
 
     def _route(self, trade: _Trade) -> Iterator[str]:
@@ -226,7 +227,8 @@ class RedisConsumer(Consumer):
             self._went_well(group[0], trade)
             now, told, *rest = reply
             for line, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
-                self._note(line, now, change_at, told if line == queue else b"")
+                self._note_change(line, now, change_at)
+                self._note_lines(line, told if line == queue else b"")
                 self._asked.add(line)
                 if has_something == b"1":
                     found.add(line)
@@ -296,17 +298,21 @@ class RedisConsumer(Consumer):
         """What a script answered: about the verdicts, the jobs, and why there are no more of them if it knows."""
         more, now, change_at, letters, told, *handed_out = reply
         line = call.script.line
-        self._note(line, now, change_at, told)
+        if call.share:  # else the script has not looked
+            self._note_change(line, now, change_at)
+        self._note_lines(line, told)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
         return answers, leases(line, handed_out, int(now)), more
 
-    def _note(self, line: str, now: bytes, change_at: bytes, told: bytes) -> None:
+    def _note_change(self, line: str, now: bytes, change_at: bytes) -> None:
         # reckoned from when the reply came: never early, and late by half a round trip
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
         self._change_at[line] = time.monotonic() + wait
+
+    def _note_lines(self, line: str, told: bytes) -> None:
         if told and self._lines.learn(line, told):
             self._has_new_lines = True
 
@@ -316,6 +322,8 @@ class RedisConsumer(Consumer):
         """Before a trade makes any calls: what earlier ones left behind."""
         self._leave_out(trade)
         self._make_sure(trade)
+        if self._gained and trade.limit > 0:
+            self._hand_out_gained(trade)
         self._use_what_is_known(trade)
 
     def _raise_if_in_vain(self, trade: _Trade, failure: BackendError) -> None:
@@ -346,6 +354,32 @@ class RedisConsumer(Consumer):
                 self._gained += found
                 del self._uncertain[line]
                 self._went_well(line, trade)
+
+    def _hand_out_gained(self, trade: _Trade) -> None:
+        """The jobs that failed calls have got. They are touched first: some may be somebody else's by now."""
+        by_line: dict[str, list[Lease]] = {}
+        for lease in {(lease.queue, lease.id, lease.token): lease for lease in self._gained}.values():  # each once
+            by_line.setdefault(line_of(lease), []).append(lease)
+        kept: list[Lease] = []
+        for line, gained in by_line.items():
+            part, rest = gained[: min(trade.wanted, _SLICE)], gained[min(trade.wanted, _SLICE) :]
+            kept += rest
+            if not part:
+                continue
+            if line in trade.out or line in self._uncertain:
+                kept += part
+                continue
+            call = self._new_call(line, range(len(part)), 0, _Trade([Touch(lease) for lease in part], 0))
+            try:
+                reply = self._caller.perform(call.script, self._until([line], trade))
+            except BackendError as exc:
+                self._went_wrong(line, exc, trade)
+                kept += part
+                continue
+            answers, _, _ = self._hear(call, reply)
+            self._went_well(line, trade)
+            trade.leases += [lease for lease, lost in zip(part, answers, strict=True) if lost is None]
+        self._gained = kept
 
     def _leave_out(self, trade: _Trade) -> None:
         """Lines whose servers did not answer lately are not asked, unless there are no others."""
@@ -390,14 +424,12 @@ class RedisConsumer(Consumer):
         return now + max(left / 2, _LEAST)
 
     def _use_what_is_known(self, trade: _Trade) -> None:
-        if self._answered:
-            for at, verdict in enumerate(trade.verdicts):
-                if (key := _key(verdict)) in self._answered:
-                    trade.answers[at] = self._answered[key]
-        if self._gained and trade.limit > 0:
-            gained = {(lease.queue, lease.id, lease.token): lease for lease in self._gained}  # each once
-            trade.leases = list(gained.values())[: trade.limit]
-            self._gained = list(gained.values())[trade.limit :]
+        used = set()
+        for at, verdict in enumerate(trade.verdicts):
+            if (key := _key(verdict)) in self._answered:
+                lease = verdict.lease
+                trade.answers[at] = LeaseLost(lease.queue, lease.id) if key in used else self._answered[key]
+                used.add(key)
 
     def _keep(self, trade: _Trade) -> None:
         """What a failed exchange has come to, for the next one."""
@@ -417,7 +449,7 @@ class RedisConsumer(Consumer):
         """
         for verdict, answer in known:
             if not isinstance(verdict, Touch):
-                self._answered[_key(verdict)] = answer
+                self._answered.setdefault(_key(verdict), answer)  # of one that is said twice, the first counts
         while len(self._answered) > _MOST_ANSWERS:  # callers that never came back
             del self._answered[next(iter(self._answered))]
 
@@ -499,7 +531,7 @@ class RedisConsumer(Consumer):
         self._sleeper.rang.clear()
 
     def _hand_over_the_watch(self) -> None:
-        """We were told of something that is due soon, and shall not be here."""
+        """We were told of something that is due soon, and shall not be here. Lines that gave jobs have told others."""
         if not self._is_on_watch:
             return
         self._is_on_watch = False

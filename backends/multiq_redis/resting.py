@@ -29,6 +29,8 @@ class _Failure:
     """What is known of a server that did not answer."""
 
     def __init__(self) -> None:
+        self.line = ""
+        """The one whose call failed last."""
         self.times = 0
         self.until = 0.0  # monotonic
         self.error: BackendError | None = None
@@ -44,15 +46,19 @@ class Resting:
     def failed(self, line: str, error: BackendError) -> None:
         """A line's server did not answer."""
         failure = self.failures.setdefault(self._where(line), _Failure())
+        failure.line = line
         failure.times += 1
         failure.error = error
         patient = failure.times % _PATIENT_EACH == 0
         failure.until = time.monotonic() + (self._servers.timeout if patient else _REST)
 
     def answered(self, line: str) -> None:
-        """It did."""
+        """It did. What is known of a server that has lost its lines to another is of no use any more."""
         self.failures.pop(self._where(line), None)
         self.failures.pop(line, None)
+        for place, failure in tuple(self.failures.items()):
+            if self._where(failure.line) != place:
+                del self.failures[place]
 
     def error_of(self, line: str) -> BackendError | None:
         """Why a line is not to be asked now; None: it may be."""

@@ -6,8 +6,8 @@
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
--- =>    more: 1 if a slice of what is due was made ready and more may be, then nothing is handed out; 2 if there are
---       more jobs, and no more are handed out as these have 8 MB of bodies
+-- =>    more: 1 if nothing is handed out though there may be something, as this was a slice of what is due, or is a
+--       repetition; 2 if there are more jobs, and no more are handed out as these have 8 MB of bodies
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
 --       over how many lines the queue is known to go, or nothing
@@ -246,6 +246,7 @@ local function again(seen)
             show(reply, #reply, id, record)
         end
     end
+    if limit > 0 and #reply == 5 then reply[1] = '1' end -- what there was to hand out by now has to be asked anew
     return reply
 end
 

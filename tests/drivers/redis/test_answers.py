@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 import pytest
 from proxy import CutReply, Proxy
 
-from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.errors import BackendUnavailable, LeaseLost
 from multiq.registry import open_backend
 
@@ -99,3 +100,40 @@ def test_a_refusal_lasts_too(proxy: Proxy, backend: Backend, through: Backend) -
         (again,) = consumer.reserve(1, 0)
         assert [type(answer) for answer in consumer.settle([Ack(lease)])] == [LeaseLost]
         assert consumer.settle([Ack(again)]) == [None]
+
+
+def test_a_verdict_that_is_said_twice_in_a_call_counts_once_when_its_reply_is_lost(
+    proxy: Proxy, backend: Backend, through: Backend
+) -> None:
+    backend.enqueue(QUEUE, [NewJob(b"x", "job")])
+    with through.consumer([QUEUE]) as consumer:
+        (lease,) = consumer.reserve(1, 0)
+        proxy.arm(CutReply(times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.settle([Ack(lease), Ack(lease)])
+        proxy.disarm()
+        first, second = consumer.settle([Ack(lease), Ack(lease)])
+        assert first is None
+        assert isinstance(second, LeaseLost)
+
+
+@pytest.mark.parametrize("ttr", [1, 60])
+def test_a_job_that_a_failed_call_has_got_is_handed_out_only_while_its_lease_lasts(
+    proxy: Proxy, backend: Backend, through: Backend, ttr: float
+) -> None:
+    backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
+    with through.consumer([QUEUE, OTHER]) as consumer, backend.consumer([QUEUE]) as second:
+        (held,) = consumer.reserve(1, 0)
+        # Given a call that gets a job of one queue, and cannot say its verdict in the other
+        backend.enqueue(QUEUE, [NewJob(b"x", "job", ttr=ttr)])
+        proxy.arm(CutReply(after=b"{other}:jobs", times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.exchange([Ack(held)], 1, 0)
+        proxy.disarm()
+        assert backend.peek(QUEUE, "job").state is State.RESERVED
+        # When its lease ends in the meantime, then it is nobody's but the second consumer's
+        time.sleep(1.1)
+        theirs = second.reserve(1, 0)
+        ours = consumer.reserve(1, 0)
+        assert [len(theirs), len(ours)] == ([1, 0] if ttr == 1 else [0, 1])
+        assert (theirs + ours)[0].attempt == (2 if ttr == 1 else 1)

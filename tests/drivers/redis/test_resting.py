@@ -1,0 +1,47 @@
+"""What a consumer knows of servers that did not answer, once their lines are elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+
+from servers.process import until
+from servers.redis import SLOTS, RedisCluster, RedisServer
+
+from multiq.backend import NewJob
+from multiq.errors import BackendUnavailable
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq_redis.servers import slot_of
+
+
+def knows_all(node: RedisServer) -> bool:
+    return any(last == SLOTS - 1 for _, last, *_ in node.ask("CLUSTER", "SLOTS", raw=True))
+
+
+def test_an_idle_consumer_rests_after_a_failover() -> None:
+    # Given a consumer whose queues are on all nodes, one of which is dead
+    with (
+        RedisCluster(cluster_node_timeout="15000") as cluster,
+        open_backend(f"{cluster.url}?timeout=2") as backend,
+    ):
+        names = {cluster.owner(slot_of(name)).port: name for name in (f"queue-{n}" for n in range(30))}
+        queues = [names[node.port] for node in cluster.nodes]
+        *others, dead = cluster.nodes
+        with backend.consumer(queues) as consumer:
+            assert consumer.reserve(1, 0) == []
+            dead.kill()
+            with contextlib.suppress(BackendUnavailable):
+                consumer.reserve(1, 1.5)
+            # When another node has its slots
+            for node in others:
+                node.ask("CLUSTER", "DELSLOTS", *range(SLOTS * 2 // 3, SLOTS))
+            others[0].ask("CLUSTER", "ADDSLOTS", *range(SLOTS * 2 // 3, SLOTS))
+            others[0].ask("CLUSTER", "BUMPEPOCH")
+            until(lambda: all(knows_all(node) for node in others), "both know of it")
+            backend.enqueue(queues[2], [NewJob(b"", new_id())])
+            assert len(consumer.reserve(1, 10)) == 1
+            assert consumer.reserve(1, 1) == []
+            # Then the consumer sleeps again
+            before = sum(node.consumers_sent for node in others)
+            assert consumer.reserve(1, 2) == []
+            assert sum(node.consumers_sent for node in others) - before < 30

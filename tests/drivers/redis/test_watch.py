@@ -1,0 +1,120 @@
+"""Who knows when a job comes due: no job waits for the next look of somebody who could have known."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from proxy import CutReply, Proxy
+from servers.process import until
+
+from multiq.backend import NewJob, Touch
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from servers.redis import RedisServer
+
+    from multiq.backend import Backend
+
+QUEUE = "mail"
+OTHER = "other"
+
+
+def asleep(server: RedisServer, count: int = 1) -> None:
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+
+
+def test_who_takes_a_job_of_one_queue_hands_over_the_watch_of_another(server: RedisServer, backend: Backend) -> None:
+    # Given a watcher who was told of what is due soon in the other queue, and somebody else who sleeps there
+    with backend.consumer([QUEUE, OTHER]) as watcher, backend.consumer([OTHER]) as second:
+        found: list[Any] = []
+
+        def wait() -> None:
+            leases = second.reserve(1, 20)
+            found.extend((lease.id, lease.age) for lease in leases)
+
+        watching = threading.Thread(target=watcher.reserve, args=(1, 20))
+        watching.start()
+        asleep(server)
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        asleep(server, 2)
+        backend.enqueue(OTHER, [NewJob(b"", "due", delay=1.0)])
+        time.sleep(0.2)
+        asleep(server, 2)
+        # When the watcher takes a job of the first queue
+        backend.enqueue(QUEUE, [NewJob(b"", new_id())])
+        watching.join()
+        # Then the other is woken when the job is due, and does not wait for its own look
+        waiting.join()
+        ((job_id, age),) = found
+        assert job_id == "due"
+        assert age < 3
+
+
+def test_a_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> None:
+    # Given a consumer that has found out for itself when the next job is due
+    with backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [NewJob(b"", new_id(), ttr=60)])
+        (held,) = consumer.reserve(1, 0)
+        assert consumer.reserve(1, 0.1) == []  # takes the marker
+        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what sleepers are told of
+        time.sleep(4.7)
+        assert consumer.reserve(1, 0.1) == []
+        # When it touches what it holds, then it is in time all the same
+        assert consumer.settle([Touch(held)]) == [None]
+        (lease,) = consumer.reserve(1, 10)
+        assert lease.id == "due"
+        assert lease.age < 8
+
+
+def test_a_lost_reply_does_not_mean_that_nothing_is_due(server: RedisServer, backend: Backend) -> None:
+    # Given more due jobs than one script makes ready, and a reply to that which is lost
+    with (
+        Proxy(("127.0.0.1", server.port)) as proxy,
+        open_backend(f"redis://127.0.0.1:{proxy.port}") as behind,
+        behind.consumer([QUEUE]) as consumer,
+    ):
+        consumer.reserve(1, 0)
+        backend.enqueue(QUEUE, [NewJob(b"", new_id(), delay=0.01) for _ in range(700)])
+        time.sleep(0.1)
+        server.ask("DEL", "multiq:{mail}:hint")
+        proxy.arm(CutReply(at=0, after=b"EVALSHA"))
+        # When the call is repeated, then there are jobs at once
+        assert len(consumer.reserve(1, 0)) == 1
+
+
+class Interrupted(BaseException):
+    """What a time limit or a signal raises."""
+
+
+def test_an_interrupted_sleep_swallows_no_marker(server: RedisServer, backend: Backend, monkeypatch: Any) -> None:
+    with backend.consumer([QUEUE, OTHER]) as consumer:
+        assert consumer.reserve(1, 0) == []
+        sleeper: Any = consumer._sleeper  # type: ignore[attr-defined]
+        wake = sleeper._wake
+
+        def interrupted(*args: Any) -> None:
+            wake(*args)  # which reads the marker
+            raise Interrupted
+
+        monkeypatch.setattr(sleeper, "_wake", interrupted)
+        ends: list[BaseException] = []
+
+        def wait() -> None:
+            try:
+                consumer.reserve(1, 20)
+            except Interrupted as exc:
+                ends.append(exc)
+
+        waiting = threading.Thread(target=wait)
+        waiting.start()
+        asleep(server)
+        (job_id,) = backend.enqueue(OTHER, [NewJob(b"", new_id())])
+        waiting.join()
+        assert len(ends) == 1
+        monkeypatch.undo()
+        (lease,) = consumer.reserve(1, 1)
+        assert lease.id == job_id
