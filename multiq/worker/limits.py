@@ -171,15 +171,12 @@ class Limits:
         self._move(limit, time.monotonic() + self._kill_after)
 
     def owed(self, limit: Limit, since: float) -> float:
-        """Seconds in which other jobs have held a coroutine's loop, *since* its time was over.
+        """Seconds in which other jobs held a coroutine's loop, not given back yet. Its time was over *since*.
 
         Where the heartbeat could not look either, one call into C has held the interpreter, and nobody knows whose.
         """
-        late = time.monotonic() - since
-        if self._looked_at < since:
-            return late
-        owed, limit.blocked = min(late, limit.blocked), 0.0
-        return owed
+        owed, limit.blocked = limit.blocked, 0.0
+        return owed if self._looked_at >= since else max(owed, time.monotonic() - since)
 
     def postpone(self, limit: Limit, seconds: float) -> None:
         """It gets so many seconds from now on, and whoever would kill its process has to know."""

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
-_LATE = 0.05  # seconds: a timer that fires later than this was kept from it by some job's code
+_LATE = 0.05  # seconds that other jobs have held the loop: less than that is not given back
 
 #: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
@@ -381,8 +381,7 @@ class _Timer:
 
     def _ring(self) -> None:
         now = self._loop.time()
-        late = now - self._at
-        owed = self._limits.owed(self._limit, self._at) if self._limit.thread is None and late > _LATE else 0.0
+        owed = self._limits.owed(self._limit, self._at) if self._limit.thread is None else 0.0
         if self._limit.is_told:
             return  # by check(): it tidies up
         if owed > _LATE:

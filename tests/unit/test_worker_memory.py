@@ -426,6 +426,23 @@ class TestEvents:
         assert handle.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert len(slices) < 39
 
+    def test_a_coroutine_is_not_charged_for_the_time_in_which_another_holds_its_loop(self, app: multiq.App) -> None:
+        @app.task
+        async def hog() -> None:
+            for _ in range(8):
+                time.sleep(0.5)  # noqa: ASYNC251 - the mistake that it is
+                await asyncio.sleep(0)
+
+        @app.task(timeout=1, max_attempts=1)
+        async def innocent() -> None:
+            for _ in range(5):
+                await asyncio.sleep(0.1)
+
+        handle = innocent.enqueue()
+        hog.enqueue()
+        drain(app, concurrency=2)
+        assert handle.state() is State.GONE
+
     def test_jobs_behind_a_coroutine_that_holds_the_loop_go_to_others(self, app: multiq.App) -> None:
         starts: dict[int, float] = {}
 
