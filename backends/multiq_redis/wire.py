@@ -7,6 +7,7 @@ command does; see docs/decisions/0006.
 from __future__ import annotations
 
 import contextlib
+import select
 import socket
 import ssl
 import struct
@@ -57,6 +58,13 @@ class Wire:
         self._outstanding = 0  # replies to what was sent with ``send``
         self._granted = 0.0  # seconds that the next send or receive may take
         self._vigil = Vigil(sock)
+        self._flags = 0  # of a send that was waited for
+        self._number = sock.fileno()
+        self._poll: select.poll | None = None
+        if not isinstance(sock, ssl.SSLSocket):
+            self._flags = getattr(socket, "MSG_DONTWAIT", 0)
+            self._poll = select.poll()
+            self._poll.register(self._number, select.POLLIN)
 
     @property
     def is_before_7(self) -> bool:
@@ -76,7 +84,11 @@ class Wire:
                 self._send_all(packed, deadline)
             else:
                 self.sock.sendall(packed)
-            self._reader.feed(self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE))
+            data = self._vigil.receive(_RECEIVED_AT_ONCE)
+            if not data:
+                self._await(select.POLLIN, deadline)
+                data = self.sock.recv(_RECEIVED_AT_ONCE)
+            self._reader.feed(data)
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
@@ -149,12 +161,17 @@ class Wire:
             return
         rest = memoryview(packed)
         while rest:
-            sent = self.sock.send(rest)
+            self._await(select.POLLOUT, deadline)
+            try:
+                sent = self.sock.send(rest, self._flags)
+            except BlockingIOError:
+                continue
             rest = rest[sent:]
             self._grant(deadline)
 
     def _receive(self, deadline: float) -> None:
         self._grant(deadline)
+        self._await(select.POLLIN, deadline)
         try:
             self._feed()
         except BlockingIOError as exc:
@@ -165,6 +182,17 @@ class Wire:
         if not data:
             raise ConnectionResetError(_ENDED)
         self._reader.feed(data)
+
+    def _await(self, event: int, deadline: float) -> None:
+        """Wait until the socket can be read or written: a ``recv`` that a signal ends is repeated for as long again.
+
+        TLS sockets keep the time themselves.
+        """
+        if self._poll is None:
+            return
+        self._poll.modify(self._number, event)
+        if not self._poll.poll(max(0.0, (deadline - monotonic()) * 1000)):
+            raise TimeoutError(_TOO_LATE)
 
     def _grant(self, deadline: float) -> None:
         """Let the next send or receive take until the deadline, give or take a sixteenth of what is left.
