@@ -14,7 +14,7 @@ import msgspec
 
 from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
 from multiq.clock import SECOND
-from multiq.errors import BackendError, LeaseLost
+from multiq.errors import LeaseLost, MultiqError
 
 from .jobs import BREATH, as_json, clean, due, look, look_inside, promote
 from .waiting import Lookout
@@ -75,7 +75,7 @@ class SqliteConsumer(Consumer):
             return answers, leases
         try:
             return answers, self._wait_for_jobs(limit, give_up_at)
-        except BackendError:
+        except MultiqError:  # not only a BackendError: a folder that is gone by now is an UrlInvalid
             return (
                 answers,
                 [],

@@ -50,7 +50,7 @@ def examine(database: Database) -> list[Finding]:
 
 
 def _library(version: tuple[int, ...]) -> Finding:
-    """Older ones may damage a file whose log several processes start over: sqlite.org/wal.html#walresetbug."""
+    """Older ones may damage a file whose log several processes start over: https://sqlite.org/wal.html#walresetbug."""
     brings = f"Python brings version {'.'.join(map(str, version))}"
     if version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45):
         return Finding("ok", "SQLite", brings)

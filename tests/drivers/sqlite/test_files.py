@@ -301,6 +301,23 @@ def test_a_file_that_is_deleted_while_it_is_opened_is_made_anew(path: Path, back
         assert other.stats("q").ready == 1
 
 
+def test_an_exchange_that_settled_tells_so_though_the_folder_is_gone_before_it_reserves(tmp_path: Path) -> None:
+    folder = tmp_path / "here"
+    folder.mkdir()
+    with SqliteBackend(str(folder / "jobs.db")) as backend:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+        consumer = backend.consumer(["q"])
+        (lease,) = consumer.reserve(1, 0)
+        remover = threading.Timer(0.3, shutil.rmtree, (folder,))
+        remover.start()
+        # When the folder goes while it waits: it looks at the file once a second
+        assert consumer.exchange([Ack(lease)], 1, 3.0) == ([None], [])
+        remover.join()
+        # Then the next call says what is wrong
+        with pytest.raises(UrlInvalid, match="no folder"):
+            consumer.reserve(1, 0)
+
+
 def test_a_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: Path) -> None:
     backend.enqueue("q", [NewJob(b"old", "1")])
     with SqliteBackend(str(tmp_path / "other.db")) as other:
