@@ -178,6 +178,22 @@ def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
     assert backend.purge(queue, [State.READY]) <= 1
 
 
+def test_an_ack_of_a_lease_of_a_second_is_not_preceded_by_touches_without_end(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    for ttr in (1, 60):
+        client.put(b"foreign", tube=queue, ttr=ttr)
+    with backend.consumer([queue]) as consumer:
+        reserved_at = time.monotonic()
+        short, long = consumer.reserve(2, 0) + consumer.reserve(1, 0)
+        before = touches(client)
+        near_its_end(short, reserved_at)
+        answers = consumer.settle([Ack(short), Ack(long)])
+        assert touches(client) - before <= 3  # one, unless the test is held up
+        assert answers[1] is None
+    backend.purge(queue, [State.READY])
+
+
 def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interrupted(
     backend: Backend, client: BareClient, queue: str
 ) -> None:
