@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -87,6 +88,17 @@ def test_pauses_that_are_over_keep_no_tubes(backend: Backend, client: BareClient
         backend.resume(f"q{number}")
     backend.pause(QUEUE, 3600)
     until(lambda: client.ask(b"list-tubes").count(b"- q") == 0, "they are gone")
+    assert backend.queues() == [QUEUE]
+
+
+def test_a_queue_can_be_paused_after_the_connection_that_kept_others_was_lost(
+    server: BeanstalkServer, backend: Backend
+) -> None:
+    backend.pause("before", 1)
+    time.sleep(2.1)  # that pause is over, and its tube is let go with the next one
+    server.kill()
+    server.start()
+    backend.pause(QUEUE, 3600)
     assert backend.queues() == [QUEUE]
 
 
