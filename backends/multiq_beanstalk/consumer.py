@@ -209,6 +209,9 @@ class BeanstalkConsumer(Consumer):
             for at, _, _ in said[len(replies) :]:
                 trade.refuse(at)
             raise
+        except BaseException:  # from a signal's handler: nobody would read the replies
+            wire.drop()
+            raise
         if not said:
             return replies
         self._hear_all(trade, wire, said, replies, sent_at)
