@@ -115,8 +115,12 @@ class Wire:
 
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
         """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
-        self.send(packet, deadline)
-        return self.read_many(count, deadline)
+        try:
+            self.send(packet, deadline)
+            return self.read_many(count, deadline)
+        except BaseException:  # a signal's handler may raise in between, too
+            self.drop()
+            raise
 
     def send(self, packet: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong; ``unsent`` of the exception is how many bytes have not left then."""

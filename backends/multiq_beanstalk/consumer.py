@@ -160,8 +160,16 @@ class BeanstalkConsumer(Consumer):
                     said.remove(one)
 
     def _late(self, said: Iterable[Said]) -> list[Said]:
-        safe_from = now() + _SAFE
-        return [one for one in said if one.held.ends_at < safe_from and isinstance(one.verdict, Ack)]
+        """Acks of leases with less than a second left; of a shorter ttr half of it, as a touch gives no more."""
+        moment = now()
+        safe_from = moment + _SAFE
+        return [
+            one
+            for one in said
+            if one.held.ends_at < safe_from
+            and isinstance(one.verdict, Ack)
+            and one.held.ends_at < moment + one.held.facts.ttr / 2
+        ]
 
     def _try(self, trade: Trade, wire: Wire | None, said: list[Said], deadline: float) -> None:
         """Settle on this connection; on the main one, reserve as well. What fails is noted."""
@@ -200,6 +208,9 @@ class BeanstalkConsumer(Consumer):
             self._hear_all(trade, wire, said, replies, sent_at)
             for at, _, _ in said[len(replies) :]:
                 trade.refuse(at)
+            raise
+        except BaseException:  # from a signal's handler: nobody would read the replies
+            wire.drop()
             raise
         if not said:
             return replies

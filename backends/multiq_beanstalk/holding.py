@@ -51,9 +51,14 @@ class Holding:
         self._count = 0
 
     def live(self, lease: Lease, moment: float) -> Held | None:
-        """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours."""
+        """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours.
+
+        One that has ended by its time is kept: the server may not have noticed yet, and has to be reminded.
+        """
         held = self._held.get(lease.token)
-        if held is not None and (held.ends_at <= moment or held.wire.is_closed):
+        if held is None or held.ends_at <= moment:
+            return None
+        if held.wire.is_closed:
             self.end(lease.token, held)
             return None
         return held

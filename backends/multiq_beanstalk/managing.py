@@ -109,8 +109,7 @@ class Manager:
         with self._wires.borrowed() as session:
             facts = self._unreserved(session, queue, number)
             if not self._delete(session, number, facts):
-                self._unreserved(session, queue, number)
-                raise JobNotFound(queue, job_id)
+                raise self._why_not_deleted(session, queue, number)
 
     def kick_job(self, queue: str, job_id: str) -> None:
         number = _number(queue, job_id)
@@ -170,8 +169,7 @@ class Manager:
     def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes) -> None:
         if not self._delete(session, old, facts):
             session.ask(b"delete %b" % new)
-            self._unreserved(session, queue, old)
-            raise JobNotFound(queue, old.decode())
+            raise self._why_not_deleted(session, queue, old)
 
     # --- managing many ---
 
@@ -262,6 +260,11 @@ class Manager:
                 raise self._cannot_kick(number, job.tube.decode())
         ((line, _),) = session.ask(b"delete %b" % number)
         return self._was_deleted(line)
+
+    def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
+        """Of a job that was not held before: it is gone, or somebody held it, who may be done with it by now."""
+        missing = self._state(session, number) is None
+        return (JobNotFound if missing else JobReserved)(queue, number.decode())
 
     def _was_deleted(self, line: bytes) -> bool:
         if line not in {b"DELETED", b"NOT_FOUND"}:

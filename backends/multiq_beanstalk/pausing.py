@@ -45,7 +45,7 @@ class Keeper:
             if not watched.startswith(b"WATCHING "):  # the pause would be over with the tube's last job
                 raise refused(watched, self._wires.address)
             for name in over:
-                del self._until[name]
+                self._until.pop(name, None)  # a new connection has forgotten it already
             self._until[queue] = now + whole + 1
 
     def forget(self, queue: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NoReturn
 
-from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, PayloadTooLarge
+from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
 from .failures import FAILURES, explain, refused
 from .jobs import put
@@ -22,6 +22,10 @@ _MOST_JOBS = 1000  # in one packet
 _MOST_BYTES = 4_000_000  # of bodies in one packet, the last one not counted
 
 
+#: what a put is answered that the server does not take; who gives any other answer may be out of step
+_REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
+
+
 def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
     """Put the jobs in their order. Raises as ``Backend.enqueue`` does."""
     deadline = wires.deadline()
@@ -32,10 +36,15 @@ def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
             wire, facts = wires.get_to_know(wire, deadline)
         for job in jobs:
             if len(job.body) > facts.max_body:
-                raise _too_large(len(job.body), facts.max_body)
+                raise _too_large(len(job.body), facts.max_body)  # noqa: TRY301 - nothing was sent
         if len(jobs) == 1 and wire.used == queue:
             return _put_alone(wires, wire, queue, jobs[0], deadline)
         return _Batch(wires, queue, jobs, facts).put(wire, deadline)
+    except MultiqError:
+        raise
+    except BaseException:  # from a signal's handler: a reply may not have been read yet
+        wire.drop()
+        raise
     finally:
         wires.put_back(wire)
 
@@ -80,7 +89,10 @@ class _Batch:
     def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
         """The server did not take these."""
         self._refused = refused
-        self._dispose_of_buried(wire)
+        if all(line.startswith(_REFUSALS) for line in refused.values()):
+            self._dispose_of_buried(wire)
+        else:
+            wire.drop()
         raise self._refusal()
 
     def _use(self, wire: Wire, deadline: float) -> None:

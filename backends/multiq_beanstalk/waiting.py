@@ -105,8 +105,8 @@ class Waiter:
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
         drop_at = give_up_at if seconds == 0 else math.inf  # the server waits for whole seconds
         asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._wires.timeout
-        wire.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
         try:
+            wire.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
             if not self._is_answered(wire, ear, min(drop_at, deadline)) and time.monotonic() < deadline:
                 wire.drop()
                 return None

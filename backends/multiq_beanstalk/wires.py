@@ -7,7 +7,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from multiq.errors import BackendError
+from multiq.errors import BackendError, MultiqError
 from multiq.forks import forks
 
 from .connection import open_wire
@@ -112,6 +112,11 @@ class Wires:
             raise explain(exc, self.address, self.timeout) from exc
         except BackendError:
             session.close()  # somebody who gives strange answers may be out of step
+            raise
+        except MultiqError:
+            raise
+        except BaseException:
+            session.close()
             raise
         finally:
             session.end()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import time
@@ -16,6 +17,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
 from multiq.registry import open_backend
+from multiq_beanstalk.clock import now
 from multiq_beanstalk.sentry import POKES
 
 if TYPE_CHECKING:
@@ -176,6 +178,44 @@ def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
         answers = consumer.settle([Touch(lease), Ack(lease)])
         assert answers == [None, None] or time.monotonic() > reserved_at + 1
     assert backend.purge(queue, [State.READY]) <= 1
+
+
+def test_an_ack_of_a_lease_of_a_second_is_not_preceded_by_touches_without_end(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    for ttr in (1, 60):
+        client.put(b"foreign", tube=queue, ttr=ttr)
+    with backend.consumer([queue]) as consumer:
+        reserved_at = time.monotonic()
+        short, long = consumer.reserve(2, 0) + consumer.reserve(1, 0)
+        before = touches(client)
+        near_its_end(short, reserved_at)
+        answers = consumer.settle([Ack(short), Ack(long)])
+        assert touches(client) - before <= 3  # one, unless the test is held up
+        assert answers[1] is None
+    backend.purge(queue, [State.READY])
+
+
+def test_a_verdict_that_comes_too_late_leaves_its_job_to_others(
+    backend: Backend, client: BareClient, queue: str
+) -> None:
+    """The server forgets to look at most ends of leases, so it has to be reminded all the same."""
+    queues = [f"{queue}-{number}" for number in range(10)]
+    with contextlib.ExitStack() as stack:
+        leases = []
+        for name in queues:
+            backend.enqueue(name, [new(ttr=TTR)])
+            consumer = stack.enter_context(backend.consumer([name]))
+            leases += [(consumer, lease) for lease in consumer.reserve(1, 0)]
+            time.sleep(0.03)  # so that the server is idle at each end
+        for consumer, lease in leases:
+            end = consumer._holding._held[lease.token].ends_at  # type: ignore[attr-defined]
+            time.sleep(max(0.0, end - now()) + 0.0005)
+            assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
+        for name in queues:
+            until(lambda name=name: client.stats("tube", name)["current-jobs-ready"] == "1", "it is ready")  # type: ignore[misc]
+    for name in queues:
+        assert backend.purge(name, [State.READY]) == 1
 
 
 def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interrupted(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -9,9 +10,10 @@ import pytest
 from servers.process import until
 
 from multiq.backend import Ack, Bury, NewJob, State
-from multiq.errors import JobNotFound, Unsupported
+from multiq.errors import JobNotFound, JobReserved, Unsupported
 from multiq.ids import new_id
 from multiq.registry import open_backend
+from multiq_beanstalk.wires import Session
 
 if TYPE_CHECKING:
     from servers.beanstalk import BareClient, BeanstalkServer
@@ -90,6 +92,17 @@ def test_pauses_that_are_over_keep_no_tubes(backend: Backend, client: BareClient
     assert backend.queues() == [QUEUE]
 
 
+def test_a_queue_can_be_paused_after_the_connection_that_kept_others_was_lost(
+    server: BeanstalkServer, backend: Backend
+) -> None:
+    backend.pause("before", 1)
+    time.sleep(2.1)  # that pause is over, and its tube is let go with the next one
+    server.kill()
+    server.start()
+    backend.pause(QUEUE, 3600)
+    assert backend.queues() == [QUEUE]
+
+
 # --- tubes that are not there, and those of others -------------------------------------------------------
 
 
@@ -126,6 +139,30 @@ def test_a_job_of_another_tube_is_not_found_and_stays(backend: Backend, client: 
 
 
 # --- what can be seen ------------------------------------------------------------------------------------
+
+
+def test_a_job_that_was_held_when_it_should_be_deleted_is_never_said_to_be_gone(
+    backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = backend.enqueue(QUEUE, [new()])
+    client.watch(QUEUE)
+    ask = Session.ask
+
+    def ask_while_it_is_held(session: Session, *commands: bytes, **options: Any) -> Any:
+        if commands != (b"delete %b" % job_id.encode(),):
+            return ask(session, *commands, **options)
+        assert client.reserve() is not None
+        replies = ask(session, *commands, **options)
+        assert client.ask(b"release %b 1024 0" % job_id.encode()) == b"RELEASED"
+        return replies
+
+    monkeypatch.setattr(Session, "ask", ask_while_it_is_held)
+    with pytest.raises(JobReserved):
+        backend.delete(QUEUE, job_id)
+    with pytest.raises(JobReserved):
+        backend.reschedule(QUEUE, job_id, 3600)
+    stats = backend.stats(QUEUE)
+    assert (stats.ready, stats.delayed) == (1, 0)
 
 
 def test_the_first_job_of_a_state_can_be_seen_and_more_are_refused(backend: Backend) -> None:
