@@ -194,10 +194,10 @@ class RedisBackend(Backend):
         )
 
     def pause(self, queue: str, seconds: float) -> None:
-        self._callers.call_each("pause", self._lines.asked(queue), (microseconds(seconds),))
+        self._pause(queue, microseconds(seconds))
 
     def resume(self, queue: str) -> None:
-        self._callers.call_each("pause", self._lines.asked(queue), (0,))
+        self._pause(queue, 0)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         return sum(self._purge(line, states) for line in self._lines.asked(queue))
@@ -225,6 +225,15 @@ class RedisBackend(Backend):
                     break
         if answer in _REFUSALS:
             raise _REFUSALS[answer](queue, job_id)
+
+    def _pause(self, queue: str, pause: int) -> None:
+        """Also those lines that a producer adds meanwhile: it may have looked for a pause before there was one."""
+        lines = self._lines.asked(queue)
+        done = 0
+        while len(lines) > done:
+            self._callers.call_each("pause", lines[done:], (pause,))
+            done = len(lines)
+            lines = self._lines.asked(queue)
 
     def _purge(self, line: str, states: Sequence[State]) -> int:
         promote_all(self._callers, line)

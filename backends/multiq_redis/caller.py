@@ -182,7 +182,9 @@ class Caller:
             wire.close()
 
     def hang_up(self) -> None:
-        """The same from another thread."""
+        """The same from another thread. The connections of the process that we were forked off from are left alone."""
+        if self._generation != forks.generation:
+            return
         for wire in tuple(self._wires.values()):
             wire.hang_up()
 

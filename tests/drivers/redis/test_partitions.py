@@ -240,6 +240,27 @@ def test_a_paused_queue_that_gets_more_lines_is_paused_in_all(wide: Backend, nar
     assert len(drain(wide)) == 100
 
 
+def test_lines_that_are_added_while_a_queue_is_being_paused_are_paused(
+    wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a producer that adds lines after somebody who pauses has looked how many there are
+    lines: Any = narrow._lines  # type: ignore[attr-defined]
+    asked = lines.asked
+
+    def asked_too_early(queue: str) -> list[str]:
+        monkeypatch.undo()
+        found: list[str] = asked(queue)
+        put(wide, 100)
+        return found
+
+    monkeypatch.setattr(lines, "asked", asked_too_early)
+    narrow.pause(QUEUE, 3600)
+    # Then nothing is handed out all the same
+    assert drain(wide) == []
+    narrow.resume(QUEUE)
+    assert len(drain(wide)) == 100
+
+
 def test_a_server_that_has_forgotten_how_many_lines_there_are_is_told_again(
     server: RedisServer, wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -168,3 +168,19 @@ def test_parent_and_child_have_callers_of_their_own(backend: Backend) -> None:
         # Then no reply went astray, and nothing was taken for somebody else's call
         expected = {f"{who} {number}" for who in ("child", "parent") for number in range(20)}
         assert {lease.id for lease in consumer.reserve(100, 0)} == expected
+
+
+def test_a_child_that_closes_leaves_its_parents_connections_open(server: RedisServer, backend: Backend) -> None:
+    with backend.consumer([QUEUE]) as consumer:
+        consumer.reserve(1, 0)
+        before = server.ask("INFO", "stats")["total_connections_received"]
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - in the child
+            try:
+                backend.close()
+            finally:
+                os._exit(0)
+        os.waitpid(pid, 0)
+        consumer.reserve(1, 0)
+        # one is that of the question itself
+        assert server.ask("INFO", "stats")["total_connections_received"] - before == 1
