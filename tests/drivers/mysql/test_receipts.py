@@ -122,6 +122,27 @@ def test_a_delete_whose_request_is_lost_does_not_claim_what_a_worker_has_done(
     assert not proxy.is_armed
 
 
+def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_reply(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = enqueue(backend)
+    with backend.consumer([QUEUE]) as consumer:
+
+        def bury() -> None:
+            assert consumer.settle([Bury(lease) for lease in consumer.reserve(1, 30)]) == [None]
+
+        bury()
+        ours.stats(QUEUE)
+        # When the reply to the kick is lost, and somebody reserves and buries the job before the next try
+        _meanwhile(monkeypatch, ours, bury)
+        proxy.arm(CutReply(after=b";COMMIT"))
+        ours.kick_job(QUEUE, job_id)
+        # Then it stays buried
+        assert not proxy.is_armed
+        record = backend.peek(QUEUE, job_id)
+        assert (record.state, record.kicks) == (State.BURIED, 1)
+
+
 def test_leases_in_doubt_stay_with_the_process_that_claimed_them(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
