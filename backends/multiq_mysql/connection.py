@@ -73,7 +73,9 @@ _SESSION = (
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */"
     # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
-    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */;"
+    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
+    # nor of one of more than 32,000 numbers a range
+    "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
 

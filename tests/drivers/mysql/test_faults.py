@@ -262,6 +262,23 @@ def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(n
             assert theirs.stats(QUEUE).ready == 2
 
 
+def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
+    count = 35_000  # MariaDB gives up on ranges of 32,000 values and more, and would read the whole table
+    with (
+        open_backend(place.url) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        mysql_server.client(place.name, autocommit=False) as other,
+        other.cursor() as cursor,
+    ):
+        backend.enqueue("other", [new()])
+        backend.enqueue(QUEUE, [new() for _ in range(count)])
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute("SELECT seq FROM multiq_jobs WHERE queue = 'other' FOR UPDATE")
+        leases = consumer.reserve(count, 0)
+        assert len(leases) == count
+        assert not any(consumer.settle([GiveBack(lease) for lease in leases]))
+
+
 def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:
     """A claim moves an entry of the index, for which a full InnoDB may have no page: it is refused, too, and typed."""
     # Given a server whose one file may not grow for ever, and a queue that was filled until it refused
