@@ -34,7 +34,7 @@ from proxy import Hole, Latency, Pass, Proxy
 from servers.process import HOST
 from worker_app import app, nap
 
-from multiq.backend import Ack, GiveBack
+from multiq.backend import Ack, Bury, GiveBack
 from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
@@ -260,6 +260,17 @@ def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(n
             server.set("read_only", 0)
             theirs.enqueue(QUEUE, [new()])
             assert theirs.stats(QUEUE).ready == 2
+
+
+def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new() for _ in range(10)])
+        leases = consumer.reserve(10, 0)
+        size = int(mysql_server.variable("max_allowed_packet")) // 10
+        reasons = [f"{number}{'x' * size}" for number in range(10)]  # twice as large in hex
+        verdicts = [Bury(lease, reason=reason) for lease, reason in zip(leases, reasons, strict=True)]
+        assert consumer.settle(verdicts) == [None] * 10
+        assert backend.peek(QUEUE, leases[9].id).reason == reasons[9]
 
 
 def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
