@@ -33,7 +33,7 @@ from pymysql.constants.CR import CR_MALFORMED_PACKET
 from multiq.errors import BackendUnavailable, MultiqError
 
 from . import receipts, schema
-from .failures import code_of, explain, is_lost
+from .failures import READ_ONLY, code_of, explain, is_lost
 from .receipts import Book
 from .replay import REPLAYED, Replays
 from .statements import NOW, TRUE_NOW, Sql
@@ -330,8 +330,11 @@ class Connection:
                     self._clean_up(session)
                     if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
                         continue
-                    is_stale = session is not None and session.is_broken and time.monotonic() < deadline
-                    if is_stale and reconnects < _RECONNECTS:
+                    is_demoted = code_of(exc) in READ_ONLY
+                    if is_demoted:
+                        self._database.close()  # the address may lead to another server by now
+                    is_stale = session is not None and (session.is_broken or is_demoted)
+                    if is_stale and time.monotonic() < deadline and reconnects < _RECONNECTS:
                         reconnects += 1
                         continue
                     raise explain(exc, self._database.login.place, timeout) from exc

@@ -262,6 +262,30 @@ def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(n
             assert theirs.stats(QUEUE).ready == 2
 
 
+def test_an_address_that_leads_to_another_primary_now_is_followed(new_mysql: NewMysql) -> None:
+    # Given a proxy in front of a primary, and one that is to take its place
+    old, new_one = new_mysql(), new_mysql()
+    for server in (old, new_one):
+        server.ask("CREATE DATABASE shop")
+        server.ask("CREATE USER multiq")
+        server.ask("GRANT ALL ON shop.* TO multiq")
+    with (
+        Proxy((old.host, old.port)) as proxy,
+        open_backend(old.url("shop", port=proxy.port, user="multiq")) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        open_backend(new_one.url("shop")) as there,
+    ):
+        backend.enqueue(QUEUE, [new()])
+        assert len(consumer.reserve(1, 0)) == 1
+        # When the first becomes a replica that goes on answering, and the proxy leads to the other
+        old.set("read_only", 1)
+        proxy._upstream = (new_one.host, new_one.port)
+        # Then the next call goes there, and so do the consumers
+        backend.enqueue(QUEUE, [new()])
+        assert there.stats(QUEUE).ready == 1
+        assert len(consumer.reserve(1, 30)) == 1
+
+
 def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new() for _ in range(10)])
