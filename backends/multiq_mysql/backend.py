@@ -160,8 +160,10 @@ class MysqlBackend(Backend):
         which = {"queue": queue.encode(), "id": packed(job_id)}
 
         def delete(session: Session) -> None:
+            if self._is_done(session, which):
+                return
             gone, *_ = session.commit(render("delete", now=self._database.now, **which), done=CHANGED)
-            if not gone.affected and not session.done_before():
+            if not gone.affected:
                 self._find(session, queue, job_id)
                 raise JobReserved(queue, job_id)
 
@@ -189,10 +191,10 @@ class MysqlBackend(Backend):
         which = {"queue": queue.encode(), "id": packed(job_id)}
 
         def kick_job(session: Session) -> None:
-            kicked, *_ = session.commit(render("kick_job", now=self._database.now, **which), done=CHANGED)
-            if kicked.affected or session.done_before():
+            if self._is_done(session, which):
                 return
-            if self._find(session, queue, job_id) is State.RESERVED:
+            kicked, *_ = session.commit(render("kick_job", now=self._database.now, **which), done=CHANGED)
+            if not kicked.affected and self._find(session, queue, job_id) is State.RESERVED:
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
@@ -259,6 +261,19 @@ class MysqlBackend(Backend):
             (outlook,) = self._database.watch.look(connection, self._database, [queue])
             if outlook.has_due:
                 promote(connection, outlook, time.monotonic() + self.timeout)
+
+    def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
+        """Whether an earlier try of this call was committed, its reply being lost. If it was not, the job is locked.
+
+        Asked first: what somebody did to the job after that is not to be undone by a second try.
+        """
+        if not session.doubt:
+            return False
+        session.begin(render("take_out", now=self._database.now, **which))
+        if not session.done_before():
+            return False
+        session.roll_back()
+        return True
 
     def _find(self, session: Session, queue: str, job_id: str) -> State:
         """The state of a job. Raises ``JobNotFound``."""

@@ -33,7 +33,7 @@ from pymysql.constants.CR import CR_MALFORMED_PACKET
 from multiq.errors import BackendUnavailable, MultiqError
 
 from . import receipts, schema
-from .failures import code_of, explain, is_lost
+from .failures import READ_ONLY, code_of, explain, is_lost
 from .receipts import Book
 from .replay import REPLAYED, Replays
 from .statements import NOW, TRUE_NOW, Sql
@@ -56,6 +56,7 @@ _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time 
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
 _FACTS = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
+_COMMAND = 16  # bytes of a packet beside the statements, at most
 _GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
 _TIDIED_EACH = 3600.0  # seconds
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
@@ -73,7 +74,9 @@ _SESSION = (
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */"
     # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
-    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */;"
+    "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
+    # nor of one of more than 32,000 numbers a range
+    "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
 
@@ -202,17 +205,20 @@ class Database:
 class Session:
     """What a verb sees of a connection during one try of its transaction."""
 
-    __slots__ = ("_opened", "_sign", "deadline", "doubt", "in_transaction", "is_broken", "receipt")
+    __slots__ = ("_opened", "_packet", "_sign", "deadline", "doubt", "in_transaction", "is_broken", "receipt")
 
     def __init__(
         self,
         opened: pymysql.connections.Connection[Any],
         deadline: float,
         *,
+        packet: int,
         sign: Callable[[], Receipt],
         doubt: list[Receipt],
     ) -> None:
+        """*packet*: bytes of the largest one that the server takes."""
         self._opened = opened
+        self._packet = packet
         self._sign = sign
         self.deadline = deadline
         self.doubt = doubt
@@ -223,13 +229,17 @@ class Session:
         """Of the transaction that is being committed."""
 
     def ask(self, *texts: str) -> list[Answer]:
-        """Run statements, sent in one packet, and return their answers. The first error ends it."""
+        """Run statements, sent in one packet if they fit, and return their answers. The first error ends it."""
+        text = ";".join(texts)
+        if len(text) >= self._packet and len(texts) > 1:
+            middle = len(texts) // 2
+            return self.ask(*texts[:middle]) + self.ask(*texts[middle:])
         left = max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT)
         opened: Any = self._opened
         opened._read_timeout = opened._write_timeout = _rounded(left)  # noqa: SLF001 - no other way to change them
         self.is_broken = True  # until the last reply is here
         try:
-            opened.query(";".join(texts))
+            opened.query(text)
             answers = [_answer(opened)]
             while opened._result.has_next:  # noqa: SLF001
                 opened.next_result()
@@ -308,7 +318,9 @@ class Connection:
             while True:
                 session = None
                 try:
-                    session = Session(self._open(deadline), deadline, sign=self._sign, doubt=doubt)
+                    opened = self._open(deadline)
+                    packet = (self._database.max_packet or 0) - _COMMAND
+                    session = Session(opened, deadline, packet=packet, sign=self._sign, doubt=doubt)
                     result = work(session)
                 except MultiqError:
                     self._clean_up(session)
@@ -318,8 +330,11 @@ class Connection:
                     self._clean_up(session)
                     if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
                         continue
-                    is_stale = session is not None and session.is_broken and time.monotonic() < deadline
-                    if is_stale and reconnects < _RECONNECTS:
+                    is_demoted = code_of(exc) in READ_ONLY
+                    if is_demoted:
+                        self._database.close()  # the address may lead to another server by now
+                    is_stale = session is not None and (session.is_broken or is_demoted)
+                    if is_stale and time.monotonic() < deadline and reconnects < _RECONNECTS:
                         reconnects += 1
                         continue
                     raise explain(exc, self._database.login.place, timeout) from exc

@@ -207,6 +207,8 @@ class MysqlConsumer(Consumer):
         return turn
 
     def _take_turn(self, session: Session, batch: Batch | None, limit: int) -> _Turn:
+        if self._claimed_by != os.getpid():
+            self._claimed = []  # before a fork: the parent reads them back
         if self._claimed and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._claimed = ours[limit:]

@@ -31,6 +31,9 @@ _LOST = frozenset(
     }
 )  # fmt: skip
 
+READ_ONLY = frozenset({1290, 1792, 1836})
+"""Said by a server that is a replica, or has become one."""
+
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
     1047: "takes no commands: as a node of a Galera cluster it is not, or no longer, part of it; name another node",

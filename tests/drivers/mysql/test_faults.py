@@ -34,7 +34,7 @@ from proxy import Hole, Latency, Pass, Proxy
 from servers.process import HOST
 from worker_app import app, nap
 
-from multiq.backend import Ack, GiveBack
+from multiq.backend import Ack, Bury, GiveBack
 from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
@@ -260,6 +260,58 @@ def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(n
             server.set("read_only", 0)
             theirs.enqueue(QUEUE, [new()])
             assert theirs.stats(QUEUE).ready == 2
+
+
+def test_an_address_that_leads_to_another_primary_now_is_followed(new_mysql: NewMysql) -> None:
+    # Given a proxy in front of a primary, and one that is to take its place
+    old, new_one = new_mysql(), new_mysql()
+    for server in (old, new_one):
+        server.ask("CREATE DATABASE shop")
+        server.ask("CREATE USER multiq")
+        server.ask("GRANT ALL ON shop.* TO multiq")
+    with (
+        Proxy((old.host, old.port)) as proxy,
+        open_backend(old.url("shop", port=proxy.port, user="multiq")) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        open_backend(new_one.url("shop")) as there,
+    ):
+        backend.enqueue(QUEUE, [new()])
+        assert len(consumer.reserve(1, 0)) == 1
+        # When the first becomes a replica that goes on answering, and the proxy leads to the other
+        old.set("read_only", 1)
+        proxy._upstream = (new_one.host, new_one.port)
+        # Then the next call goes there, and so do the consumers
+        backend.enqueue(QUEUE, [new()])
+        assert there.stats(QUEUE).ready == 1
+        assert len(consumer.reserve(1, 30)) == 1
+
+
+def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlDatabases, place: Place) -> None:
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [new() for _ in range(10)])
+        leases = consumer.reserve(10, 0)
+        size = int(mysql_server.variable("max_allowed_packet")) // 10
+        reasons = [f"{number}{'x' * size}" for number in range(10)]  # twice as large in hex
+        verdicts = [Bury(lease, reason=reason) for lease, reason in zip(leases, reasons, strict=True)]
+        assert consumer.settle(verdicts) == [None] * 10
+        assert backend.peek(QUEUE, leases[9].id).reason == reasons[9]
+
+
+def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
+    count = 35_000  # MariaDB gives up on ranges of 32,000 values and more, and would read the whole table
+    with (
+        open_backend(place.url) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        mysql_server.client(place.name, autocommit=False) as other,
+        other.cursor() as cursor,
+    ):
+        backend.enqueue("other", [new()])
+        backend.enqueue(QUEUE, [new() for _ in range(count)])
+        cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
+        cursor.execute("SELECT seq FROM multiq_jobs WHERE queue = 'other' FOR UPDATE")
+        leases = consumer.reserve(count, 0)
+        assert len(leases) == count
+        assert not any(consumer.settle([GiveBack(lease) for lease in leases]))
 
 
 def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql) -> None:

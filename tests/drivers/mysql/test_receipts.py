@@ -10,6 +10,7 @@ from processes import until
 from proxy import CutReply, CutRequest, Proxy
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost
 from multiq.ids import new_ids
 from multiq.registry import open_backend
@@ -119,6 +120,54 @@ def test_a_delete_whose_request_is_lost_does_not_claim_what_a_worker_has_done(
     with pytest.raises(JobNotFound):
         ours.delete(QUEUE, job_id)
     assert not proxy.is_armed
+
+
+def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_reply(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (job_id,) = enqueue(backend)
+    with backend.consumer([QUEUE]) as consumer:
+
+        def bury() -> None:
+            assert consumer.settle([Bury(lease) for lease in consumer.reserve(1, 30)]) == [None]
+
+        bury()
+        ours.stats(QUEUE)
+        # When the reply to the kick is lost, and somebody reserves and buries the job before the next try
+        _meanwhile(monkeypatch, ours, bury)
+        proxy.arm(CutReply(after=b";COMMIT"))
+        ours.kick_job(QUEUE, job_id)
+        # Then it stays buried
+        assert not proxy.is_armed
+        record = backend.peek(QUEUE, job_id)
+        assert (record.state, record.kicks) == (State.BURIED, 1)
+
+
+def test_leases_in_doubt_stay_with_the_process_that_claimed_them(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """3.6, 11.4."""
+    enqueue(backend, 5)
+    with ours.consumer([QUEUE]) as consumer:
+        assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
+        # Given a claim that was carried out, its reply lost and its server out of reach
+        with monkeypatch.context() as patch:
+            proxy.arm(CutReply(after=b";COMMIT"))
+            _meanwhile(patch, ours, proxy.refuse)
+            with pytest.raises(BackendUnavailable):
+                consumer.reserve(2, 0)
+        proxy.accept()
+        first_two = [job.id for job in backend.jobs(QUEUE, State.RESERVED).jobs]
+        assert len(first_two) == 2
+
+        def reserve_others() -> None:
+            leases = consumer.reserve(2, 30)
+            assert len(leases) == 2
+            assert {lease.id for lease in leases}.isdisjoint(first_two)
+
+        # When the process forks, then the child gets other jobs
+        assert ended_well(fork(reserve_others))
+        assert sorted(lease.id for lease in consumer.reserve(2, 30)) == sorted(first_two)
 
 
 def test_a_kick_whose_request_is_lost_counts_nothing_that_others_kicked(
