@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Consumer, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
+from multiq.forks import forks
 
 from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
 from .lines import MOST
@@ -45,7 +46,6 @@ _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 class _Call(NamedTuple):
     """One script: some verdicts, and how many jobs are asked for."""
 
-    slot: bytes
     script: Call
     verdicts: Sequence[Verdict]
     places: Sequence[int]
@@ -110,6 +110,7 @@ class RedisConsumer(Consumer):
         self._uncertain: dict[str, _Call] = {}  # line -> the call that may or may not have arrived
         self._answered: dict[_Key, LeaseLost | None] = {}  # answers whose callers do not have them yet
         self._gained: list[Lease] = []  # jobs that a failed call has got
+        self._generation = forks.generation  # whose the last two are
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self.exchange((), limit, timeout)[1]
@@ -261,7 +262,7 @@ class RedisConsumer(Consumer):
         arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
         arguments[3::2] = [fence(verdict.lease) + details(verdict) for verdict in verdicts]
         script = self._caller.new_call("exchange", line, arguments, number=number)
-        return _Call(self._caller.slot, script, verdicts, places, share)
+        return _Call(script, verdicts, places, share)
 
     def _make(self, calls: Sequence[_Call], trade: _Trade) -> dict[str, bool]:
         """One round. Returns for each line whether it can have more jobs to hand out."""
@@ -320,6 +321,10 @@ class RedisConsumer(Consumer):
 
     def _after_a_failure(self, trade: _Trade) -> None:
         """Before a trade makes any calls: what earlier ones left behind."""
+        if self._generation != forks.generation:  # the parent finds out, and has the jobs
+            self._generation = forks.generation
+            self._uncertain.clear()
+            self._gained.clear()
         self._leave_out(trade)
         self._make_sure(trade)
         if self._gained and trade.limit > 0:
@@ -339,9 +344,7 @@ class RedisConsumer(Consumer):
         A line whose last call is still uncertain takes no other.
         """
         for line, call in tuple(self._uncertain.items()):
-            if call.slot != self._caller.slot:  # it was our parent's, before a fork
-                del self._uncertain[line]
-            elif line not in trade.out:
+            if line not in trade.out:
                 try:
                     reply = self._caller.perform(call.script, self._until([line], trade))
                 except BackendError as exc:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 from typing import TYPE_CHECKING
 
 import pytest
-from proxy import CutReply, Proxy
+from proxy import CutReply, CutRequest, Proxy
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.errors import BackendUnavailable, LeaseLost
@@ -137,3 +138,29 @@ def test_a_job_that_a_failed_call_has_got_is_handed_out_only_while_its_lease_las
         ours = consumer.reserve(1, 0)
         assert [len(theirs), len(ours)] == ([1, 0] if ttr == 1 else [0, 1])
         assert (theirs + ours)[0].attempt == (2 if ttr == 1 else 1)
+
+
+def test_what_a_failed_call_left_behind_is_the_parents_after_a_fork(
+    proxy: Proxy, backend: Backend, through: Backend
+) -> None:
+    # Given a call that got a job in one queue, and whose verdict did not arrive in the other
+    backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
+    with through.consumer([QUEUE, OTHER]) as consumer:
+        (held,) = consumer.reserve(1, 0)
+        backend.enqueue(QUEUE, [NewJob(b"x", "job", ttr=60)])
+        proxy.arm(CutRequest(after=b"{other}:jobs", times=1000))
+        with pytest.raises(BackendUnavailable):
+            consumer.exchange([Ack(held)], 1, 0)
+        proxy.disarm()
+        # When a child goes on with the same consumer, then it has nothing of that
+        pid = os.fork()
+        if pid == 0:  # pragma: no cover - in the child
+            try:
+                os._exit(0 if consumer.reserve(5, 0) == [] else 1)
+            finally:
+                os._exit(2)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        # And its parent has all
+        answers, leases = consumer.exchange([Ack(held)], 1, 0)
+        assert answers == [None]
+        assert [lease.id for lease in leases] == ["job"]
