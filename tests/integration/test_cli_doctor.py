@@ -33,7 +33,8 @@ def test_something_bad_exits_with_1_and_says_what_to_do(shell: Shell) -> None:
     done = shell("doctor", "sqlite:////no/such/folder/jobs.db")
     assert done.code == 1
     assert "there is no folder /no/such/folder; make it" in done.out
-    assert done.err.startswith("1 bad, 1 unknown")
+    assert done.err.startswith("1 bad, ")  # a warning of an old library may follow
+    assert "1 unknown" in done.err
     document = shell("doctor", "--json", "sqlite:////no/such/folder/jobs.db").json
     assert document["fit"] is False
 
