@@ -76,10 +76,7 @@ class SqliteConsumer(Consumer):
         try:
             return answers, self._wait_for_jobs(limit, give_up_at)
         except MultiqError:  # not only a BackendError: a folder that is gone by now is an UrlInvalid
-            return (
-                answers,
-                [],
-            )  # the verdicts are settled, and must not be again; the next reserve will say what is wrong
+            return answers, []  # the verdicts are settled, and must not be again; the next reserve says what is wrong
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -106,15 +103,15 @@ class SqliteConsumer(Consumer):
     def _take_turns(self, limit: int) -> list[Lease]:
         """Reserve: in several transactions if so much is due that one would hold the lock for long.
 
-        What becomes due after the first of them waits for the next call: however fast jobs become due, this ends.
+        What becomes due after the first of them waits for the next call: however fast jobs become due, this ends. An
+        interruption that came before the first of them ends a wait, not a look: "nothing" would be wrong then.
         """
         until = self._clock()
-        while not self._interrupted:
+        while True:
             _, leases, is_all = self._turn((), limit, until)
-            if leases or is_all:
+            if leases or is_all or self._interrupted:
                 return leases
             time.sleep(BREATH)
-        return []
 
     def _take(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
         """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best.

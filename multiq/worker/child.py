@@ -261,7 +261,7 @@ class Child:
         elif helds:
             self._hold(True)
             executor.start(helds)
-        elif executor.busy == 0:
+        elif executor.busy == 0 and not self._changed.is_set():  # else the call was interrupted: it proves nothing
             self._found_nothing(was_handing_on=was_handing_on)
 
     def _look_around(self) -> None:

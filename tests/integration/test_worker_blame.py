@@ -211,9 +211,10 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
             step.enqueue(2000)
             other.until(lambda: stopped.words("end").count(1000) == 2 and 2000 in other.words("end"))
             time.sleep(0.5)
-            # Then it begins none of them
+            # Then it begins none of them, but for one that its second thread was about to begin when it was stopped
             later = [line for line in read_diary(stopped.diary) if line[2] == child and line[3] > continued_at]
-            assert {number for word, number, _, _ in later if word == "start"} <= {2000}
+            begun = {number for word, number, _, _ in later if word == "start"} - {2000}
+            assert len(begun) <= ("-t" in mode)
 
 
 # --- what is interrupted -----------------------------------------------------------------------------------

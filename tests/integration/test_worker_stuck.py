@@ -122,6 +122,8 @@ def test_a_second_signal_reaches_the_children_of_before_a_roll(tmp_path: Path) -
 def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
     # Given a trial of new code that takes long
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    with supervisor._inbox:
+        pass  # its sockets are closed
     supervisor._check = [sys.executable, "-c", "import time; time.sleep(300)"]
     supervisor._begin_roll()
     trial = supervisor._checking

@@ -204,3 +204,10 @@ def test_an_ear_that_has_left_is_not_released_any_more() -> None:
 
 def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def test_an_interruption_that_came_before_a_reserve_hides_no_ready_job(backend: SqliteBackend, jobs: Jobs) -> None:
+    backend.enqueue("q", jobs(1, b"1"))
+    with backend.consumer(["q"]) as consumer:
+        consumer.interrupt()
+        assert [lease.body for lease in consumer.reserve(5, 0)] == [b"1"]
