@@ -375,6 +375,13 @@ class Consumer(ABC):
 
     queues: tuple[str, ...]
 
+    asked_at: float = 0.0
+    """A moment before the last call's jobs were reserved, close to it; ``time.monotonic()``. 0.0: unknown.
+
+    Their leases last at least until a ttr after it. When the call returned says less: a process may have been stopped
+    between the server's answer and that.
+    """
+
     def reorder(self, queues: Sequence[str]) -> None:
         """The same queues in another order, from the next reserve on: perhaps before every one, so without any I/O.
 

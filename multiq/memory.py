@@ -439,7 +439,7 @@ class MemoryConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         with self._store.lock:
             while True:
-                now = self._store.clock()
+                self.asked_at, now = time.monotonic(), self._store.clock()
                 leases = self._take(limit, now)
                 left = give_up_at - time.monotonic()
                 if leases or left <= 0 or self._interrupted:

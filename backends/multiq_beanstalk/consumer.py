@@ -351,7 +351,9 @@ class BeanstalkConsumer(Consumer):
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            asked_at = now()
+            moment, asked_at = time.monotonic(), now()  # two clocks: see there
+            if not at:
+                self.asked_at = moment - min(asked_at - found[0].asked_at, _AT_ONCE)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
             touched: dict[bytes, bool] = {}
             late: list[bytes] = []

@@ -197,6 +197,8 @@ class MysqlConsumer(Consumer):
     def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
         """Settle and reserve in one transaction."""
         batch = Batch(self._database, verdicts) if verdicts else None
+        if not self._claimed:  # those were reserved before
+            self.asked_at = time.monotonic()
         turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
         if batch is not None:
             self._doubts.end(batch)

@@ -153,6 +153,7 @@ class RedisConsumer(Consumer):
         started = time.monotonic()
         trade = _Trade(verdicts, limit)
         if limit > 0:
+            self.asked_at = started
             self._looked_at = -_NEVER
             self._asked.clear()
         try:

@@ -94,7 +94,7 @@ class SqliteConsumer(Consumer):
         """Settle and reserve in one transaction. False at its end: more was due by *until* than one should promote."""
 
         def turn(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-            now = self._clock()
+            self.asked_at, now = time.monotonic(), self._clock()
             answers = _settle(transaction, verdicts, now) if verdicts else []
             return answers, *self._take(transaction, limit, now, min(until, now))
 

@@ -155,11 +155,10 @@ class Pump:
         except BackendError as exc:
             self._plan(now + self._went_down(exc))
             return
-        touched_at = time.monotonic()
         for held, error in zip(due, lost, strict=True):
             if error is None:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
-                held.ends_at = touched_at + held.lease.ttr
+                held.ends_at = now + held.lease.ttr
                 if self._inflight is not None:
                     self._inflight.touch(held)
             else:
@@ -174,7 +173,7 @@ class Pump:
         return [held for held in collected if held in self._held]
 
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
-        now = time.monotonic()
+        now = self._consumer.asked_at or time.monotonic()
         next_touch = self._next_touch
         slots = [None] * len(leases) if self._inflight is None else self._inflight.hold(leases, now)
         taken = []

@@ -198,14 +198,12 @@ def test_a_child_that_was_stopped_begins_no_job_whose_lease_has_ended(
         time.sleep(2.5)
         # When their leases have ended, another worker has done them all, and it is continued
         with blamed(tmp_path, server_url, "-p 1") as other:
-            numbers = set(range(1000, 1040))
-            # (what a second thread of the stopped one had run before is run again: it was not settled)
-            other.until(
-                lambda: (
-                    numbers
-                    <= {number for word, number, pid, _ in read_diary(other.diary) if word == "end" and pid != child}
-                )
-            )
+
+            def is_idle() -> bool:
+                stats = app.queue().stats()
+                return (stats.ready, stats.reserved) == (0, 0)
+
+            other.until(lambda: 1000 in other.words("end") and is_idle())
             continued_at = time.monotonic_ns()
             os.kill(child, signal.SIGCONT)
             step.enqueue(2000)
