@@ -19,6 +19,8 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
+import pytest
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import Self
@@ -50,6 +52,10 @@ class CutRequest(Fault):
 
 class CutReply(Fault):
     """The server gets the whole request and carries it out; the client gets *at* bytes of the reply."""
+
+
+#: ``make test`` cuts at one place of nine (odd: so that every kind of cut comes up), ``make test-long`` at each
+STRIDES = [9, pytest.param(1, marks=pytest.mark.long)]
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
