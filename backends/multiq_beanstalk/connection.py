@@ -210,6 +210,36 @@ class Wire:
             raise
         return lines
 
+    def push(self, rest: memoryview) -> memoryview:
+        """Send what the kernel takes at once. Returns what it does not. Raises ``OSError``."""
+        try:
+            return rest[self.sock.send(rest, _NOW) :]
+        except BlockingIOError:
+            return rest
+
+    def pull(self, count: int) -> list[Reply]:
+        """Up to *count* of the next replies, without bodies, that are there already.
+
+        Raises ``OSError``, ``ProtocolError``, when there is none.
+        """
+        try:
+            data = self.sock.recv(_RECEIVED_AT_ONCE, _NOW)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionResetError(_HUNG_UP)
+        self._buffer, self._at = self._buffer[self._at :] + data, 0
+        replies: list[Reply] = []
+        while len(replies) < count and (end := self._buffer.find(b"\r\n", self._at)) >= 0:
+            if self._unread:
+                self._unread -= 1
+            else:
+                replies.append((self._buffer[self._at : end], b""))
+            self._at = end + 2
+        if not replies and len(self._buffer) - self._at > _LONGEST_LINE:
+            raise ProtocolError("a reply does not end")
+        return replies
+
     def heard(self) -> list[bytes]:
         """The replies without bodies that have come and were not read, for who has failed to send all of a packet."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
