@@ -59,7 +59,10 @@ class Wire:
         """When it was last lent to somebody, by the deadline of his call."""
         self._buffer = b""
         self._at = 0  # in the buffer
-        self._granted = 0.0  # seconds that the next receive may take
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        self._wait = poll.poll
+        self._granted = 0.0  # seconds that the next receive of several replies may take
         self._vigil = Vigil(sock)
         self._unread = 0  # replies to pokes
 
@@ -331,24 +334,30 @@ class Wire:
         The server sends each reply by itself, and takes its time for each if it syncs its log. To be woken by every
         one of them costs more than all else that is done for a job.
         """
-        self._grant(deadline)
+        left = time_left(deadline)
+        data = b"" if sure >= _MANY else self._vigil.receive(_RECEIVED_AT_ONCE)
+        if data:
+            return data
+        if not self._wait(left * 1000):
+            raise TimeoutError(_TOO_LATE)
         try:
             if sure >= _MANY:
+                self._grant(left)
                 data = self.sock.recv(sure, socket.MSG_WAITALL)
             else:
-                data = self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE)
+                data = self.sock.recv(_RECEIVED_AT_ONCE)
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:
             raise ConnectionResetError(_HUNG_UP)
         return data
 
-    def _grant(self, deadline: float) -> None:
-        """Let the next receive take until the deadline, give or take a sixteenth of what is left.
+    def _grant(self, left: float) -> None:
+        """Let the next receive take so many seconds, give or take a sixteenth.
 
-        Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
+        It is called when something is there already: one that a signal interrupts before it has anything is repeated by
+        Python, and the kernel would grant it the whole time again.
         """
-        left = time_left(deadline)
         if abs(left - self._granted) <= left / 16:
             return
         self._granted = left
