@@ -20,7 +20,6 @@ from multiq.errors import BackendError
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
-from .receipts import CHANGED
 from .settling import Batch, Doubts
 from .statements import render, rendered
 from .waiting import Question
@@ -225,11 +224,11 @@ class MysqlConsumer(Consumer):
     def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Turn:
         answers, acks = [], []
         if batch is not None and batch.is_short and not self._doubts.about(batch):
-            answers, acks = batch.all_done(), batch.acks()
+            answers, acks = batch.all_done(), batch.acks(session.take_ticket())
         elif batch is not None:
             answers = self._settle_carefully(session, batch)
         settled, outlooks = self._look_and_claim(session, acks, claims, limit)
-        if batch is not None and acks and settled < len(batch.verdicts):
+        if batch is not None and acks and not batch.are_done(settled):
             session.roll_back()  # some lease has ended, and only the long way tells which
             claims.drop()
             answers = self._settle_carefully(session, batch)
@@ -239,13 +238,13 @@ class MysqlConsumer(Consumer):
 
     def _look_and_claim(
         self, session: Session, acks: list[str], claims: _Claims, limit: int
-    ) -> tuple[int, list[Outlook]]:
-        """One packet: how many acks were carried out, what the queues offer, and rows of the likely queue, locked."""
+    ) -> tuple[list[Answer], list[Outlook]]:
+        """One packet: what the acks answered, what the queues offer, and rows of the likely queue, locked."""
         question = Question(self._database.watch, self._database, self.queues, BUSY, claimed_from=self._hint)
         claim = claims.begin(self._hint, limit)
         statements = [*acks, question.sql, *claim.sql]
         answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
-        settled = sum(answer.affected for answer in answers[: len(acks)])
+        settled = answers[: len(acks)]
         look, *claimed = answers[len(acks) :]
         outlooks = question.answered(look.rows)
         rows = claim.answered(session, claimed)
@@ -348,13 +347,15 @@ class MysqlConsumer(Consumer):
 
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
         if batch.is_short and not self._doubts.about(batch):
-            if len(batch.verdicts) == 1:
-                ack, *_ = self._commit(session, batch, batch.all_done(), batch.acks(), done=CHANGED)
-                return batch.all_done() if ack.affected else batch.all_lost()
-            if sum(ack.affected for ack in session.begin(*batch.acks())) == len(batch.verdicts):
-                self._commit(session, batch, batch.all_done(), [])
-                return batch.all_done()
-            session.roll_back()
+            done, acks = batch.all_done(), batch.acks(session.take_ticket())
+            if len(done) == 1:  # one statement, which commits by itself
+                if batch.are_done(self._commit(session, batch, done, acks)):
+                    return done
+            elif batch.are_done(session.begin(*acks)):
+                self._commit(session, batch, done, [])
+                return done
+            else:
+                session.roll_back()
         answers, statements = batch.lock(session, self._doubts)
         self._commit(session, batch, answers, statements)
         return answers
@@ -371,17 +372,15 @@ class MysqlConsumer(Consumer):
         batch: Batch | None,
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
-        *,
-        done: int | Sql = 1,
     ) -> list[Answer]:
-        """Commit. If the reply is lost, the receipt tells later whether these are the answers."""
+        """Commit. If the reply is lost, the ticket or the receipt tells later whether these are the answers."""
         if batch is None:
             return session.commit(*statements)
         try:
-            return session.commit(*statements, done=done)
+            return session.commit(*statements, done=1)
         except BaseException:
-            if session.is_broken and session.receipt is not None:
-                self._doubts.begin(batch, answers, session.receipt)
+            if session.is_broken and session.proof is not None:
+                self._doubts.begin(batch, answers, session.proof)
             raise
 
 
