@@ -24,6 +24,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pymysql
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_MAX_IDLE = 8  # connections kept open for the next caller
+_IDLE_FOR = 60.0  # seconds that a connection is kept open for the next caller
 _RECONNECTS = 1  # within one call: a connection that was cut while idle is noticed only when it is used
 _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
@@ -105,7 +106,8 @@ class Database:
         self._server_began = 0.0
         """The server's time when our monotonic clock was zero, about."""
         self._tidied_at = float("-inf")
-        self._idle: list[Connection] = []  # append and pop are atomic
+        self._idle: deque[Connection] = deque()  # its methods are atomic
+        """Those that nobody uses now. The one that was used last is the next one's."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._guard = threading.Lock()
         self._watch: tuple[int, Watch] | None = None
@@ -182,10 +184,15 @@ class Database:
         try:
             yield connection
         finally:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append(connection)
-            else:
-                connection.close()
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            self._close_surplus()
+
+    def _close_surplus(self) -> None:
+        """As many stay open as were in use at one time a while ago: callers in turn never connect anew."""
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
+                self._idle.popleft().close()
 
     def close(self) -> None:
         """Close all connections; each opens again if it is used again."""
@@ -197,7 +204,7 @@ class Database:
     def start_over_in_child(self) -> None:
         """After a fork: locks that no other thread holds, and none of the parent's connections."""
         self._guard = threading.Lock()
-        self._idle = []
+        self._idle = deque()
         for connection in list(self._connections):
             connection.start_over_in_child()
 
@@ -320,6 +327,7 @@ class Connection:
 
     def __init__(self, database: Database) -> None:
         self._database = database
+        self.idle_since = 0.0
         self._book = Book(lambda: database.minute)
         self._opened: pymysql.connections.Connection[Any] | None = None
         self._pid = 0
@@ -329,14 +337,14 @@ class Connection:
         self._ghost: int | None = None
         """The number of a session that we lost, and that has its locks until the server notices."""
 
-    def run(self, work: Callable[[Session], _T]) -> _T:
+    def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
 
-        Work that is run again after a lost reply has ``session.doubt``. Raises ``BackendError``, and what *work*
-        raises.
+        Work that is run again after a lost reply has ``session.doubt``. *deadline*: of the call that this is a part of,
+        if it has begun before. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._database.timeout
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if deadline is None else deadline
         replays = Replays(deadline)
         reconnects = 0
         doubt: list[Proof] = []
@@ -375,7 +383,9 @@ class Connection:
     def _tidy(self, session: Session) -> None:
         """Delete old receipts, which is no part of the call."""
         try:
-            session.ask(receipts.tidy(self._database.minute))
+            (found,) = session.ask(receipts.old(self._database.minute))
+            if statement := receipts.tidy(found):
+                session.ask(statement)
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
         except BaseException:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
-from multiq.errors import BackendError
+from multiq.errors import MultiqError
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
@@ -107,6 +107,7 @@ class MysqlConsumer(Consumer):
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
         self._claimed_by = 0
+        self._turn_began = 0.0
         self._doubts = Doubts()
         """The same of verdicts."""
 
@@ -140,20 +141,26 @@ class MysqlConsumer(Consumer):
             return turn.answers, turn.leases
         try:
             return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
-        except BackendError:
+        except MultiqError:
             # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            found = self._leases_in_doubt()
+            found = self._leases_in_doubt(self._turn_began + self._database.timeout)
             self._claimed = found[limit:] or self._claimed
             return turn.answers, found[:limit]
+        except BaseException:
+            self._doubts.begin(Batch(self._database, verdicts), turn.answers, None)  # the caller does not get them
+            raise
 
     def interrupt(self) -> None:
         self._interrupted = True
         self._database.watch.ring()
 
     def close(self) -> None:
-        if leases := self._leases_in_doubt():
-            with contextlib.suppress(BackendError):  # then they end by themselves, and count as crashes
-                self.settle([GiveBack(lease) for lease in leases])
+        deadline = time.monotonic() + self._database.timeout
+        if leases := self._leases_in_doubt(deadline):
+            batch = Batch(self._database, [GiveBack(lease) for lease in leases])
+            with contextlib.suppress(MultiqError):  # then they end by themselves, and count as crashes
+                self._connection.run(lambda session: self._settle(session, batch), deadline)
+            self._tell_others(batch.verdicts)
         self._connection.close()
 
     # --- waiting ---
@@ -196,8 +203,9 @@ class MysqlConsumer(Consumer):
     def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
         """Settle and reserve in one transaction."""
         batch = Batch(self._database, verdicts) if verdicts else None
+        self._turn_began = time.monotonic()
         if not self._claimed:  # those were reserved before
-            self.asked_at = time.monotonic()
+            self.asked_at = self._turn_began
         turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
         if batch is not None:
             self._doubts.end(batch)
@@ -324,13 +332,15 @@ class MysqlConsumer(Consumer):
         claims.taken(chosen)
         return leases
 
-    def _leases_in_doubt(self) -> list[Lease]:
+    def _leases_in_doubt(self, deadline: float) -> list[Lease]:
         """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
         if not self._claimed or self._claimed_by != os.getpid():  # what a parent process has claimed is its own
             return []
+        if time.monotonic() >= deadline:
+            return []
         try:
-            leases = self._connection.run(self._read_back)
-        except BackendError:
+            leases = self._connection.run(self._read_back, deadline)
+        except MultiqError:
             return []
         self._claimed = []
         return leases

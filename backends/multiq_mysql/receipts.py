@@ -141,6 +141,11 @@ def found(proofs: Iterable[Proof], answer: Answer) -> dict[Proof, int]:
     return {proof: done for proof in proofs if (done := proof.done(rows)) is not None}
 
 
-def tidy(minute: int) -> str:
-    """The statement that deletes what is so old that nobody will ask for it."""
-    return render("tidy", writer=max(minute - _KEPT, 0) << _SHIFT)
+def old(minute: int) -> str:
+    """The statement that finds what is so old that nobody will ask for it."""
+    return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT)
+
+
+def tidy(answer: Answer) -> str | None:
+    """The statement that deletes what ``old`` has found."""
+    return render("tidy", writers=sorted(writer for (writer,) in answer.rows)) if answer.rows else None

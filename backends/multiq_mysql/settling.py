@@ -30,6 +30,9 @@ Fence = tuple[int, int]
 Key = tuple[Fence, type]
 """A verdict, for who repeats it: its fence and its kind."""
 
+LONGEST_REASON = 65_536  # bytes; what is longer is cut
+_CUT = b"..."
+
 _MOST_DOUBTS = 100_000  # verdicts
 
 _ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
@@ -51,7 +54,7 @@ class Doubts:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Key, list[tuple[Proof, LeaseLost | None]]] = {}
+        self._pending: dict[Key, list[tuple[Proof | None, LeaseLost | None]]] = {}
 
     def about(self, batch: Batch) -> bool:
         """Whether any of these verdicts may have been carried out by an earlier call."""
@@ -59,14 +62,14 @@ class Doubts:
 
     def proofs(self, batch: Batch) -> list[Proof]:
         """Those that would be found if they were."""
-        return [proof for key in batch.named() for proof, _ in self._pending.get(key, ())]
+        return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
         """How this verdict was answered by a transaction whose proof was *found*; twice if it is named twice."""
-        return [answer for proof, answer in self._pending.get(key, ()) if found.get(proof)]
+        return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
-    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof) -> None:
-        """The reply to this transaction was lost. A touch is simply made again."""
+    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
+        """The reply to this transaction was lost, or (None) did not get to the caller. A touch is simply made again."""
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
@@ -151,10 +154,11 @@ class Batch:
         answers: list[LeaseLost | None] = []
         steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         repeated: Counter[Key] = Counter()
+        is_doubtful = doubts.about(self)
         for verdict, key in zip(self.verdicts, self.named(), strict=True):
             seq, token = key[0]
             found_token, state, is_live = rows.get(seq, (0, -1, 0))
-            if proofs and (given := doubts.answers(key, proofs)):
+            if is_doubtful and (given := doubts.answers(key, proofs)):
                 answers.append(given[min(repeated[key], len(given) - 1)])
                 repeated[key] += 1
             elif found_token == token and state == RESERVED and is_live:
@@ -189,5 +193,10 @@ def _step(verdict: Verdict, places: dict[str, int]) -> tuple[Any, ...]:
 
 
 def _bytes(reason: str | None) -> bytes | None:
-    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
-    return None if reason is None else reason.encode("utf-8", "backslashreplace")
+    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot, and be longer than a packet."""
+    if reason is None:
+        return None
+    kept = reason[:LONGEST_REASON].encode("utf-8", "backslashreplace")
+    if len(kept) <= LONGEST_REASON and len(reason) <= LONGEST_REASON:
+        return kept
+    return kept[: LONGEST_REASON - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT

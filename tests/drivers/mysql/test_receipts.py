@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import until
-from proxy import CutReply, CutRequest, Proxy
+from proxy import CutReply, CutRequest, Hole, Pass, Proxy
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.conformance.forks import ended_well, fork
-from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost
+from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq.registry import open_backend
 from multiq_mysql.connection import Database
@@ -382,6 +382,84 @@ def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all
         # Then another consumer's acks are not taken for them, though the tickets are gone, too
         assert [type(answer) for answer in consumer.settle([Ack(lease) for lease in leases])] == [LeaseLost] * count
         assert not proxy.is_armed
+
+
+def test_old_receipts_are_deleted_though_somebody_holds_the_oldest_of_the_others(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    backend.stats(QUEUE)
+    week, today = ((int(time.time()) // 60 - days * 24 * 60) << 38 for days in (7, 0))
+    mysql_server.ask("INSERT INTO multiq_receipts VALUES (%s, 1, 1), (%s, 1, 1)", week, today - 1, database=place.name)
+    with mysql_server.client(place.name, autocommit=False) as other, other.cursor() as cursor:
+        cursor.execute("UPDATE multiq_receipts SET number = 2 WHERE writer = %s", (today - 1,))
+        enqueue(backend)
+        _work_off(backend)
+        seen = mysql_server.ask("SELECT writer FROM multiq_receipts WHERE writer < %s", today, database=place.name)
+        assert seen == ((today - 1,),)
+
+
+# --- an exchange that fails as it waits ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), RuntimeError("a bug"), SchemaNotReady("no tables")])
+@pytest.mark.parametrize("again", ["settle", "exchange"])
+def test_verdicts_of_an_exchange_that_fails_as_it_waits_count_when_they_are_repeated(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, failure: BaseException, again: str
+) -> None:
+    enqueue(backend, 2)
+    with backend.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(2, 0)
+        verdicts: list[Verdict] = [Ack(leases[0]), Bury(leases[1])]
+
+        def fail() -> None:
+            raise failure
+
+        answers = None
+        with monkeypatch.context() as patch:
+            _while_it_waits(patch, fail)
+            try:
+                answers, _ = consumer.exchange(verdicts, 1, 30)
+            except type(failure):
+                answers = consumer.settle(verdicts) if again == "settle" else consumer.exchange(verdicts, 1, 0)[0]
+        assert answers == [None, None]
+        # and only once
+        assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * 2
+
+
+def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = enqueue(backend)
+    granted: list[float] = []
+    opened = Database.open
+
+    def open_and_note(self: Database, timeout: float) -> Any:
+        granted.append(timeout)
+        return opened(self, timeout)
+
+    with (
+        open_backend(mysql_server.url(place.name, "timeout=1", port=proxy.port)) as ours,
+        ours.consumer([QUEUE]) as consumer,
+    ):
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.id == first
+
+        def feed() -> None:
+            """The claim is committed, its reply is lost, and from then on the server says nothing."""
+            enqueue(backend, 100)
+            proxy.arm(CutReply(after=b";COMMIT"))
+            monkeypatch.setattr(Database, "open", open_and_note)
+            _meanwhile(monkeypatch, ours, lambda: setattr(proxy, "mode", Hole()))
+
+        _while_it_waits(monkeypatch, feed)
+        answers, leases = consumer.exchange([Ack(lease)], 100, 30)
+        assert (answers, leases) == ([None], [])
+        assert len(granted) == 1
+        # and the leases are the next reserve's
+        proxy.mode = Pass()
+        leases = consumer.reserve(100, 0)
+        assert {(lease.attempt, lease.crashes) for lease in leases} == {(1, 0)}
+        assert len(leases) == 100
 
 
 def _answer_is_lost(
