@@ -26,7 +26,7 @@ from . import forking
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
 from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
-from .rolling import Before, rolled_environment
+from .rolling import HELD_BACK, Before, noted, rolled_environment, taking_over
 from .signals import SignalInbox
 from .slot import Post, Slot
 
@@ -56,7 +56,7 @@ _ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, 
 _TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
-HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
+HEEDED = tuple(HELD_BACK)
 NOW = signal.SIGUSR1
 """What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
 every process of the group, so that children get it twice, and it must not count twice."""
@@ -124,7 +124,9 @@ class Supervisor:
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
         self._bell.setblocking(False)
-        with self._inbox:
+        with taking_over(), self._inbox:
+            for number in noted():
+                self._inbox.put(number)
             while True:
                 self._note_time()
                 self._reap()
