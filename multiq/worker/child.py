@@ -52,6 +52,8 @@ EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
 EXIT_OVERDUE = 13
 """A job did not heed its time limit, so its process had to end."""
+EXIT_STUCK = 15
+"""The event loop was held for longer than any job on it may run, and nobody can tell which of them did it."""
 
 _IDLE = 5.0  # seconds: an idle worker looks up this often
 _VETOED = 1.0  # seconds until a before_fetch hook is asked again
@@ -409,12 +411,21 @@ class Child:
         overdue = self._limits.look()
         for limit in overdue:
             self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
-        if overdue and self._inflight is not None and self._leave is not None:
-            self._end("a job does not heed its time limit", EXIT_OVERDUE)
-            self._let_go(overdue)
-            self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
-            self._stay.close(_CUT_EVENTS)
-            self._leave(EXIT_OVERDUE)
+        if self._inflight is None or self._leave is None:
+            return
+        if overdue:
+            self._leave_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
+        elif self._limits.is_loop_stuck():
+            is_known = self._limits.is_held_by_leftover()
+            self._leave_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
+
+    def _leave_for(self, overdue: Sequence[Limit], reason: str, code: int) -> None:
+        assert self._leave is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
+        self._end(reason, code)
+        self._let_go(overdue)
+        self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
+        self._stay.close(_CUT_EVENTS)
+        self._leave(code)
 
     def _after_inline_job(self) -> None:
         """Between two jobs of a batch, which is many turns of the others' loop."""

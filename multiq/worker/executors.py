@@ -315,7 +315,7 @@ class CoroutineExecutor(Executor):
         self.loop = self._loop = new_event_loop()
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
-            limits.share(self._loop, self._holder)
+            limits.share(self._loop, self)
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
         self._is_closing = False
@@ -367,11 +367,48 @@ class CoroutineExecutor(Executor):
     def stack_of(self, limit: Limit) -> str | None:
         if limit.thread is not None:
             return super().stack_of(limit)
-        if self._holder() is limit.held:
-            return stack_of(frame_of(self._thread.ident))
+        if self.holder() is limit.held:
+            return self.stack()
         for task, (held, _) in list(self._tasks.items()):
             if held is limit.held:
                 return "".join(f"{frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
+        return None
+
+    def holder(self) -> Held | None:
+        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
+        current = asyncio.current_task(self._loop)
+        of_callback = self._tasks_of_callback()
+        for task, (held, tasks) in list(self._tasks.items()):
+            if task is current or tasks is of_callback or current in tasks:
+                return held
+        held_by = list(self._tasks.values())
+        # a callback without a job's context: where only one job is on the loop, it is that one's
+        return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether a callback of a job that has ended holds the loop."""
+        tasks = self._tasks_of_callback()
+        return tasks is not None and all(tasks is not each for _, each in list(self._tasks.values()))
+
+    def jobs(self) -> int:
+        """How many jobs the loop runs."""
+        return len(self._tasks)
+
+    def stack(self) -> str | None:
+        """Where the loop is in its code."""
+        return stack_of(frame_of(self._thread.ident))
+
+    def _tasks_of_callback(self) -> set[asyncio.Task[Any]] | None:
+        """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
+
+        None: there is none, or it was made in no job's context: by a thread, or with a context of its own.
+        """
+        frame = frame_of(self._thread.ident)
+        while frame is not None:
+            if frame.f_code is asyncio.Handle._run.__code__:  # noqa: SLF001 - there is no other way to ask
+                context: Context = frame.f_locals["self"]._context  # noqa: SLF001
+                return context.get(job_tasks)
+            frame = frame.f_back
         return None
 
     def close(self) -> None:
@@ -474,15 +511,6 @@ class CoroutineExecutor(Executor):
         self._is_pool_short = False
         self._fill()
         self._on_done()
-
-    def _holder(self) -> Held | None:
-        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
-        current = asyncio.current_task(self._loop)
-        for task, (held, tasks) in list(self._tasks.items()):
-            # a callback is no task; where only one job is on the loop, it is that one's
-            if task is current or current in tasks or (current is None and len(self._tasks) == 1):
-                return held
-        return None
 
 
 def _make_task(

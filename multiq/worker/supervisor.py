@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from multiq.text import many
 
 from . import forking
-from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
+from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
 from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
 from .rolling import HELD_BACK, Before, noted, rolled_environment, taking_over
@@ -64,6 +64,7 @@ every process of the group, so that children get it twice, and it must not count
 
 _REPLACED = {
     EXIT_OVERDUE: "had a job that did not heed its time limit",
+    EXIT_STUCK: "had an event loop that was held for longer than any job on it may run",
     EXIT_MEMORY: "used more memory than it may",
     EXIT_RECYCLED: "has worked for long enough",
 }
