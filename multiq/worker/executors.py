@@ -13,12 +13,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import GiveBack
-from multiq.job import job_tasks
+from multiq.job import JobTasks, job_tasks
 
 from .daemons import DaemonThreads
 from .heartbeat import TICK
 from .limits import frame_of, stack_of
-from .loop import PATIENCE, close_loop, end_tasks, new_event_loop
+from .loop import PATIENCE, close_loop, end_tasks, new_event_loop, threads_of_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -312,12 +312,13 @@ class CoroutineExecutor(Executor):
         self._in_pool = 0
         self._is_pool_short = False
         self._is_refused = False  # a thread, by the system, less than a moment ago
-        self.loop = self._loop = new_event_loop()
+        self._threads_of_loop = threads_of_loop()
+        self.loop = self._loop = new_event_loop(self._threads_of_loop)
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
             limits.share(self._loop, self)
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
-        self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
+        self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
         self._asked_at: float | None = None  # since when the loop has not come round to what waits
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
@@ -388,7 +389,7 @@ class CoroutineExecutor(Executor):
     def is_held_by_leftover(self) -> bool:
         """Whether a callback of a job that has ended holds the loop."""
         tasks = self._tasks_of_callback()
-        return tasks is not None and all(tasks is not each for _, each in list(self._tasks.values()))
+        return tasks is not None and tasks.is_over
 
     def jobs(self) -> int:
         """How many jobs the loop runs."""
@@ -398,7 +399,7 @@ class CoroutineExecutor(Executor):
         """Where the loop is in its code."""
         return stack_of(frame_of(self._thread.ident))
 
-    def _tasks_of_callback(self) -> set[asyncio.Task[Any]] | None:
+    def _tasks_of_callback(self) -> JobTasks | None:
         """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
 
         None: there is none, or it was made in no job's context: by a thread, or with a context of its own.
@@ -451,21 +452,23 @@ class CoroutineExecutor(Executor):
                 self._on_done()
 
     def _begin_coroutine(self, held: Held) -> None:
-        context, tasks = self._runner.fresh_context(), set[asyncio.Task[Any]]()
+        context, tasks = self._runner.fresh_context(), JobTasks()
         context.run(job_tasks.set, tasks)
         task = self._loop.create_task(self._run_one(held, tasks), context=context)
         self._tasks[task] = held, tasks  # the loop itself keeps only weak references
         task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
-        held, _ = self._tasks.pop(task)
+        held, tasks = self._tasks.pop(task)
+        tasks.is_over = True
+        self._threads_of_loop.write_off()
         if held.verdict is None:  # it was cancelled before its first step: its job has not begun
             held.verdict = GiveBack(held.lease)
             self._end(held)
             self._on_done()
         self._fill()
 
-    async def _run_one(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
+    async def _run_one(self, held: Held, tasks: JobTasks) -> None:
         verdict: Verdict = GiveBack(held.lease)
         try:
             verdict = await self._runner.arun(held)
@@ -475,7 +478,7 @@ class CoroutineExecutor(Executor):
             self._on_done()
             self._cancel_leftovers(held, tasks)
 
-    def _cancel_leftovers(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
+    def _cancel_leftovers(self, held: Held, tasks: JobTasks) -> None:
         left = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
         for task in left:
             task.cancel()
