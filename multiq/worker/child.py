@@ -146,6 +146,8 @@ class Child:
         self._taken = 0
         self._taken_before = int(self._row.taken)  # by those that filled this place before
         self._is_asked = False
+        self._is_through = threading.Event()  # the loop has come to its end
+        self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
         consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
@@ -164,6 +166,7 @@ class Child:
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
+        self._loop_thread = threading.get_ident()
         self._heartbeat.start()
         self._stay = self._events.join(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
@@ -172,6 +175,7 @@ class Child:
                 self._turn()
             self._drain()
         finally:
+            self._is_through.set()
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
             self._heartbeat.close()
@@ -187,18 +191,22 @@ class Child:
         if not self._is_asked:
             self._is_asked = True
             self._deadline = time.monotonic() + self._settings.grace
+            self._hold(True)  # to watch that: the loop may hang in a hook of the user's
         self._end("asked to", EXIT_OK)
 
     def abort(self, *, by_signal: bool = False) -> None:
         """Give everything back, now. What runs is not waited for, and its result will not count.
 
-        A job that has the main thread goes on there, unless this process may be ended: it is a worker's own, or the
-        operator has sent a second signal (*by_signal*).
+        A job, or a hook, that has the main thread goes on there, unless this process may be ended: it is a worker's
+        own, or the operator has sent a second signal (*by_signal*).
         """
         self._aborted = self._is_asked = True
         self._end("asked to, at once", EXIT_OK)
         self._let_go()
-        if self._is_inline and self._leave is not None and (self._owns_process or by_signal):
+        if self._leave is None or not (self._owns_process or by_signal):
+            return
+        is_elsewhere = threading.get_ident() != self._loop_thread
+        if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
             self._leave(self._stopped())
 
     @property
@@ -438,7 +446,7 @@ class Child:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
         if holding:
             self._heartbeat.holding.set()
-        else:
+        elif not self._is_asked:
             self._heartbeat.holding.clear()
 
     def _give_back_waiting(self) -> None:
