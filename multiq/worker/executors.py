@@ -145,12 +145,18 @@ class Executor(ABC):
         self._running[held] = None
         if self._inflight is not None:
             self._inflight.begin(held)
+            if time.monotonic() >= held.ends_at:  # another thread was stuck in between: it may have been given back
+                del self._running[held]
+                self._skip(held)
+                return False
         return True
 
     def _skip(self, held: Held) -> None:
         _log.debug("[%s] %s does not begin: its lease is over, or its worker ends", held.lease.queue, held.lease.id)
         held.began_at = 0.0
         held.verdict = GiveBack(held.lease)
+        if self._inflight is not None:
+            self._inflight.end(held)
         self._finished.append(held)
 
     def _end(self, held: Held) -> None:
