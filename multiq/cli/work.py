@@ -184,15 +184,19 @@ class _End:
 
     code = 0
 
-    def __call__(self, _number: int, _frame: object) -> None:
-        # not by an exception, which what is imported just now may catch; nothing runs that would have to end
-        os._exit(self.code)
+    def __call__(self, number: int, _frame: object) -> None:
+        from multiq.worker import rolling
+
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
+        # unless this is a roll: then there are children of before
+        if not rolling.note(number):
+            os._exit(self.code)
 
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
     """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
-    from multiq.worker import forking
+    from multiq.worker import forking, rolling
 
     end = _End()
     if threading.current_thread() is not threading.main_thread():
@@ -201,7 +205,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = forking.take(number, lambda *_: None)
+        taken[number] = forking.take(number, rolling.note)
     try:
         yield end
     finally:

@@ -37,7 +37,7 @@ from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
 from multiq.roll_call import Answering
 
-from .child import EXIT_OVERDUE
+from .child import EXIT_OVERDUE, EXIT_STUCK
 from .inflight import ACKED, DEAD, ENDED, FREE, LIVE, WAITING
 from .limits import Limits
 from .runner import Runner
@@ -211,7 +211,8 @@ class Keeper:
         if not entry.is_running:
             return _unsaid(lease, entry), _nothing
         is_over = entry.kill_at <= table.died_at
-        if table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1:
+        is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
+        if is_stuck or table.left == EXIT_STUCK:
             return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
         if table.is_cut:
             return GiveBack(lease), _nothing

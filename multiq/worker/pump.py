@@ -149,7 +149,16 @@ class Pump:
         return self._hold(leases) if leases else []
 
     def _touch(self, now: float) -> None:
-        due = [held for held in self._held if held.touch_at <= now and held.verdict is None]
+        due = []
+        for held in self._held:
+            if held.touch_at > now or held.verdict is not None:
+                continue
+            if held.ends_at <= now and not held.began_at:
+                held.touch_at = float("inf")  # it never begins here, and the keeper may give it back at any moment
+                continue
+            due.append(held)
+            if self._inflight is not None:  # the keeper goes by what stands there, so first
+                self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
         except BackendError as exc:
@@ -159,8 +168,6 @@ class Pump:
             if error is None:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = now + held.lease.ttr
-                if self._inflight is not None:
-                    self._inflight.touch(held)
             else:
                 held.touch_at = float("inf")  # the verdict will be refused, and that is told then
         self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
