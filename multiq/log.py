@@ -6,12 +6,14 @@ import logging
 import os
 import sys
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from . import events as ev
 from .job import running
+from .outages import Outage
 from .text import abridge, safe
 
 if TYPE_CHECKING:
@@ -68,6 +70,9 @@ def log_events(app: App) -> None:
     for kind, level in _LEVELS.items():
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
+    outages = _Outages()
+    app.events.subscribe(ev.BackendDown, outages.went_down)
+    app.events.subscribe(ev.BackendUp, outages.came_back)
     limit = app.settings.log.slow_job
     if limit and _log.isEnabledFor(logging.WARNING):
         app.events.subscribe(ev.JobDone, _SlowLine(limit))
@@ -164,6 +169,28 @@ class _Line:
         _write(self._level, *_describe(event), trace)
 
 
+class _Outages:
+    """Logs the outages of each worker of an app: at once, at growing intervals, and how long each one took."""
+
+    def __init__(self) -> None:
+        self._outages: defaultdict[str, Outage] = defaultdict(Outage)
+
+    def went_down(self, event: ev.BackendDown) -> None:
+        outage = self._outages[event.worker]
+        if outage.is_news(str(event.error)):
+            word, fields = _describe(event)
+            if outage.tries > 1:
+                fields |= {"down_for": outage.lasted, "tries": outage.tries}
+            _write(logging.ERROR, word, fields)
+
+    def came_back(self, event: ev.BackendUp) -> None:
+        word, fields = _describe(event)
+        outage = self._outages.pop(event.worker, None)
+        if outage is not None:
+            fields |= {"was_down_for": outage.lasted, "tries": outage.tries}
+        _write(logging.WARNING, word, fields)
+
+
 class _SlowLine:
     """Logs jobs that took more than so many seconds, as a warning of its own."""
 
@@ -202,8 +229,6 @@ _LEVELS: dict[type[Event], int] = {
     ev.WorkerResumed: logging.INFO,
     ev.WorkerStopping: logging.INFO,
     ev.WorkerStopped: logging.INFO,
-    ev.BackendDown: logging.ERROR,
-    ev.BackendUp: logging.WARNING,
 }
 
 _WORDS: dict[type[Event], str] = {
@@ -254,6 +279,9 @@ _PHRASES: dict[str, Callable[[Any], str]] = {
     "delay": lambda seconds: f"again in {_duration(seconds)}",
     "timeout": lambda seconds: f"after {_duration(seconds)}",
     "retry_in": lambda seconds: f"again in {_duration(seconds)}",
+    "down_for": lambda seconds: f"still, after {_duration(seconds)}",
+    "was_down_for": lambda seconds: f"again, after {_duration(seconds)}",
+    "tries": lambda number: f"and {number} {'try' if number == 1 else 'tries'}",
     "reason": lambda text: f"({text})",
     "error": lambda text: f"({text})",
 }
