@@ -116,7 +116,9 @@ def _work(
             watching.wait_if_rolled(exc)
         raise
     log = app.settings.log
-    setup_logging(log_level or log.level, log_format or log.format)
+    is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
+    if log_format == "json" and not is_ours:
+        _log.warning("--log-format has no effect: the app has set up logging itself")
     runner = Worker(
         app,
         queues=_names(queues),
