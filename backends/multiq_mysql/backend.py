@@ -52,6 +52,7 @@ from .jobs import (
     microseconds,
     packed,
     promote,
+    text_of,
 )
 from .login import OPTIONS, Login
 from .receipts import CHANGED
@@ -203,7 +204,7 @@ class MysqlBackend(Backend):
         self._database.watch.made_ready(queue)
 
     def queues(self) -> list[str]:
-        return [name.decode() for (name,) in self._select("queues")]
+        return [text_of(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
         ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())

@@ -15,7 +15,7 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import connection_option, traceback_option
+from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +59,7 @@ _log = logging.getLogger("multiq.cli")
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
 @connection_option
+@verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app).
