@@ -52,6 +52,7 @@ from .jobs import (
     microseconds,
     packed,
     promote,
+    text_of,
 )
 from .login import OPTIONS, Login
 from .receipts import CHANGED
@@ -173,7 +174,7 @@ class MysqlBackend(Backend):
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -186,7 +187,7 @@ class MysqlBackend(Backend):
             kicked += done
             if done < size:
                 break
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -200,10 +201,10 @@ class MysqlBackend(Backend):
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
 
     def queues(self) -> list[str]:
-        return [name.decode() for (name,) in self._select("queues")]
+        return [text_of(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
         ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
@@ -288,7 +289,10 @@ class MysqlBackend(Backend):
         return effective_state(code, is_due=bool(is_due))
 
     def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
-        """Out of the table and in again, because that is what gives a row a new number, and the job a new age."""
+        """Out of the table and in again, because that is what gives a row a new number, and the job a new age.
+
+        It is put among those that became ready again, which other processes look for from the bottom every second.
+        """
         now = self._database.now
         ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=packed(job_id), now=now))
         if session.done_before():
@@ -299,7 +303,7 @@ class MysqlBackend(Backend):
         if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
             raise JobReserved(queue, job_id)
         job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
-        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now), done=1)
+        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now, ready=AGAIN), done=1)
         return None
 
     def _purge(self, queue: str, code: int, newest: int) -> int:
