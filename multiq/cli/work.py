@@ -15,7 +15,7 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import connection_option, traceback_option
+from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -60,6 +60,7 @@ _log = logging.getLogger("multiq.cli")
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
 @connection_option
+@verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app).
@@ -117,7 +118,9 @@ def _work(
             watching.wait_if_rolled(exc)
         raise
     log = app.settings.log
-    setup_logging(log_level or log.level, log_format or log.format)
+    is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
+    if log_format == "json" and not is_ours:
+        _log.warning("--log-format has no effect: the app has set up logging itself")
     runner = Worker(
         app,
         queues=_names(queues),

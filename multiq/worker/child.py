@@ -369,7 +369,7 @@ class Child:
             return
         if self._executor.busy == 0:
             self._hold(False)
-        self._changed.wait(patience)
+        self._changed.wait(min(patience, self._pump.retry_in()))
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
