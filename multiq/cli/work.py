@@ -19,6 +19,7 @@ from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.process import BaseProcess
 
     from multiq.app import App
 
@@ -153,14 +154,23 @@ def _work(
         stack.enter_context(app)
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
-        threads_before = set(threading.enumerate())
+        before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
-    _leave_threads(threads_before, code)
+    _leave(before, code)
     return code
 
 
-def _leave_threads(before: set[threading.Thread], code: int) -> None:
-    """The interpreter waits for threads that are no daemons. Those that jobs have begun end with the worker."""
+def _processes_begun() -> list[BaseProcess]:
+    """With ``multiprocessing``, as far as they have not ended."""
+    module = sys.modules.get("multiprocessing.process")
+    return [] if module is None else module.active_children()
+
+
+def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
+    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+
+    Such a process goes on, as it does when a supervisor's child ends.
+    """
     from multiq.text import many
     from multiq.worker import forking
 
@@ -168,8 +178,16 @@ def _leave_threads(before: set[threading.Thread], code: int) -> None:
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
     ]
-    if left:
-        _log.warning("%s that jobs have begun did not end; the process ends without them", many(len(left), "thread"))
+    processes = [process for process in _processes_begun() if process not in before and not process.daemon]
+    if left or processes:
+        _log.warning(
+            "%s and %s that jobs have begun did not end; the worker ends without them",
+            many(len(left), "thread"),
+            "1 process" if len(processes) == 1 else f"{len(processes)} processes",
+        )
+        for process in _processes_begun():
+            if process.daemon:  # as the interpreter does it
+                process.terminate()
         logging.shutdown()
         forking.flush()
         os._exit(code)

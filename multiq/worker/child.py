@@ -147,6 +147,8 @@ class Child:
         self._taken_before = int(self._row.taken)  # by those that filled this place before
         self._is_asked = False
         self._is_through = threading.Event()  # the loop has come to its end
+        self._told = threading.Event()  # subscribers have heard that it stops
+        self._told.set()
         self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -174,6 +176,9 @@ class Child:
             while self._goes_on():
                 self._turn()
             self._drain()
+            self._is_through.set()
+            if not self._aborted:
+                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
         finally:
             self._is_through.set()
             if self._aborted:
@@ -291,8 +296,13 @@ class Child:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
         if self._stopping is None:
             self._exit_code = code
+            self._told.clear()
             self._stopping = reason
-            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            self._nudge()  # the loop need not wait for subscribers
+            try:
+                self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            finally:
+                self._told.set()
         self._nudge()
 
     @property
@@ -411,7 +421,8 @@ class Child:
             self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
         self._unsettled = oldest
         self._heed_board()
-        if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
+        is_late = time.monotonic() >= self._deadline and not self._is_through.is_set()
+        if self._stopping is not None and is_late and not self._aborted:
             self.abort()
 
     def _watch_limits(self) -> None:

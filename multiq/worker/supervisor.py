@@ -31,7 +31,7 @@ from .signals import SignalInbox
 from .slot import Post, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from .board import Board
@@ -111,6 +111,7 @@ class Supervisor:
         self._round_at = NEVER
         self._kill_none_before = 0.0
         self._kill_at = NEVER
+        self._are_keepers_told = False
         self._codes: list[int] = []
         self._inbox = SignalInbox(HEEDED)
         self._had_terminal = _has_terminal()
@@ -416,7 +417,7 @@ class Supervisor:
             self._kill_at = now + _HEALTHY  # and again, should it be of no use
             for slot in self._slots:
                 slot.is_cut = True
-            self._signal_all(signal.SIGKILL)
+            self._kill_all()
             return
         if now < self._kill_none_before:
             return
@@ -428,6 +429,16 @@ class Supervisor:
             if slot.pid is not None and slot.kill_at() <= now:
                 slot.is_timed_out = True
                 os.kill(slot.pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        """Kill the children. Those of before a roll are their own keeper's to kill at first, which knows then why."""
+        if not self._are_keepers_told:
+            self._are_keepers_told = True
+            _signal(self._before.keepers, NOW)
+            if self._before.keepers:
+                self._signal_slots(signal.SIGKILL)
+                return
+        self._signal_all(signal.SIGKILL)
 
     def _end_keeper(self) -> None:
         """Wait until it has handed on what the last children held."""
@@ -456,12 +467,18 @@ class Supervisor:
         return max(0.0, min([_LOOK, self._kill_at - now, *starts]))
 
     def _signal_all(self, number: signal.Signals) -> None:
-        pids = [slot.pid for slot in self._slots if slot.pid is not None]
+        self._signal_slots(number)
         if number in {NOW, signal.SIGKILL}:  # that they are to end, those of before a roll know already
-            pids += self._before.children
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            _signal(self._before.children, number)
+
+    def _signal_slots(self, number: signal.Signals) -> None:
+        _signal([slot.pid for slot in self._slots if slot.pid is not None], number)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _brake(early_deaths: int, longest: float) -> float:

@@ -233,10 +233,8 @@ class Worker:
 
     def _run_keeper(self, bell: socket.socket, lifeline: int) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        forking.take(NOW, _take_no_notice)  # the supervisor's handlers for the others stay, and do nothing here
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
         vitals = Vitals(self._board, self._settings)
-        return Keeper(
+        keeper = Keeper(
             self._app,
             self._board,
             bell,
@@ -247,7 +245,11 @@ class Worker:
             vitals=vitals,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(vitals),
-        ).run()
+        )
+        # the supervisor's handlers for the others stay, and do nothing here
+        forking.take(NOW, lambda _number, _frame: keeper.kill())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
+        return keeper.run()
 
     def _serve(self, vitals: Vitals) -> Server:
         """Answer for probes and Prometheus, from the keeper's process."""
@@ -256,10 +258,6 @@ class Worker:
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
         return Server(self._listener, Pages(vitals, exposition.text))
-
-
-def _take_no_notice(_number: int, _frame: object) -> None:
-    """Unlike a signal that is ignored, programs that are started here do not inherit this."""
 
 
 def _is_down(app: App) -> bool:
