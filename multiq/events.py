@@ -133,7 +133,7 @@ class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
 
 
 class BackendDown(WorkerEvent, frozen=True, kw_only=True):
-    """The backend could not be reached; the worker tries again in ``retry_in`` seconds."""
+    """A try to reach the backend failed, the first or another one; the next one is in ``retry_in`` seconds."""
 
     error: Exception
     retry_in: float

@@ -6,6 +6,7 @@ server would let us delete a job whose lease has ended, whoever had it since: th
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import threading
@@ -45,10 +46,23 @@ class Holding:
     """By token, all leases of one consumer. Whoever says something on their connections has the lock."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
         self._prefix = os.urandom(6).hex()
         self._count = 0
+
+    def acquire(self, timeout: float) -> bool:
+        """Have the lock. False: others have had it for so many seconds."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Let others have it; nothing, if this thread has not got it.
+
+        So this can stand in a ``finally`` of which the ``try`` begins before ``acquire``: an exception of a signal's
+        handler may come just after it.
+        """
+        with contextlib.suppress(RuntimeError):
+            self._lock.release()
 
     def live(self, lease: Lease, moment: float) -> Held | None:
         """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours.

@@ -242,7 +242,7 @@ class Callers:
         self.servers = servers
         self.prefix = prefix
         self._idle: list[Caller] = []  # append and pop are atomic
-        self._lent: dict[int, weakref.ref[Caller]] = {}
+        self._lent: weakref.WeakKeyDictionary[Caller, None] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Caller]:
@@ -280,8 +280,7 @@ class Callers:
     def own(self) -> Caller:
         """A caller to keep."""
         caller = Caller(self.servers, self.prefix)
-        key = id(caller)
-        self._lent[key] = weakref.ref(caller, lambda _: self._lent.pop(key, None))
+        self._lent[caller] = None
         return caller
 
     def close(self) -> None:
@@ -290,7 +289,7 @@ class Callers:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in tuple(self._lent.values()):
+        for reference in self._lent.keyrefs():  # a copy, as other threads may lend meanwhile
             caller = reference()
             if caller is not None:
                 caller.hang_up()

@@ -124,7 +124,8 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        if verdicts or timeout <= 0 or not self._knows_that_nothing_is_due():
+        # an interrupted wait hears no bell
+        if verdicts or timeout <= 0 or self._interrupted or not self._knows_that_nothing_is_due():
             answers, found = self._trade(verdicts, limit)
         if not found:
             try:

@@ -75,8 +75,8 @@ def bench(  # noqa: PLR0917 - click passes them all by name
       multiq bench redis://localhost sqlite:///jobs.db --html report.html
 
     A name starts a server of its own from the installed program, and ends it again; a URL uses yours, in queues of its
-    own that it removes. Exits with 6 if a job was lost, doubled, early or out of order. It needs an extra: pip install
-    'multiq[bench]'.
+    own that it removes. Exits with 6 if a job was lost, doubled, early, out of order or left over. It needs an extra:
+    pip install 'multiq[bench]'.
     """
     from multiq.bench import need_extra
 

@@ -15,7 +15,7 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import connection_option, traceback_option
+from .options import connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,6 +59,7 @@ _log = logging.getLogger("multiq.cli")
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
 @connection_option
+@verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app).
@@ -116,7 +117,9 @@ def _work(
             watching.wait_if_rolled(exc)
         raise
     log = app.settings.log
-    setup_logging(log_level or log.level, log_format or log.format)
+    is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
+    if log_format == "json" and not is_ours:
+        _log.warning("--log-format has no effect: the app has set up logging itself")
     runner = Worker(
         app,
         queues=_names(queues),
@@ -184,15 +187,19 @@ class _End:
 
     code = 0
 
-    def __call__(self, _number: int, _frame: object) -> None:
-        # not by an exception, which what is imported just now may catch; nothing runs that would have to end
-        os._exit(self.code)
+    def __call__(self, number: int, _frame: object) -> None:
+        from multiq.worker import rolling
+
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
+        # unless this is a roll: then there are children of before
+        if not rolling.note(number):
+            os._exit(self.code)
 
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
     """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
-    from multiq.worker import forking
+    from multiq.worker import forking, rolling
 
     end = _End()
     if threading.current_thread() is not threading.main_thread():
@@ -201,7 +208,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = forking.take(number, lambda *_: None)
+        taken[number] = forking.take(number, rolling.note)
     try:
         yield end
     finally:

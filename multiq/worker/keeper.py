@@ -35,9 +35,10 @@ from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
 from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
+from multiq.outages import Outage
 from multiq.roll_call import Answering
 
-from .child import EXIT_OVERDUE
+from .child import EXIT_OVERDUE, EXIT_STUCK
 from .inflight import ACKED, DEAD, ENDED, FREE, LIVE, WAITING
 from .limits import Limits
 from .runner import Runner
@@ -102,6 +103,7 @@ class Keeper:
         self._children: dict[tuple[int, float], _Process] = {}  # by their tables' number and life
         self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
         self._lost: set[tuple[int, float, float]] = set()
+        self._handing_on, self._touching = Outage(), Outage()
         self._control = Control(app.backend)
         self._listens_to_down = not force
         self._last_restart: str | None = ""
@@ -195,11 +197,13 @@ class Keeper:
             said = [self._verdict(table, entry, entries) for entry in entries]
             lost = self._settler().settle([verdict for verdict, _ in said])
         except MultiqError as exc:
-            _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
+            if self._handing_on.is_news(str(exc)):
+                _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
             time.sleep(_TRY_AGAIN)
             if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
                 table.free()
             return
+        self._handing_on.forget()
         table.free()  # before any code of the user's: a subscriber that hangs must not keep it
         for (_, say), error in zip(said, lost, strict=True):
             if error is None:
@@ -211,7 +215,8 @@ class Keeper:
         if not entry.is_running:
             return _unsaid(lease, entry), _nothing
         is_over = entry.kill_at <= table.died_at
-        if table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1:
+        is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
+        if is_stuck or table.left == EXIT_STUCK:
             return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
         if table.is_cut:
             return GiveBack(lease), _nothing
@@ -277,8 +282,10 @@ class Keeper:
         try:
             lost = self._settler().settle(verdicts)
         except MultiqError as exc:
-            _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
+            if self._touching.is_news(str(exc)):
+                _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
             return
+        self._touching.forget()
         for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
             key = table.number, table.life, entry.serial
             self._touched[key] = now

@@ -10,6 +10,8 @@ import selectors
 import sys
 from typing import TYPE_CHECKING
 
+from multiq.job import JobTasks, job_tasks
+
 from .daemons import DaemonThreads
 
 if TYPE_CHECKING:
@@ -26,11 +28,16 @@ _THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thr
 _SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
 
 
-def new_event_loop() -> AbstractEventLoop:
-    """A loop for one thread; whoever made it closes it. What it has run in threads keeps no process from ending."""
+def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
+    """A loop for one thread; whoever made it closes it. What it has run in *threads* keeps no process from ending."""
     loop = asyncio.SelectorEventLoop(_PreciseSelector()) if sys.platform == "linux" else asyncio.new_event_loop()
-    loop.set_default_executor(DaemonThreads(_THREADS, "multiq-to-thread"))
+    loop.set_default_executor(threads or threads_of_loop())
     return loop
+
+
+def threads_of_loop() -> DaemonThreads:
+    """For what jobs run in threads (``asyncio.to_thread``)."""
+    return DaemonThreads(_THREADS, "multiq-to-thread")
 
 
 class JobLoop:
@@ -45,10 +52,13 @@ class JobLoop:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         """Run it to its end, in the current context. Raises what it raises."""
         loop = self._loop = self._loop or new_event_loop()
+        job = JobTasks()  # as far as its threads are concerned: this loop has no other job's tasks
+        job_tasks.set(job)
         task = loop.create_task(work)
         try:
             return loop.run_until_complete(task)
         finally:
+            job.is_over = True
             left = asyncio.all_tasks(loop)
             if left:
                 self._end(loop, left, task)

@@ -23,10 +23,10 @@ from typing import TYPE_CHECKING
 from multiq.text import many
 
 from . import forking
-from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
+from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
 from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
-from .rolling import Before, rolled_environment
+from .rolling import HELD_BACK, Before, noted, rolled_environment, taking_over
 from .signals import SignalInbox
 from .slot import Post, Slot
 
@@ -56,7 +56,7 @@ _ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, 
 _TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
-HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
+HEEDED = tuple(HELD_BACK)
 NOW = signal.SIGUSR1
 """What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
 every process of the group, so that children get it twice, and it must not count twice."""
@@ -64,6 +64,7 @@ every process of the group, so that children get it twice, and it must not count
 
 _REPLACED = {
     EXIT_OVERDUE: "had a job that did not heed its time limit",
+    EXIT_STUCK: "had an event loop that was held for longer than any job on it may run",
     EXIT_MEMORY: "used more memory than it may",
     EXIT_RECYCLED: "has worked for long enough",
 }
@@ -124,7 +125,9 @@ class Supervisor:
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
         self._bell.setblocking(False)
-        with self._inbox:
+        with taking_over(), self._inbox:
+            for number in noted():
+                self._inbox.put(number)
             while True:
                 self._note_time()
                 self._reap()

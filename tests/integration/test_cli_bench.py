@@ -46,7 +46,11 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
             assert value is not None, where
             assert value > 0, where
             assert sample.accounting.violations == []
-            assert sample.accounting.enqueued > 0, where
+            assert sample.accounting.finished == sample.accounting.enqueued > 0, where
+    assert {(result.workload, result.contestant) for result in done.warm_ups} == {
+        ("warm-up", "sqlite"),
+        ("warm-up", "memory"),
+    }
     by_name = {(result.workload, result.contestant): result for result in done.results}
     (recovered,) = by_name["recovery", "sqlite"].samples
     assert recovered.accounting.explained >= 1  # the job in whose middle its process was killed
