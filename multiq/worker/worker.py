@@ -28,7 +28,7 @@ from .keeper import Keeper
 from .meters import Meters
 from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
-from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
+from .supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
 from .vitals import Vitals
 
 if TYPE_CHECKING:
@@ -319,5 +319,7 @@ def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Ca
 def _stop(child: Child, *, by_signal: bool = False) -> None:
     if child.is_asked_to_stop:
         child.abort(by_signal=by_signal)
-    else:
-        child.stop()
+        return
+    if by_signal:
+        tell_of_waiting(child.running, child.grace)
+    child.stop()
