@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections import defaultdict
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
+_OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
 _LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
 
 
@@ -209,7 +211,27 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
         for name, value in fields.items()
         if value is not None
     ]
-    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=trace)
+    exc_info = None if trace is None else (type(trace), trace, _of_the_app(trace))
+    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=exc_info)
+
+
+def _of_the_app(error: BaseException) -> TracebackType | None:
+    """Its traceback without multiq's own frames, and those before them; at debug, all of it."""
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if name == "multiq.worker.runner":
+            frames.clear()  # what stands before the task's own code: event loops, middleware's stack
+        elif name.partition(".")[0] not in _OWN:
+            frames.append(trace)
+        trace = trace.tb_next
+    if not frames or _log.isEnabledFor(logging.DEBUG):
+        return error.__traceback__
+    result = None
+    for frame in reversed(frames):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
 
 
 _COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # of a terminal: dim, ...

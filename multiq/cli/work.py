@@ -25,12 +25,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.cli")
 
+_MOST_TOLD = 10  # tasks that this worker does not run
+
 
 @click.command(short_help="Run an app's jobs.")
-@click.argument("app_path", metavar="APP")
+@click.argument("app_path", metavar="[APP]", required=False)
 @click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order; or high=3,low=1.")
 @click.option(
-    "--policy", type=click.Choice(POLICIES), metavar="POLICY", help="strict (the default), weighted or round-robin."
+    "--policy",
+    type=click.Choice(POLICIES),
+    metavar="POLICY",
+    help="strict, weighted or round-robin.",
 )
 @click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
 @click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
@@ -63,14 +68,15 @@ _log = logging.getLogger("multiq.cli")
 @verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
-    """Run the jobs of APP (module:attribute, like shop.tasks:app).
+    """Run the jobs of APP (module:attribute, like shop.tasks:app), or of the app that the settings name.
 
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
-    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
-    code that is there then, SIGQUIT shows what runs.
+    Without -q it serves all queues of the app's tasks. What is not given comes from the settings.
+
+    The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
+    SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the code that is there then, SIGQUIT shows what runs.
     """
     _take_standard_numbers()
     if check:
@@ -82,7 +88,7 @@ def worker(*, check: bool, **options: Any) -> int:
 
 def _work(
     *,
-    app_path: str,
+    app_path: str | None,
     queues: tuple[str, ...],
     policy: str | None,
     processes: int | None,
@@ -111,7 +117,10 @@ def _work(
 
     if once and max_jobs is not None:
         raise click.UsageError("--once is --max-jobs 1: give one of the two")
+    from .apps import default_app
+
     try:
+        app_path = app_path or default_app()
         app = _load(app_path)
     except (MultiqError, click.UsageError) as exc:
         if watch:
@@ -149,7 +158,7 @@ def _work(
         return 0
     runner.owns_process = True
     runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
-    _announce(app, app_path)
+    _announce(app, app_path, runner.queues)
     with contextlib.ExitStack() as stack:
         stack.enter_context(app)
         if watch:
@@ -257,7 +266,7 @@ def _names(words: Sequence[str]) -> list[str] | None:
     return [name.strip() for word in words for name in word.split(",")] or None
 
 
-def _announce(app: App, path: str) -> None:
+def _announce(app: App, path: str, queues: Sequence[str]) -> None:
     from multiq import __version__
     from multiq.text import many, safe
     from multiq.url import redact
@@ -265,3 +274,9 @@ def _announce(app: App, path: str) -> None:
     _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
     if not app.backend.capabilities.shared:
         _log.warning("the %s backend lives in this process: no other one can enqueue", app.backend.declared.backend)
+    elsewhere = [
+        f"{task.name} ({task.default.queue})" for task in app.tasks.values() if task.default.queue not in queues
+    ]
+    if elsewhere:
+        shown = ", ".join(elsewhere[:_MOST_TOLD]) + (", ..." if len(elsewhere) > _MOST_TOLD else "")
+        _log.warning("not run here, as -q or worker.queues does not name their queues: %s", shown)

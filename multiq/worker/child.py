@@ -215,6 +215,16 @@ class Child:
             self._leave(self._stopped())
 
     @property
+    def grace(self) -> float:
+        """Seconds that running jobs get after ``stop``."""
+        return self._settings.grace
+
+    @property
+    def running(self) -> int:
+        """How many jobs run at this moment."""
+        return len(self._executor.running())
+
+    @property
     def is_asked_to_stop(self) -> bool:
         """Whether a stop was asked for already; one that it began by itself does not count."""
         return self._is_asked

@@ -36,6 +36,7 @@ from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
 from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
+from multiq.job import JobInfo
 from multiq.outages import Outage
 from multiq.roll_call import Answering
 
@@ -233,7 +234,10 @@ class Keeper:
         return self._crashed(lease, f"its worker process died: {how}")
 
     def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
-        event = JobCrashed(queue=lease.queue, job_id=lease.id, reason=reason)
+        task = None
+        with contextlib.suppress(MultiqError):  # it is gone, or the verdict will meet the same trouble
+            task = JobInfo.of(self._backend.peek(lease.queue, lease.id)).task
+        event = JobCrashed(queue=lease.queue, job_id=lease.id, task=task, reason=reason)
         return Abandon(lease, reason), lambda: self._events.emit(event)
 
     def _timed_out(self, lease: Lease) -> tuple[Verdict, Callable[[], None]]:

@@ -8,8 +8,10 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
+from multiq.codec import decode_json
 from multiq.errors import BackendError
 from multiq.events import BackendDown, BackendUp, JobLost
+from multiq.job import task_of
 
 from .inflight import Held
 
@@ -223,7 +225,9 @@ class Pump:
             del self._held[held]
             held.is_lost = error is not None
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
-                self._events.emit(JobLost(queue=held.lease.queue, job_id=held.lease.id))
+                lease = held.lease
+                task = task_of(decode_json(lease.body))
+                self._events.emit(JobLost(queue=lease.queue, job_id=lease.id, task=task))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
         if None in lost:  # a lease may be known to be lost without a word from the backend

@@ -156,6 +156,8 @@ class Supervisor:
         if number in {signal.SIGTERM, signal.SIGINT}:
             self._stops += 1
             self._board.stops = self._stops
+            if self._stops == 1:
+                tell_of_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
             self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
@@ -379,9 +381,9 @@ class Supervisor:
             self._board.replaced += 1
             slot.early_deaths = slot.early_deaths + 1 if died_young and left == EXIT_MEMORY else 0
             slot.start_at = now + _brake(slot.early_deaths, _WORKING_BRAKE)
-            _log.warning(
-                "worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else left or 0]
-            )
+            why = EXIT_OVERDUE if was_late else left or 0
+            level = logging.INFO if why == EXIT_RECYCLED else logging.WARNING
+            _log.log(level, "worker process %d %s; another one starts", pid, _REPLACED[why])
             return
         self._board.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
@@ -484,6 +486,20 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
 def _brake(early_deaths: int, longest: float) -> float:
     """Seconds until a child is replaced that was, with those before it, the so manieth that ended young."""
     return min(longest, _FIRST_BRAKE * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
+
+
+def tell_of_waiting(running: int, grace: float) -> None:
+    """Say what a worker does that was told to stop while jobs run."""
+    if running:
+        what = "them" if running > 1 else "it"
+        verb = "run" if running > 1 else "runs"
+        _log.info(
+            "stopping: waits for %s that %s, up to %.1f s; a second signal (Ctrl-C) gives %s back at once",
+            many(running, "job"),
+            verb,
+            grace,
+            what,
+        )
 
 
 def _has_terminal() -> bool:

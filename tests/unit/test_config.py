@@ -71,6 +71,7 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
 def test_the_environment_sets_every_key() -> None:
     environment = {
         "MULTIQ_URL": "redis://localhost",
+        "MULTIQ_APP": "shop.tasks:app",
         "MULTIQ_MAX_BODY": "1000",
         "MULTIQ_WORKER_QUEUES": "high, default",
         "MULTIQ_WORKER_POLICY": "round-robin",
@@ -89,6 +90,7 @@ def test_the_environment_sets_every_key() -> None:
     assert set(environment) == {f"MULTIQ_{key.upper().replace('.', '_')}" for key in KEYS}
     settings = load_settings(None, environment)
     assert settings.worker.queues == ("high", "default")
+    assert settings.app == "shop.tasks:app"
     assert (settings.url, settings.max_body, settings.worker.grace, settings.log.level) == (
         "redis://localhost",
         1000,
