@@ -273,7 +273,8 @@ class Worker:
 
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
-        return Server(self._listener, Pages(vitals, exposition.text))
+        names = () if self._http is None else (self._http.host,)
+        return Server(self._listener, Pages(vitals, exposition.text, names))
 
 
 def _is_down(app: App) -> bool:
