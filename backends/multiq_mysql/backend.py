@@ -31,6 +31,7 @@ import msgspec
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
 from .callers import CallersTransaction
@@ -51,6 +52,7 @@ from .jobs import (
     microseconds,
     packed,
     promote,
+    text_of,
 )
 from .login import OPTIONS, Login
 from .receipts import CHANGED
@@ -147,6 +149,7 @@ class MysqlBackend(Backend):
         return Row(*rows[0]).record(queue)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         place, seq = _START if after is None else _place(after)
         self._promote(queue)
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
@@ -201,7 +204,7 @@ class MysqlBackend(Backend):
         self._database.watch.made_ready(queue)
 
     def queues(self) -> list[str]:
-        return [name.decode() for (name,) in self._select("queues")]
+        return [text_of(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
         ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
@@ -224,6 +227,7 @@ class MysqlBackend(Backend):
         self._database.watch.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         self._promote(queue)
         ((newest,),) = self._select("newest")
         codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]

@@ -99,6 +99,9 @@ class Runner:
         running.set(call.job)
         try:
             result = await self._await(call, held, thread=None)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                await asyncio.sleep(0)  # where the job has cancelled itself and has not heard of it: here it does
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             if self.is_ending and isinstance(exc, asyncio.CancelledError):
                 return GiveBack(held.lease)  # by a worker that ends: not the job's doing
@@ -189,6 +192,8 @@ class Runner:
     def _start(self, call: Call) -> float:
         if self._events.wants(JobStarted):
             self._events.emit(JobStarted(job=call.job))
+            if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
+                msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
         return time.perf_counter()
 
     # --- the call itself ---
@@ -344,6 +349,7 @@ class Runner:
         task: Task[Any, Any] | None = None,
         error: BaseException | None = None,
     ) -> Verdict:
+        reason = verdict.reason or reason  # as it is kept: cut, and of characters that can be written
         if isinstance(verdict, Release):
             self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
             hook = None if task is None else task.on_retry
