@@ -64,6 +64,7 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
+@click.option("--log-jobs", is_flag=True, help="A line for each job that is done, too; by default at debug only.")
 @connection_option
 @verbose_option
 @traceback_option
@@ -111,6 +112,7 @@ def _work(
     check: bool,
     log_level: str | None,
     log_format: str | None,
+    log_jobs: bool,
 ) -> int:
     from multiq.log import setup_logging
     from multiq.worker import Worker, watching
@@ -149,6 +151,7 @@ def _work(
         force=force,
         health_file=health_file,
         http=http,
+        log_jobs=log_jobs or None,
     )
     if watch:
         watching.check_library()

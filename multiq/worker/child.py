@@ -33,6 +33,7 @@ from .policies import sharing
 from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
+from .summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -154,6 +155,7 @@ class Child:
         self._changed = threading.Event()
         consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
         self._pump = Pump(consumer, app.events, self.name, inflight)
+        self._summary = Summary(self.name, self._pump.settled, app.settings.log.summary)
         self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
         self._runner = Runner(app, self._limits)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
@@ -291,7 +293,8 @@ class Child:
 
     def _look_around(self) -> None:
         """What is to be done in each turn, whether there are jobs or not."""
-        self._row.beat = time.monotonic()
+        self._row.beat = now = time.monotonic()
+        self._summary.look(now)
         if self._reassert is not None:
             self._reassert(also_wakeups=True)
         self._pump.beat()
@@ -544,6 +547,7 @@ class Child:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self) -> int:
+        self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
         self._stay.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)

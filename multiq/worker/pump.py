@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
@@ -42,6 +43,8 @@ class Pump:
         self._events = events
         self._worker = worker
         self._inflight = inflight
+        self.settled: defaultdict[type[Verdict], int] = defaultdict(int)
+        """How many verdicts of each kind have counted."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
         self._is_partial = False  # whether only a part of the backend is gone
@@ -224,6 +227,8 @@ class Pump:
         for held, error in zip(settled, lost, strict=True):
             del self._held[held]
             held.is_lost = error is not None
+            if error is None and held.verdict is not None:
+                self.settled[type(held.verdict)] += 1
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))

@@ -21,6 +21,7 @@ from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.forks import forks
 from multiq.job import JobContext, describe, running
+from multiq.log import log_slow, slow_after
 from multiq.notices import Notice
 from multiq.options import check_reason
 from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
@@ -72,6 +73,7 @@ class Runner:
         self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
+        self._slow_after = slow_after(app)
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
@@ -289,6 +291,8 @@ class Runner:
     def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
         if self._events.wants(JobDone):
             self._events.emit(JobDone(job=call.job, seconds=seconds))
+        if seconds > self._slow_after:
+            log_slow(call.job, seconds)
         if call.task.on_success is not None:
             _isolated(call, call.task.on_success, result)
         return Ack(call.job.lease)

@@ -60,7 +60,7 @@ class Worker:
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
     connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
     worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
-    What is not given comes from the settings.
+    With *log_jobs* each job that is done is a line in the log. What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
     that is not shared.
@@ -87,6 +87,7 @@ class Worker:
         force: bool = False,
         health_file: str | Path | None = None,
         http: str | None = None,
+        log_jobs: bool | None = None,
     ) -> None:
         default = app.settings.worker
         self._app = app
@@ -112,6 +113,7 @@ class Worker:
             recycle_time=None if recycle_time is None else check_timeout(recycle_time, "recycle_time"),
             memory=None if memory is None else check_count(memory, "memory"),
         )
+        self._log_jobs = app.settings.log.jobs if log_jobs is None else log_jobs
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
@@ -165,7 +167,7 @@ class Worker:
             running.stop()
 
     def _run(self) -> int:
-        log_events(self._app)
+        log_events(self._app, each_job=self._log_jobs)
         weights, policy = self._weights()  # tasks may have come since this was made
         self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
