@@ -15,7 +15,7 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import connection_option, traceback_option, verbose_option
+from .options import complete_queue, connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -30,7 +30,14 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 
 @click.command(short_help="Run an app's jobs.")
 @click.argument("app_path", metavar="[APP]", required=False)
-@click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order; or high=3,low=1.")
+@click.option(
+    "-q",
+    "--queues",
+    multiple=True,
+    metavar="NAMES",
+    shell_complete=complete_queue,
+    help="high,default: in this order; or high=3,low=1.",
+)
 @click.option(
     "--policy",
     type=click.Choice(POLICIES),

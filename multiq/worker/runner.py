@@ -24,7 +24,7 @@ from multiq.job import JobContext, describe, running
 from multiq.log import log_slow, slow_after
 from multiq.notices import Notice
 from multiq.options import check_reason
-from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
+from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, tighter
 
 from .forking import LeavingClones, leave_clone
 from .loop import JobLoop
@@ -175,7 +175,7 @@ class Runner:
             task.check_arguments(envelope.args, envelope.kwargs)
         except ArgumentsInvalid as exc:
             return self._bury(job, str(exc), task)
-        timeout = task.timeout if envelope.timeout is None else envelope.timeout
+        timeout = task.timeout_of(envelope)
         if not timeout:  # 0: no limit, as everywhere
             return Call(job, task, envelope, policy, None)
         deadline = time.monotonic() + timeout
@@ -187,7 +187,7 @@ class Runner:
         reason = f"this worker knows no task {envelope.task[:128]!r} (registered: {known})"
         policy = UNKNOWN_TASK
         if envelope.max_attempts is not None:
-            policy = msgspec.structs.replace(policy, max_attempts=envelope.max_attempts)
+            policy = msgspec.structs.replace(policy, max_attempts=tighter(policy.attempts(), envelope.max_attempts))
         verdict = policy.after_failure(job.lease, reason)
         return self._announce(job, verdict, reason)
 

@@ -97,6 +97,13 @@ class Worker:
         if processes is None:
             processes = default.processes or 0
         self._processes = check_count(processes, "processes", least=0)
+        if threads is not None:
+            if concurrency and check_count(threads, "threads") > 1:
+                raise OptionInvalid(
+                    f"threads={threads} and concurrency={concurrency} exclude each other: jobs run on threads, or as "
+                    "coroutines on one event loop"
+                )
+            concurrency = concurrency or 0  # over one in the settings
         self._settings = ChildSettings(
             queues=tuple(weights),
             shares=shares(policy, weights),
