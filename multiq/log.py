@@ -43,13 +43,18 @@ def log_events(app: App, *, each_job: bool = False) -> None:
     if app.events.logged:
         return
     app.events.logged = True
-    levels = {**_LEVELS, ev.JobDone: logging.INFO} if each_job else _LEVELS
-    for kind, level in levels.items():
+    for kind, usual in _LEVELS.items():
+        level = logging.INFO if each_job and kind is ev.JobDone else usual
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
     limit = slow_after(app)
+
+    def look(event: ev.JobFailed) -> None:
+        if event.seconds > limit:
+            log_slow(event.job, event.seconds)
+
     if limit < NEVER_SLOW:
-        app.events.subscribe(ev.JobFailed, lambda event: event.seconds > limit and log_slow(event.job, event.seconds))
+        app.events.subscribe(ev.JobFailed, look)
 
 
 def slow_after(app: App) -> float:

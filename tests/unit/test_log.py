@@ -18,6 +18,8 @@ from multiq.worker.summary import Summary
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from multiq.backend import Verdict
+
 
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
@@ -81,7 +83,8 @@ def test_a_summary_s_line_has_its_fields(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_summaries_come_soon_at_first_and_then_ever_more_seldom() -> None:
     told: list[tuple[float, int]] = []
-    settled = {Ack: 0, Release: 0, Bury: 0}
+    at = 0.0
+    settled: dict[type[Verdict], int] = {Ack: 0, Release: 0, Bury: 0}
     summary = Summary("host:1", settled, 8.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
