@@ -34,7 +34,7 @@ def row_of(comparison: Comparison, workload: str, metric: str, contestant: str =
 # --- verdicts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [1.0, 3.0])
+@pytest.mark.parametrize("noise", [1.0, pytest.param(3.0, marks=pytest.mark.long)])
 def test_two_runs_of_one_build_show_no_difference(noise: float) -> None:
     alarms = 0
     for seed in range(0, 16, 2):
@@ -260,6 +260,7 @@ def test_a_slower_machine_is_no_excuse_for_more_commands() -> None:
     assert verdicts(found, "drain", "commands") == {"worse"}
 
 
+@pytest.mark.long
 def test_false_alarms_are_as_rare_as_promised_where_nothing_changed() -> None:
     found = [compare(alone(seed), alone(seed + 1), threshold=0.0) for seed in range(100, 140, 2)]
     assert sum(comparison.regressed for comparison in found) <= 2  # of 20, with no threshold to help

@@ -24,15 +24,24 @@ if TYPE_CHECKING:
 @pytest.fixture(autouse=True)
 def _logging_as_it_was() -> Iterator[None]:
     root, ours = logging.getLogger(), logging.getLogger("multiq")
-    handlers, levels = root.handlers[:], (root.level, ours.level)
+    handlers, levels, factory = root.handlers[:], (root.level, ours.level), logging.getLogRecordFactory()
     yield
+    logging.setLogRecordFactory(factory)
     root.handlers[:] = handlers
     root.setLevel(levels[0])
     ours.setLevel(levels[1])
 
 
+def set_up(level: str, form: str) -> None:
+    """As in a program that has set up no logging: pytest has."""
+    root = logging.getLogger()
+    root.handlers.clear()
+    root.setLevel(logging.WARNING)
+    assert setup_logging(level, form, over_app=True)
+
+
 def run(level: str, form: str, *, log_jobs: bool | None = None, summary: float = 60.0) -> None:
-    setup_logging(level, form)
+    set_up(level, form)
     app = multiq.App(settings=Settings(url="memory://", log=LogSettings(summary=summary)))
 
     @app.task(max_attempts=1)
@@ -142,7 +151,7 @@ def test_both_formats_take_records_of_other_libraries() -> None:
 
 def run_slowly(slow_job: float, level: str = "info", form: str = "text") -> str:
     """Run a quick job, one that takes its time, and one that fails after that. Returns the slow one's id."""
-    setup_logging(level, form)
+    set_up(level, form)
     app = multiq.App(settings=Settings(url="memory://", log=LogSettings(slow_job=slow_job)))
     app.task(name="quick")(lambda: None).enqueue()
     handle = app.task(name="long")(lambda: time.sleep(0.06)).enqueue()
