@@ -50,6 +50,7 @@ class TaskOptions(TypedDict, total=False):
     max_attempts: int
     max_crashes: int
     retry_for: float
+    loosen: bool
     backoff: Backoff | Sequence[float] | float
     on_success: Callable[[JobContext, Any], object]
     on_retry: Callable[[JobContext, BaseException], object]
@@ -104,8 +105,9 @@ class App:
         *name* is the function's own unless given. *ttr* is the lease in seconds, kept alive while the task runs;
         *timeout* is how long it may run. *max_attempts* (0: no limit; default 5, or no limit with *retry_for*) counts
         attempts, *max_crashes* (0: no limit) those that ended without a verdict, *retry_for* is in seconds since
-        the enqueue. *backoff* is seconds, a list of them, or a function of the failed attempt. *on_success* is called
-        with the job and the result, *on_retry* with the job and the error when it is to run again, *on_failure* when it
+        the enqueue. A job may have stricter limits of its own, and with *loosen* looser ones. *backoff* is seconds, a
+        list of them, or a function of the failed attempt. *on_success* is called with the job and the result,
+        *on_retry* with the job and the error when it is to run again, *on_failure* when it
         is buried.
 
         Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
@@ -209,6 +211,7 @@ def _make_task(
     max_attempts: int | None = None,
     max_crashes: int = MAX_CRASHES_DEFAULT,
     retry_for: float | None = None,
+    loosen: bool = False,
     backoff: Backoff | Sequence[float] | float = DEFAULT,
     on_success: Callable[[JobContext, Any], object] | None = None,
     on_retry: Callable[[JobContext, BaseException], object] | None = None,
@@ -232,6 +235,7 @@ def _make_task(
         options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
         policy=policy,
         timeout=None if timeout is None else check_timeout(timeout),
+        loosen=_check_flag(loosen, "loosen"),
         on_success=on_success,
         on_retry=on_retry,
         on_failure=on_failure,
@@ -284,6 +288,12 @@ def _own_name(function: Callable[..., Any]) -> str:
     if name is None or name == "<lambda>":
         raise NameInvalid(f"{_place(function)} has no name of its own, and a task needs one: @app.task(name=...)")
     return name
+
+
+def _check_flag(value: bool, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionInvalid(f"{name} must be True or False, got {shown(value)}")
+    return value
 
 
 def _check_hook(hook: Callable[..., object] | None, name: str) -> None:

@@ -15,7 +15,7 @@ import msgspec
 from . import events as ev
 from .job import running
 from .outages import Outage
-from .text import abridge, safe
+from .text import abridge, many, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
+NEVER_SLOW = float("inf")
+
 _LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
 
 
@@ -64,21 +66,49 @@ def add_job_fields() -> None:
     logging.setLogRecordFactory(_RecordFactory(make))
 
 
-def log_events(app: App) -> None:
-    """Have an app's events logged, each kind only if the log's level lets it through. Once per app."""
+def log_events(app: App, *, each_job: bool = False) -> None:
+    """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
+
+    A job that is done is told at the level debug, and at info with *each_job*: a line for each costs as much as a
+    short job does.
+    """
     if app.events.logged:
         return
     app.events.logged = True
-    for kind, level in _LEVELS.items():
+    for kind, usual in _LEVELS.items():
+        level = logging.INFO if each_job and kind is ev.JobDone else usual
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
     outages = _Outages()
     app.events.subscribe(ev.BackendDown, outages.went_down)
     app.events.subscribe(ev.BackendUp, outages.came_back)
+    limit = slow_after(app)
+
+    def look(event: ev.JobFailed) -> None:
+        if event.seconds > limit:
+            log_slow(event.job, event.seconds)
+
+    if limit < NEVER_SLOW:
+        app.events.subscribe(ev.JobFailed, look)
+
+
+def slow_after(app: App) -> float:
+    """Seconds beyond which a job is told of as slow; ``NEVER_SLOW`` where nobody would read it."""
     limit = app.settings.log.slow_job
-    if limit and _log.isEnabledFor(logging.WARNING):
-        app.events.subscribe(ev.JobDone, _SlowLine(limit))
-        app.events.subscribe(ev.JobFailed, _SlowLine(limit))
+    return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
+
+
+def log_slow(job: JobContext, seconds: float) -> None:
+    """A job took so long, to its end or into an error. No event: a runner asks ``slow_after`` once, and compares."""
+    _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
+
+
+def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
+    """What a worker process has worked off in so many seconds."""
+    jobs = done + retried + buried
+    rate = round(jobs / seconds, 1) if seconds > 0 else None
+    counts = {"done": done, "retried": retried, "buried": buried}
+    _write(logging.INFO, "summary", {"worker": worker, "jobs": jobs, "seconds": seconds, "rate": rate, **counts})
 
 
 class TextFormatter(logging.Formatter):
@@ -193,17 +223,6 @@ class _Outages:
         _write(logging.WARNING, word, fields)
 
 
-class _SlowLine:
-    """Logs jobs that took more than so many seconds, as a warning of its own."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def __call__(self, event: ev.JobDone | ev.JobFailed) -> None:
-        if event.seconds > self._limit:
-            _write(logging.WARNING, "slow", {**_job_fields(event.job), "seconds": event.seconds})
-
-
 def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:
     parts = [f"{word:<9}"]
     parts += [
@@ -238,7 +257,7 @@ _COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CR
 
 _LEVELS: dict[type[Event], int] = {
     ev.JobStarted: logging.DEBUG,
-    ev.JobDone: logging.INFO,
+    ev.JobDone: logging.DEBUG,
     ev.JobFailed: logging.WARNING,
     ev.JobRetried: logging.WARNING,
     ev.JobBuried: logging.ERROR,
@@ -295,6 +314,8 @@ _PHRASES: dict[str, Callable[[Any], str]] = {
     "task": str,
     "job_id": str,
     "worker": str,
+    "jobs": lambda number: many(number, "job"),
+    "rate": lambda number: f"{number:,} a second",
     "queue": lambda queue: f"[{queue}]",
     "queues": lambda queues: "on " + ", ".join(queues),
     "seconds": lambda seconds: f"in {_duration(seconds)}",

@@ -62,6 +62,12 @@ def _word_or_none(*words: str) -> Callable[[Any], str | None]:
     return lambda value: None if value is None else check(value)
 
 
+def _flag(value: Any) -> bool:
+    if value is True or value is False:
+        return bool(value)
+    raise ValueError("must be true or false")
+
+
 def _word(*words: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value.lower() not in words:
@@ -93,6 +99,11 @@ def _number(text: str) -> Any:
     return text
 
 
+def _truth(text: str) -> Any:
+    """Text of the environment as true or false; what is neither is left for the check to refuse."""
+    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
+
+
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
@@ -114,7 +125,9 @@ KEYS: dict[str, Key] = {
     "worker.http": Key(_text_or_none, str),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
+    "log.jobs": Key(_flag, _truth),
     "log.slow_job": Key(_seconds, _number),
+    "log.summary": Key(_seconds, _number),
 }
 
 
@@ -179,8 +192,12 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     level: str = "info"
     format: str = "text"
-    slow_job: float = 0.0
-    """Seconds: a job that takes longer is logged as a warning. 0: none is, as only an app knows what is slow in it."""
+    jobs: bool = False
+    """A line for each job that is done, at the level info. Without, at debug: it costs as much as a short job."""
+    slow_job: float = 10.0
+    """Seconds: a job that takes longer is logged as a warning. 0: none is."""
+    summary: float = 60.0
+    """Seconds: so often, at most, each process logs how many jobs it has worked off. 0: never."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
 from multiq.names import check_name
+from multiq.text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,6 +24,7 @@ else:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _CONNECTION = "multiq.connection"
+_VERBOSE = "multiq.verbose"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -211,9 +213,30 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
+def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.meta.get(_VERBOSE):
+        return
+    ctx.meta[_VERBOSE] = True
+    from multiq.config import describe_sources
+
+    click.echo(f"settings: {safe(describe_sources())}", err=True)
+
+
+def verbose_option(function: F) -> F:
+    """``-v``: say where the settings come from, before or after the command."""
+    return click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        callback=_tell_settings,
+        expose_value=False,
+        help="Say which configuration file is used.",
+    )(function)
+
+
 def common_options(function: F) -> F:
     """What every command that talks to a backend takes."""
-    return connection_option(json_option(traceback_option(function)))
+    return connection_option(json_option(verbose_option(traceback_option(function))))
 
 
 def queue_option(function: F) -> F:

@@ -15,10 +15,11 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import complete_queue, connection_option, traceback_option
+from .options import complete_queue, connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.process import BaseProcess
 
     from multiq.app import App
 
@@ -70,7 +71,9 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
+@click.option("--log-jobs", is_flag=True, help="A line for each job that is done, too; by default at debug only.")
 @connection_option
+@verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
     """Run the jobs of APP (module:attribute, like shop.tasks:app), or of the app that the settings name.
@@ -115,6 +118,7 @@ def _work(
     check: bool,
     log_level: str | None,
     log_format: str | None,
+    log_jobs: bool,
 ) -> int:
     from multiq.log import setup_logging
     from multiq.worker import Worker, watching
@@ -153,6 +157,7 @@ def _work(
         force=force,
         health_file=health_file,
         http=http,
+        log_jobs=log_jobs or None,
     )
     if watch:
         watching.check_library()
@@ -167,14 +172,23 @@ def _work(
         stack.enter_context(app)
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
-        threads_before = set(threading.enumerate())
+        before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
-    _leave_threads(threads_before, code)
+    _leave(before, code)
     return code
 
 
-def _leave_threads(before: set[threading.Thread], code: int) -> None:
-    """The interpreter waits for threads that are no daemons. Those that jobs have begun end with the worker."""
+def _processes_begun() -> list[BaseProcess]:
+    """With ``multiprocessing``, as far as they have not ended."""
+    module = sys.modules.get("multiprocessing.process")
+    return [] if module is None else module.active_children()
+
+
+def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
+    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+
+    Such a process goes on, as it does when a supervisor's child ends.
+    """
     from multiq.text import many
     from multiq.worker import forking
 
@@ -182,8 +196,16 @@ def _leave_threads(before: set[threading.Thread], code: int) -> None:
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
     ]
-    if left:
-        _log.warning("%s that jobs have begun did not end; the process ends without them", many(len(left), "thread"))
+    processes = [process for process in _processes_begun() if process not in before and not process.daemon]
+    if left or processes:
+        _log.warning(
+            "%s and %s that jobs have begun did not end; the worker ends without them",
+            many(len(left), "thread"),
+            "1 process" if len(processes) == 1 else f"{len(processes)} processes",
+        )
+        for process in _processes_begun():
+            if process.daemon:  # as the interpreter does it
+                process.terminate()
         logging.shutdown()
         forking.flush()
         os._exit(code)
@@ -194,15 +216,19 @@ class _End:
 
     code = 0
 
-    def __call__(self, _number: int, _frame: object) -> None:
-        # not by an exception, which what is imported just now may catch; nothing runs that would have to end
-        os._exit(self.code)
+    def __call__(self, number: int, _frame: object) -> None:
+        from multiq.worker import rolling
+
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
+        # unless this is a roll: then there are children of before
+        if not rolling.note(number):
+            os._exit(self.code)
 
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
     """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
-    from multiq.worker import forking
+    from multiq.worker import forking, rolling
 
     end = _End()
     if threading.current_thread() is not threading.main_thread():
@@ -211,7 +237,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = forking.take(number, lambda *_: None)
+        taken[number] = forking.take(number, rolling.note)
     try:
         yield end
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
@@ -42,6 +43,8 @@ class Pump:
         self._events = events
         self._worker = worker
         self._inflight = inflight
+        self.settled: defaultdict[type[Verdict], int] = defaultdict(int)
+        """How many verdicts of each kind have counted."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
         self._is_partial = False  # whether only a part of the backend is gone
@@ -169,7 +172,16 @@ class Pump:
         if pause and not self._is_partial:
             self._plan(now + pause)
             return
-        due = [held for held in self._held if held.touch_at <= now and held.verdict is None]
+        due = []
+        for held in self._held:
+            if held.touch_at > now or held.verdict is not None:
+                continue
+            if held.ends_at <= now and not held.began_at:
+                held.touch_at = float("inf")  # it never begins here, and the keeper may give it back at any moment
+                continue
+            due.append(held)
+            if self._inflight is not None:  # the keeper goes by what stands there, so first
+                self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
         except BackendError as exc:
@@ -179,8 +191,6 @@ class Pump:
             if error is None:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = now + held.lease.ttr
-                if self._inflight is not None:
-                    self._inflight.touch(held)
             else:
                 held.touch_at = float("inf")  # the verdict will be refused, and that is told then
         self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
@@ -217,6 +227,8 @@ class Pump:
         for held, error in zip(settled, lost, strict=True):
             del self._held[held]
             held.is_lost = error is not None
+            if error is None and held.verdict is not None:
+                self.settled[type(held.verdict)] += 1
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))

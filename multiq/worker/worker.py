@@ -60,7 +60,7 @@ class Worker:
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
     connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
     worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
-    What is not given comes from the settings.
+    With *log_jobs* each job that is done is a line in the log. What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
     that is not shared.
@@ -87,6 +87,7 @@ class Worker:
         force: bool = False,
         health_file: str | Path | None = None,
         http: str | None = None,
+        log_jobs: bool | None = None,
     ) -> None:
         default = app.settings.worker
         self._app = app
@@ -119,6 +120,7 @@ class Worker:
             recycle_time=None if recycle_time is None else check_timeout(recycle_time, "recycle_time"),
             memory=None if memory is None else check_count(memory, "memory"),
         )
+        self._log_jobs = app.settings.log.jobs if log_jobs is None else log_jobs
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
@@ -172,7 +174,7 @@ class Worker:
             running.stop()
 
     def _run(self) -> int:
-        log_events(self._app)
+        log_events(self._app, each_job=self._log_jobs)
         weights, policy = self._weights()  # tasks may have come since this was made
         self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
@@ -256,10 +258,8 @@ class Worker:
 
     def _run_keeper(self, bell: socket.socket, lifeline: int) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        forking.take(NOW, _take_no_notice)  # the supervisor's handlers for the others stay, and do nothing here
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
         vitals = Vitals(self._board, self._settings)
-        return Keeper(
+        keeper = Keeper(
             self._app,
             self._board,
             bell,
@@ -270,7 +270,11 @@ class Worker:
             vitals=vitals,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(vitals),
-        ).run()
+        )
+        # the supervisor's handlers for the others stay, and do nothing here
+        forking.take(NOW, lambda _number, _frame: keeper.kill())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
+        return keeper.run()
 
     def _serve(self, vitals: Vitals) -> Server:
         """Answer for probes and Prometheus, from the keeper's process."""
@@ -278,11 +282,8 @@ class Worker:
 
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
-        return Server(self._listener, Pages(vitals, exposition.text))
-
-
-def _take_no_notice(_number: int, _frame: object) -> None:
-    """Unlike a signal that is ignored, programs that are started here do not inherit this."""
+        names = () if self._http is None else (self._http.host,)
+        return Server(self._listener, Pages(vitals, exposition.text, names))
 
 
 def _is_down(app: App) -> bool:
