@@ -148,7 +148,7 @@ def connection_option(function: F) -> F:
         metavar="URL|NAME",
         callback=_keep_connection,
         expose_value=False,
-        help="A URL, or a configured connection.",
+        help="A configured connection, or a URL (other users see its password: see password_env).",
     )(function)
 
 
