@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import threading
@@ -111,6 +112,8 @@ class App:
 
         Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
         """
+
+        _check_options(options)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             return self._register(_make_task(self, function, **options))
@@ -237,6 +240,32 @@ def _make_task(
         on_retry=on_retry,
         on_failure=on_failure,
     )
+
+
+_MEANT = {
+    **dict.fromkeys(("retries", "retry", "max_retries", "tries", "max_tries", "attempts"), "max_attempts"),
+    **dict.fromkeys(("retry_backoff", "retry_delay", "default_retry_delay", "interval", "min_backoff"), "backoff"),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout", "max_time"), "timeout"),
+    **dict.fromkeys(("lease", "ttl", "visibility_timeout"), "ttr"),
+    **dict.fromkeys(("max_age", "retry_until"), "retry_for"),
+    "queue_name": "queue",
+    "prio": "priority",
+    **dict.fromkeys(("on_error", "on_exception"), "on_failure"),
+    **dict.fromkeys(
+        ("delay", "countdown", "eta", "at", "schedule"), "options(delay=...) or options(at=...) of the task"
+    ),
+    **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
+}
+"""What other libraries call the options of a task."""
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    known = TaskOptions.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            which = f"did you mean {close}?" if close else f"there are: {', '.join(known)}"
+            raise OptionInvalid(f"{name}={shown(value)} is no option of a task: {which}")
 
 
 def _check_function(function: Callable[..., Any]) -> None:

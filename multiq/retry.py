@@ -80,10 +80,13 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def refuse(self, lease: Lease) -> str | None:
         """Why the job must not even be started, or None."""
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
-            return f"poison: {lease.crashes} earlier runs ended without a verdict (crash, kill, or lease too short)"
+            return (
+                f"poison: attempt {lease.attempt} did not begin, as {lease.crashes} before it ended without a verdict "
+                "(crash, kill, or lease too short)"
+            )
         limit = self.attempts()
         if limit and lease.attempt > limit + lease.kicks:
-            return f"attempts exhausted: {lease.attempt - 1} were made, {limit} are allowed"
+            return f"attempts exhausted: attempt {lease.attempt} did not begin, as {limit} are allowed"
         if self.retry_for is not None and lease.attempt > 1 and lease.age > self.retry_for and not lease.kicks:
             return f"too late: enqueued {lease.age:.0f} s ago, retried for {self.retry_for:g} s"
         return None

@@ -31,6 +31,7 @@ import msgspec
 from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendError, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
 from . import keys
@@ -160,6 +161,7 @@ class RedisBackend(Backend):
         return found.told(queue, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         return list_jobs(self._callers, self._lines.asked(queue), state, limit, after)
 
     def delete(self, queue: str, job_id: str) -> None:
@@ -204,6 +206,7 @@ class RedisBackend(Backend):
         self._pause(queue, 0)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         return sum(self._purge(line, states) for line in self._lines.asked(queue))
 
     def doctor(self) -> list[Finding]:

@@ -28,6 +28,7 @@ from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
 from .callers import CallersTransaction
@@ -147,6 +148,7 @@ class SqliteBackend(Backend):
         return self._readably(peek)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         major, minor = _START if after is None else _place(after)
         now = self._clock()
         self._promote_all(queue, now)
@@ -235,6 +237,7 @@ class SqliteBackend(Backend):
         self._database.bell.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         self._promote_all(queue, self._clock())
         newest = self._select("newest", {})[0][0]
         codes = {STORED_STATES.index(state) for state in states} - {RESERVED}

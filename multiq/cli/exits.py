@@ -30,7 +30,9 @@ RESERVED = 4
 UNSUPPORTED = 5
 """The backend cannot do this, and says so."""
 BROKEN = 6
-"""``multiq conformance``: a promise is not kept."""
+"""``multiq conformance``, ``multiq bench``: a promise is not kept."""
+UNSURE = 7
+"""``multiq bench --compare``: nothing is worse for certain, and for some figures it cannot be told."""
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by answering no."""
 

@@ -13,7 +13,7 @@ from multiq.backend import STORED_STATES, State
 from multiq.text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 from .options import JobId, QueueName, common_options, queue_option
-from .output import Column, note, print_json, show, table
+from .output import Column, note, print_json, show, table, width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from multiq.backend import QueueStats
     from multiq.job import JobInfo
 
+_NARROW = 110  # columns: an id, its numbers, a reason and a job do not fit into less
 _BODY_LINES = 24  # of a body that peek shows
 _BODY_CHARACTERS = 4000
 COUNTS = ("ready", "delayed", "reserved", "buried")
@@ -109,7 +110,11 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     elif not found:
         click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
     else:
-        show(_jobs_table(found, state))
+        room = width()
+        if room is not None and room < _NARROW and any(job.reason for job in found):
+            show(_jobs_list(found, state, room))
+        else:
+            show(_jobs_table(found, state))
         for name, cursor in cursors.items():
             note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}")
 
@@ -153,6 +158,25 @@ def _jobs_table(found: Sequence[JobInfo], state: str | None) -> Table:
     return table(
         columns, [[*_place_of(job, state), str(job.priority), _tries(job), _due(job), _what(job)] for job in found]
     )
+
+
+def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
+    """On a narrow terminal: beside an id there is no room, so the reason and the job have lines of their own."""
+    from rich.text import Text
+
+    titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]
+    rows = [[*_place_of(job, state), str(job.priority), _tries(job), _due(job)] for job in found]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = Text()
+    for cells, job in [(titles, None), *zip(rows, found, strict=True)]:
+        line = "  ".join(f"{cell:<{size}}" for cell, size in zip(cells, widths, strict=True))
+        lines.append(line.rstrip() + "\n", style="bold" if job is None else "")
+        if job is not None and job.reason:
+            lines.append(f"  {shorten(safe(job.reason), room - 2)}\n")
+        if job is not None:
+            lines.append(f"  {summary(job, room - 2)}\n", style="dim")
+    lines.rstrip()
+    return lines
 
 
 def _place_of(job: JobInfo, state: str | None) -> list[str]:

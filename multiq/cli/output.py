@@ -68,6 +68,11 @@ def console() -> Console:
     return Console(markup=False, highlight=False, emoji=False, soft_wrap=False, width=_PIPE_WIDTH if plain else None)
 
 
+def width() -> int | None:
+    """The columns of the terminal that standard output is; None: it is none, and nothing is cut."""
+    return console().width if sys.stdout.isatty() else None
+
+
 def show(*renderables: RenderableType) -> None:
     """Print to standard output, without the spaces that rich pads lines with."""
     out = console()

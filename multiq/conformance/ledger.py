@@ -73,6 +73,8 @@ PARAGRAPHS: dict[str, str] = {
     "11.6": "usable again after close",
     "11.7": "jobs outlive their process",
     "11.8": "what is declared was tried",
+    "11.9": "a lost reply: one effect, and a true answer",
+    "11.10": "a server that hangs: BackendTimeout in time",
 }
 
 #: paragraph -> what the suite cannot show of it, and where that is shown instead

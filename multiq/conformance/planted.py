@@ -9,19 +9,23 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple
 
+import msgspec
+
 from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 from multiq.clock import SECOND
 from multiq.ids import new_id
 from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer
 
 from .harness import ManualHarness
+from .proxy import Proxy
+from .wired import WiredBackend, WireServer
 
 if TYPE_CHECKING:
     import itertools
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from multiq.backend import NewJob, Verdict
+    from multiq.backend import Backend, NewJob, Verdict
     from multiq.clock import Clock
     from multiq.errors import LeaseLost
     from multiq.memory import Store
@@ -47,9 +51,28 @@ class PlantedBug(NamedTuple):
 
         class PlantedHarness(ManualHarness):
             patience = 0.5  # who is not woken is found asleep after so long
+            deadline = 0.3
+
+            def __init__(self) -> None:
+                super().__init__()
+                self._servers: list[WireServer] = []
 
             def open(self) -> MemoryBackend:
                 return bug.open(name=self.prefix, clock=self.clock)
+
+            def proxied(self) -> tuple[Proxy, Backend]:
+                if not issubclass(bug.backend, WiredBackend):
+                    return super().proxied()
+                self._servers.append(WireServer(bug.backend.on_repeat))
+                proxy = Proxy(self._servers[-1].address)
+                far = bug.backend(name=f"{bug.name}/{self.prefix}", clock=self.clock)
+                far.connect((proxy.host, proxy.port), self.deadline)
+                return proxy, far
+
+            def close(self) -> None:
+                super().close()
+                for server in self._servers:
+                    server.close()
 
         return PlantedHarness
 
@@ -628,3 +651,111 @@ class _Deaf(MemoryConsumer):
 )
 class _WakesForNothing(_Planted):
     consumer_class = _Deaf
+
+
+# --- lost replies, and no replies ------------------------------------------------------------------------
+
+
+def _again(_: object, call: Callable[[], object]) -> object:
+    """A server that does not know that it was asked this before."""
+    return call()
+
+
+@_plant(
+    "delete denied",
+    "a delete that is repeated because its reply was lost says that there was no such job",
+    "LostReplies.test_a_delete_whose_reply_is_lost_does_not_say_that_there_was_no_job",
+)
+class _DeleteDenied(WiredBackend):
+    on_repeat: ClassVar = {"delete": _again}
+
+
+@_plant(
+    "kick answers 0",
+    "a kick that is repeated because its reply was lost finds nothing to kick, and says so",
+    "LostReplies.test_a_kick_whose_reply_is_lost_counts_what_it_kicked",
+)
+class _KickAnswersZero(WiredBackend):
+    on_repeat: ClassVar = {"kick": lambda *_: 0}
+
+
+@_plant(
+    "purge answers 0",
+    "a purge that is repeated because its reply was lost finds nothing to delete, and says so",
+    "LostReplies.test_a_purge_whose_reply_is_lost_counts_what_it_deleted",
+)
+class _PurgeAnswersZero(WiredBackend):
+    on_repeat: ClassVar = {"purge": _again}
+
+
+def _and_one_more(leases: Any, call: Callable[[], Any]) -> list[Lease]:
+    return [*leases, *call()[:1]]
+
+
+@_plant(
+    "three for two",
+    "a reserve that is repeated because its reply was lost hands out what it got, and more",
+    "LostReplies.test_a_reserve_whose_reply_is_lost_hands_out_no_more_than_was_asked_and_loses_none",
+)
+class _ThreeForTwo(WiredBackend):
+    on_repeat: ClassVar = {"reserve": _and_one_more}
+
+
+@_plant(
+    "lost with the reply",
+    "the jobs of a waiting reserve whose reply was lost stay reserved, and nobody has them",
+    "LostReplies.test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes",
+)
+class _LostWithTheReply(WiredBackend):
+    on_repeat: ClassVar = {"reserve": lambda *_: []}
+
+
+@_plant(
+    "ack called lost",
+    "an ack that counted, and is repeated because its reply was lost, is refused",
+    "LostReplies.test_an_ack_whose_reply_is_lost_is_answered_as_it_was_carried_out",
+)
+class _AckCalledLost(WiredBackend):
+    on_repeat: ClassVar = {"settle": _again}
+
+
+def _under_new_ids(ids: object, call: Any) -> object:
+    _, queue, jobs = call.args
+    call.func("enqueue", queue, [msgspec.structs.replace(job, id=new_id()) for job in jobs])
+    return ids
+
+
+@_plant(
+    "enqueued twice",
+    "an enqueue that is repeated because its reply was lost makes its jobs again",
+    "LostReplies.test_an_enqueue_whose_reply_is_lost_adds_its_jobs_once",
+)
+class _EnqueuedTwice(WiredBackend):
+    on_repeat: ClassVar = {"enqueue": _under_new_ids}
+
+
+@_plant(
+    "nobody home",
+    "counts zero of everything if the reply is lost",
+    "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
+)
+class _NobodyHome(WiredBackend):
+    on_repeat: ClassVar = {"stats": lambda stats, _: msgspec.structs.replace(stats, ready=0)}
+
+
+@_plant(
+    "patient",
+    "each of its tries waits for the whole of a deadline, and more",
+    "Hangs.test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time",
+)
+class _Patient(WiredBackend):
+    deadlines = 8.0
+
+
+@_plant(
+    "silence is no job",
+    "a reserve on a server that does not answer finds no job",
+    "Hangs.test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time",
+)
+class _SilenceIsNoJob(WiredBackend):
+    on_silence: ClassVar = {"reserve": []}

@@ -182,7 +182,10 @@ def test_a_lost_job_of_a_peer_is_a_finding_and_one_of_multiq_an_error(tmp_path: 
     assert rendered.exit_code == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     path = f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}

@@ -550,7 +550,7 @@ class TestLeases:
         drain(app)
         assert lost == [handle.id]
         assert handle.peek().reason == (
-            "poison: 1 earlier runs ended without a verdict (crash, kill, or lease too short)"
+            "poison: attempt 2 did not begin, as 1 before it ended without a verdict (crash, kill, or lease too short)"
         )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import pytest
+
 from multiq.backend import Ack, Bury, GiveBack, Release, State
 from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
 
@@ -248,6 +250,17 @@ class WaitingTests(Topic):
         # When it wants to wait, then it comes back at once
         waiting = self.background(lambda: self.worker.reserve(1, 3 * self.harness.patience))
         assert self.woken(waiting) == []
+
+    @promise("3.8", "3.1")
+    @pytest.mark.parametrize("waits", [False, True])
+    def test_an_interrupt_before_a_reserve_hides_no_ready_job(self, waits: bool) -> None:
+        # Given a job that is ready, and a consumer that has been connected, and is interrupted
+        assert self.worker.reserve(5, 0) == []
+        job_id = self.enqueue()
+        self.worker.interrupt()
+        # When it reserves, whether or not it would wait, then it gets the job
+        reserved = self.background(lambda: self.worker.reserve(5, 3 * self.harness.patience if waits else 0))
+        assert [lease.id for lease in self.woken(reserved)] == [job_id]
 
     @promise("3.8")
     def test_an_interrupt_counts_for_one_wait_only(self) -> None:
