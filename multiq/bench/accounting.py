@@ -56,6 +56,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """How many of those were found after the workload was done with its queue, which should have been empty then."""
     left: Mapping[str, int | None] = {}
     """State -> jobs that the store counted in it when the workload was done; None: it cannot tell."""
+    purged: int = 0
+    """How many the store then said that it had deleted, when it was told to delete all but reserved jobs."""
     fails: Mapping[int, int] = {}
     """Job number -> how many of its runs were to fail."""
     killed: Mapping[int, int] = {}
@@ -207,13 +209,14 @@ class _Ledger:
 
     def left_over(self) -> Violation | None:
         """In the store although all work is done. Where the work broke off, that is no news."""
-        after, left = self._evidence.found_after, self._left or 0
-        if self._evidence.complaint is not None or not (after or left):
+        after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
+        if self._evidence.complaint is not None or not (after or left or purged):
             return None
         states = ", ".join(f"{count} {state}" for state, count in self._evidence.left.items() if count)
         counted = f"the store counts {states}" if states else "the store counts none"
         example = f"when all work was done, {counted}, and hands out {after or 'none'}"
-        return Violation("left over", max(after, left), example)
+        example += f"; a purge then deletes {purged}" if purged else ""
+        return Violation("left over", max(after, left, purged), example)
 
     # --- small questions ---
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
 from multiq.backend import STORED_STATES, Ack, Backend, Bury, Consumer, GiveBack, NewJob, QueueStats
 from multiq.ids import new_id
 from multiq.registry import open_backend
@@ -164,6 +166,23 @@ class _StoredTwice(_Liar):
 class _TwinLeft(_Liar):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job, NewJob(job.body, new_id(), job.priority, _FOR_GOOD, job.ttr)]
+
+
+@_lie("twin-uncounted", "stores every job a second time, where nobody will ever see it run, and counts none of these")
+class _TwinUncounted(_TwinLeft):
+    def stats(self, queue: str) -> QueueStats:
+        return msgspec.structs.replace(self._inner.stats(queue), delayed=0)
+
+
+@_lie("buried-for-acked", "buries every second job that is acked, and cannot say what it holds")
+class _BuriedForAcked(_Liar):
+    def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+        return [
+            Bury(verdict.lease) if isinstance(verdict, Ack) and self.next() % 2 else verdict for verdict in verdicts
+        ]
+
+    def stats(self, queue: str) -> QueueStats:
+        return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES), paused_for=None)
 
 
 @_lie("kept-back", "never hands out nine of ten jobs to whoever asks for several, and still counts them")

@@ -219,8 +219,7 @@ class Stage:
         found = self._numbers()  # asked for, whatever the store counts
         self.evidence.emptied += found
         self.evidence.found_after = len(found)
-        if self.left() != 0:
-            self.app.queue(self.queue).purge(list(_STORED))
+        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # whatever it counts, here as well
         return self.evidence
 
     def _counts(self) -> dict[str, int | None]:

@@ -6,6 +6,7 @@ Each is the memory backend but for a few lines, and each mistake was made by som
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
@@ -13,6 +14,7 @@ import msgspec
 
 from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 from multiq.clock import SECOND
+from multiq.errors import BackendTimeout
 from multiq.ids import new_id
 from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer, Store
 
@@ -743,12 +745,127 @@ class _NobodyHome(WiredBackend):
 
 
 @_plant(
+    "kick presumed",
+    "a kick of one job whose connection is lost is taken for done, though the server never heard of it",
+    "LostReplies.test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once",
+)
+class _KickPresumed(WiredBackend):
+    on_loss: ClassVar = {"kick_job": None}
+
+
+@_plant(
+    "verdicts presumed",
+    "a verdict whose connection is lost is taken for done, though the server never heard of it",
+    "LostReplies.test_a_bury_whose_reply_is_lost_is_carried_out_once",
+)
+class _VerdictsPresumed(WiredBackend):
+    on_loss: ClassVar = {"settle": [None, None]}
+
+
+@_plant(
+    "attempts counted twice",
+    "a reserve that is repeated because its reply was lost counts a crash, and another attempt",
+    "LostReplies.test_a_reserve_whose_reply_is_lost_counts_one_attempt",
+)
+class _AttemptsCountedTwice(WiredBackend):
+    on_repeat: ClassVar = {
+        "reserve": lambda leases, _: [
+            msgspec.structs.replace(lease, attempt=lease.attempt + 1, crashes=1) for lease in leases
+        ]
+    }
+
+
+def _put_behind(answers: object, call: Any) -> object:
+    store, verdicts = call.func.__self__._store, call.args[0]
+    with store.lock:
+        for lease in (verdict.lease for verdict in verdicts if isinstance(verdict, Release)):
+            queue = store.queue(lease.queue, store.clock())
+            queue.jobs[lease.id].sequence = queue.next_sequence()
+            queue.make_ready(queue.jobs[lease.id])
+    return answers
+
+
+@_plant(
+    "released again, put behind",
+    "a release that is repeated because its reply was lost moves its job to the end of the queue",
+    "LostReplies.test_a_release_whose_reply_is_lost_leaves_the_job_in_its_place",
+)
+class _ReleasedAgainPutBehind(WiredBackend):
+    on_repeat: ClassVar = {"settle": _put_behind}
+
+
+def _twice_as_late(_: object, call: Any) -> object:
+    verb, queue, job_id, delay = call.args
+    return call.func(verb, queue, job_id, 2 * delay)
+
+
+@_plant(
+    "rescheduled from then",
+    "a reschedule that is repeated because its reply was lost adds its delay to that of the first",
+    "LostReplies.test_a_reschedule_whose_reply_is_lost_moves_its_job_once",
+)
+class _RescheduledFromThen(WiredBackend):
+    on_repeat: ClassVar = {"reschedule": _twice_as_late}
+
+
+@_plant(
+    "page without a next",
+    "a listing that is repeated because its reply was lost ends after a page",
+    "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[jobs]",
+)
+class _PageWithoutANext(WiredBackend):
+    on_repeat: ClassVar = {"jobs": lambda page, _: Page(page.jobs, None)}
+
+
+@_plant(
     "patient",
     "each of its tries waits for the whole of a deadline, and more",
     "Hangs.test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time",
 )
 class _Patient(WiredBackend):
     deadlines = 8.0
+
+
+class _OnceSilentAlwaysDone(WiredConsumer):
+    is_in_doubt = False
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        if self.is_in_doubt:
+            return [None] * len(verdicts)
+        self.is_in_doubt = True
+        answers = super().settle(verdicts)
+        self.is_in_doubt = False
+        return answers
+
+
+@_plant(
+    "silence is consent",
+    "a verdict that the server did not answer is taken for done when it is said again",
+    "Hangs.test_a_verdict_that_a_server_took_no_notice_of_can_be_said_again",
+)
+class _SilenceIsConsent(WiredBackend):
+    def consumer(self, queues: Sequence[str]) -> WiredConsumer:
+        return _OnceSilentAlwaysDone(self, queues)
+
+
+class _TriesForLong(WiredConsumer):
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        with contextlib.suppress(BackendTimeout):
+            return super().exchange(verdicts, limit, timeout)
+        time.sleep(2.0)
+        return super().exchange(verdicts, limit, timeout)
+
+
+@_plant(
+    "patient exchange",
+    "an exchange that is not answered is tried again, with a deadline of its own",
+    "Hangs.test_an_exchange_with_a_server_that_hangs_ends_in_time",
+)
+class _PatientExchange(WiredBackend):
+    def consumer(self, queues: Sequence[str]) -> WiredConsumer:
+        return _TriesForLong(self, queues)
 
 
 @_plant(
@@ -944,6 +1061,34 @@ class _DuplicatesReTime(_Planted):
             job = self.jobs.get(new.id)
             if job is not None and job.state is State.DELAYED and new.delay > 0:
                 self.make_due(job, new.delay, now)
+            return super().add(new, now)
+
+
+@_plant(
+    "duplicates dig up",
+    "enqueuing the id of a buried job with a delay makes it a delayed one",
+    "Enqueue.test_a_known_id_leaves_the_job_in_its_state[buried]",
+)
+class _DuplicatesDigUp(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def add(self, new: NewJob, now: int) -> str:
+            job = self.jobs.get(new.id)
+            if job is not None and job.state is State.BURIED and new.delay > 0:
+                self.make_due(job, new.delay, now)
+            return super().add(new, now)
+
+
+@_plant(
+    "duplicates prolong",
+    "enqueuing the id of a reserved job gives it the new ttr",
+    "Enqueue.test_a_known_id_leaves_the_job_in_its_state[reserved]",
+)
+class _DuplicatesProlong(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def add(self, new: NewJob, now: int) -> str:
+            job = self.jobs.get(new.id)
+            if job is not None and job.state is State.RESERVED:
+                job.ttr = new.ttr
             return super().add(new, now)
 
 

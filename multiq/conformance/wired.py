@@ -93,6 +93,8 @@ class WiredBackend(MemoryBackend):
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
     """A verb -> what it answers in place of ``BackendTimeout``."""
+    on_loss: ClassVar[Mapping[str, Any]] = {}
+    """A verb -> what it answers, without another try, when its connection is lost."""
     deadlines: ClassVar[float] = 1.0
     """For how many deadlines it waits."""
 
@@ -125,6 +127,8 @@ class WiredBackend(MemoryBackend):
                 with contextlib.suppress(ConnectionError):
                     if self._is_answered(number, until):
                         break
+                if verb in self.on_loss:
+                    return self.on_loss[verb]
             else:
                 if said:
                     self._doubts[said] = number

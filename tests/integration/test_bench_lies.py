@@ -25,6 +25,8 @@ KINDS = {
     "half-lost": {"lost", "doubled"},
     "stored-twice": {"doubled"},
     "twin-left": {"left over"},
+    "twin-uncounted": {"left over"},
+    "buried-for-acked": {"left over"},
     "kept-back": {"lost", "left over"},
     "swallowed": {"lost"},
     "kept-secretly": {"lost"},

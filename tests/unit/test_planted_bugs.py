@@ -22,6 +22,8 @@ BEYOND_WALKS = {
     "handed out twice",
     "sleeps too long",
     "wakes for nothing",
+    "duplicates dig up",  # an id that comes again while its job is buried, with a delay: rare
+    "duplicates prolong",  # an id that comes again has the ttr of before
     "put off, put behind",  # two jobs of one priority, the older put off and due again while the younger waits: rare
     *(name for name, bug in PLANTED.items() if bug.test.startswith(_NOT_WALKED)),
 }

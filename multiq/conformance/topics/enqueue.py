@@ -188,11 +188,13 @@ class EnqueueTests(Topic):
     @pytest.mark.parametrize("state", [State.DELAYED, State.RESERVED, State.BURIED])
     def test_a_known_id_leaves_the_job_in_its_state(self, state: State) -> None:
         # Given a job that is not ready
-        job_id = self.given(state)
-        # When its id is enqueued again
-        assert self.enqueue(b"again", id=job_id) == job_id
-        # Then it stays where it is, and no second job is there
-        assert self.state(job_id) is state
+        job_id = self.given(state, priority=5, ttr=90)
+        # When its id is enqueued again, to be due at once or later, and with another body, priority and ttr
+        for delay in (0.0, LONG / 4):
+            assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
+            # Then it stays where it is, as it is, and no second job is there
+            record = self.peek(job_id)
+            assert (record.state, record.body, record.priority, record.ttr) == (state, b"x", 5, 90)
         assert sum(count or 0 for count in self.counts()) == 1
         assert self.reserve() == []
 

@@ -6,8 +6,10 @@ import contextlib
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+import pytest
+
 from multiq.backend import Ack, State
-from multiq.conformance.base import LONG, Topic, promise
+from multiq.conformance.base import LONG, Topic, promise, requires
 from multiq.conformance.proxy import Hole, Pass
 from multiq.conformance.threads import Lag
 from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, LeaseLost
@@ -60,6 +62,32 @@ class HangsTests(Topic):
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
         assert self._answers(lambda: other.reserve(1, 0)) is not None
 
+    @promise("11.10", "5.9")
+    def test_an_exchange_with_a_server_that_hangs_ends_in_time(self) -> None:
+        # Given a lease
+        proxy, far = self.proxied()
+        self.enqueue(ttr=LONG)
+        consumer = self.another_consumer(backend=far)
+        (lease,) = consumer.reserve(1, 0)
+        with self._hanging(proxy):
+            # When it is exchanged, then the two calls in one have no more time than one
+            self._all_time_out({"exchange": lambda: consumer.exchange([Ack(lease)], 1, 0)})
+
+    @promise("11.10", "11.9", "5.1")
+    @requires("portable_leases")
+    def test_a_verdict_that_a_server_took_no_notice_of_can_be_said_again(self) -> None:
+        # Given a verdict that timed out, of which the server has not heard
+        proxy, far = self.proxied()
+        job_id = self.enqueue(ttr=LONG)
+        consumer = self.another_consumer(backend=far)
+        (lease,) = consumer.reserve(1, 0)
+        with self._hanging(proxy), pytest.raises(BackendTimeout):
+            consumer.settle([Ack(lease)])
+        assert self.state(job_id) is State.RESERVED
+        # When it is said again to a server that answers, then it is carried out
+        assert self._answers(lambda: consumer.settle([Ack(lease)])) == [None]
+        assert self.counts() == (0, 0, 0, 0)
+
     @promise("11.10", "3.2")
     def test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time(self) -> None:
         # Given a consumer that waits
@@ -110,6 +138,9 @@ class HangsTests(Topic):
     def _says_so(self, answer: object) -> bool:
         if isinstance(answer, EnqueueUncertain):
             return not self.can.client_ids
+        if isinstance(answer, tuple):  # of an exchange
+            answer, leases = answer
+            assert leases == []
         if isinstance(answer, list):  # of a settle
             return bool(self.can.disconnect_ends_lease) and [type(lost) for lost in answer] == [LeaseLost]
         return isinstance(answer, BackendTimeout)

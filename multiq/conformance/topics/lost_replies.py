@@ -1,4 +1,7 @@
-"""Replies that are lost on their way: whatever was cut, the verb is done once, and answered truly."""
+"""Replies that are lost on their way: whatever was cut, the verb is done once, and answered truly.
+
+A caller whose connection ends cannot tell whether the server has heard of the call, so requests are cut, too.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ import pytest
 
 from multiq.backend import Ack, Bury, Release, State
 from multiq.conformance.base import ALL, LONG, VERDICTS, Topic, Witness, promise, requires, without
-from multiq.conformance.proxy import CutReply
+from multiq.conformance.proxy import CutReply, CutRequest
 from multiq.errors import BackendUnavailable, EnqueueUncertain, JobNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import Backend, Lease, Verdict
-    from multiq.conformance.proxy import Proxy
+    from multiq.conformance.proxy import Fault, Proxy
     from multiq.errors import LeaseLost
 
 T = TypeVar("T")
@@ -29,33 +32,38 @@ AGAIN_AFTER = 0.05  # seconds between them
 
 _LIMITS: dict[str, dict[str, int]] = {"jobs": {"limit": 1}}
 _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
-    "peek": lambda record, _, job_id: record.id == job_id,
-    "jobs": lambda page, _, job_id: page.jobs[0].id == job_id,
-    "stats": lambda stats, *_: stats.ready == 3,
+    "peek": lambda job, _, job_id: (job.id, job.state, job.body) == (job_id, State.READY, b"x"),
+    "jobs": lambda page, _, job_id: [job.id for job in page.jobs] == [job_id] and page.after is not None,
+    "stats": lambda stats, *_: (stats.ready, stats.paused_for) == (3, None),
     "queues": lambda names, queue, _: queue in names,
 }
 
 
 class Cut:
-    """One go at a verb, in a queue of its own: what is called while ``armed`` loses its reply after *at* bytes."""
+    """One go at a verb, in a queue of its own: what is called while ``armed`` loses its reply after *at* bytes.
 
-    def __init__(self, proxy: Proxy, far: Backend, at: int | None) -> None:
+    Or its request, by another *fault*.
+    """
+
+    def __init__(self, proxy: Proxy, far: Backend, at: int | None, fault: type[Fault] = CutReply) -> None:
         self.proxy = proxy
         self.far = far
         self.at = at
         """None: nothing is cut, to see how long the reply is."""
+        self.fault = fault
         self.size = 0
+        self.sent = 0
 
     @contextlib.contextmanager
     def armed(self, times: int = 1) -> Iterator[None]:
-        before = self.proxy.replied
+        before, sent_before = self.proxy.replied, self.proxy.sent
         if self.at is not None:
-            self.proxy.arm(CutReply(at=self.at, times=times))
+            self.proxy.arm(self.fault(at=self.at, times=times))
         try:
             yield
         finally:
             self.proxy.disarm()
-            self.size = self.proxy.replied - before
+            self.size, self.sent = self.proxy.replied - before, self.proxy.sent - sent_before
 
 
 class LostRepliesTests(Topic):
@@ -101,6 +109,19 @@ class LostRepliesTests(Topic):
                 self._eventually_counts(1, 0, 2, 0)
                 assert self._all_done(consumer, leases) == sorted(ids)
 
+    @promise("11.9", "4.5", "4.6", "4.9")
+    def test_a_reserve_whose_reply_is_lost_counts_one_attempt(self) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                ids = self._put(3)
+                with cut.armed():
+                    leases = self._insist(consumer.reserve, 2, 0)
+                assert [lease.body for lease in leases] == [b"x"] * 2
+                if not self.can.disconnect_ends_lease:  # elsewhere an attempt may have ended with its connection
+                    assert [(lease.attempt, lease.crashes) for lease in leases] == [(1, 0)] * 2
+                    assert [lease.id for lease in leases] == ids[:2] or not self.can.total_order
+                self._all_done(consumer, leases)
+
     @promise("11.9", "3.7")
     def test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes(self) -> None:
         for cut in self._cuts():
@@ -142,6 +163,18 @@ class LostRepliesTests(Topic):
 
         self._settled("release", released)
 
+    @promise("11.9", "3.5")
+    @requires("total_order")
+    def test_a_release_whose_reply_is_lost_leaves_the_job_in_its_place(self) -> None:
+        for cut in self._cuts():
+            with self._consumer(cut) as consumer:
+                ids = self._put(3)
+                held = consumer.reserve(2, 0)
+                with cut.armed():
+                    self._insist(consumer.settle, [Release(lease) for lease in held])
+                self._eventually_counts(3, 0, 0, 0)
+                assert [lease.id for lease in self.reserve(3, by=self.another_consumer())] == ids
+
     @promise("11.9", "5.2", "2.5")
     def test_a_delayed_release_whose_reply_is_lost_is_carried_out_once(self) -> None:
         def delayed(job_id: str) -> None:
@@ -157,6 +190,7 @@ class LostRepliesTests(Topic):
             job = self.peek(job_id)
             assert job.state is State.BURIED
             assert self.tells(job.kicks, 0, "durable_attempts")
+            assert self.tells(job.reason, "stale", "reasons")
 
         self._settled("bury", buried)
 
@@ -225,7 +259,9 @@ class LostRepliesTests(Topic):
             _, moved, _ = self._put(3)
             is_known, answer = self._managed(cut, cut.far.reschedule, self.queue, moved, LONG)
             if is_known:
-                assert self.state(answer) is State.DELAYED
+                job = self.peek(answer)
+                assert job.state is State.DELAYED
+                assert self.about(job.due_in, LONG)
                 assert self.counts() == (2, 1, 0, 0)
                 assert not self.can.stable_ids or answer == moved
             elif self.can.stable_ids:
@@ -279,12 +315,15 @@ class LostRepliesTests(Topic):
     @promise("11.9", "9.1", "9.2", "9.4", "9.5")
     @pytest.mark.parametrize("verb", ["peek", "jobs", "stats", "queues"])
     def test_a_look_whose_reply_is_lost_sees_what_is_there(self, verb: str) -> None:
+        used: set[str] = set()
         for cut in self._cuts():
             job_id, *_ = self._put(3)
+            used.add(self.queue)
             arguments = {"peek": (self.queue, job_id), "jobs": (self.queue, State.READY), "stats": (self.queue,)}
             with cut.armed():
                 answer: Any = self._insist(getattr(cut.far, verb), *arguments.get(verb, ()), **_LIMITS.get(verb, {}))
             assert _SEEN[verb](answer, self.queue, job_id)
+            assert verb != "queues" or used <= set(answer)
 
     # --- how ---
 
@@ -295,10 +334,14 @@ class LostRepliesTests(Topic):
         yield whole
         size = whole.size
         assert size > 0, "the call went round the proxy of Harness.proxied()"
-        for at in sorted({0, size // 4, size // 2, 3 * size // 4, size - 2, size - 1} - {-1}):
+        cuts: list[tuple[int, type[Fault]]] = [
+            (at, CutReply) for at in sorted({0, size // 4, size // 2, 3 * size // 4, size - 2, size - 1} - {-1})
+        ]
+        cuts += [(0, CutRequest), (whole.sent // 2, CutRequest)]
+        for at, fault in cuts:
             self.queue = self.another_queue()
             far.stats(self.queue)  # a connection to lose
-            yield Cut(proxy, far, at)
+            yield Cut(proxy, far, at, fault)
 
     @staticmethod
     def _insist(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
