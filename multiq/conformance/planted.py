@@ -991,6 +991,78 @@ class _ReleaseWakesNobody(_Ringing):
         rings_after = ()
 
 
+@_plant("abandon wakes nobody", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
+class _AbandonWakesNobody(_Ringing):
+    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
+        rings_after = (Release, GiveBack)
+
+
+class _SleepsInExchanges(_Listening):
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        answers = self.settle(verdicts)
+        give_up_at = time.monotonic() + timeout
+        while not (leases := self.reserve(limit, 0)) and time.monotonic() < give_up_at and not self._interrupted:
+            time.sleep(min(_NOW_AND_THEN, timeout))
+        return answers, leases
+
+
+@_plant(
+    "exchange is not woken",
+    "an exchange that waits looks every three seconds",
+    "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[exchange]",
+)
+class _ExchangeIsNotWoken(_Ringing):
+    consumer_class = _SleepsInExchanges
+
+
+class _WokenOnce(_Listening):
+    has_waited = False
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        give_up_at = time.monotonic() + timeout
+        while self.has_waited and not self._interrupted and time.monotonic() < give_up_at:
+            if leases := super().reserve(limit, 0):
+                return leases
+            time.sleep(min(_NOW_AND_THEN, timeout))
+        self.has_waited = self.has_waited or timeout > 0
+        return super().reserve(limit, max(0.0, give_up_at - time.monotonic()))
+
+
+@_plant(
+    "woken once",
+    "a consumer is woken in its first wait, and then looks every three seconds",
+    "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[reserve]",
+)
+class _OnlyWokenOnce(_Ringing):
+    consumer_class = _WokenOnce
+
+
+class _RingsForOne(_RingingStore):
+    def ring(self) -> None:
+        with self.changed:
+            self.rings += 1
+            self.changed.notify(1)
+
+
+@_plant(
+    "rings for one",
+    "a batch of jobs wakes one of the consumers that wait, and the others look every three seconds",
+    "Waking.test_two_jobs_wake_two_consumers_in_time",
+)
+class _OneIsWoken(_Ringing):
+    store_class = _RingsForOne
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        store = self._store
+        with store.lock:
+            now = store.clock()
+            ids = store.queue(queue, now).add_all(jobs, now)
+        self._ring("enqueue")
+        return ids
+
+
 @_plant(
     "rings too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
 )

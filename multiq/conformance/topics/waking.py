@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq.backend import GiveBack, Release, State
+from multiq.backend import Abandon, Ack, GiveBack, Release, State
 from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.marks import NotTriedError
@@ -19,7 +19,7 @@ from multiq.conformance.threads import Lag
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiq.backend import Backend
+    from multiq.backend import Backend, Lease
     from multiq.conformance.base import Witness
     from multiq.conformance.threads import Background
 
@@ -31,7 +31,7 @@ OFFSETS = 12  # moments at which a job comes while a consumer falls asleep
 LATENCY = 0.03  # seconds that replies are late meanwhile
 
 #: what gives a waiting consumer a job, by a verb
-VERBS = ("enqueue", "a batch", "release", "give_back", "kick", "kick_job", "reschedule", "resume")
+VERBS = ("enqueue", "a batch", "release", "give_back", "abandon", "kick", "kick_job", "reschedule", "resume")
 #: the same by the passing of time
 TIMES = ("enqueue", "release", "reschedule", "pause")
 
@@ -45,6 +45,8 @@ class WakingTests(Topic):
         # Given a consumer that waits, when somebody's verb gives it a job, then it has it in time
         if verb == "give_back" and not self.can.give_back:
             self.does_not_apply("this backend has no give_back")
+        if verb == "abandon" and not self.can.portable_leases:
+            self.does_not_apply("this backend's leases are not portable")
         self._in_time(lambda: self._wakes(partial(self._given_for, verb)))
 
     @promise("3.10", "3.7")
@@ -53,6 +55,19 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_another_process_s_job_in_time(self, verb: str) -> None:
         # Given a consumer that waits, when another process gives it a job, then it has it in time
         self._in_time(lambda: self._wakes(partial(self._given_for, verb), elsewhere=True))
+
+    @promise("3.10", "3.7", "5.9")
+    @pytest.mark.parametrize("how", ["reserve", "exchange"])
+    def test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues(self, how: str) -> None:
+        # Given a consumer of two queues that waits, in a reserve or in an exchange, and was woken before
+        # When a job comes into one or the other of them, then it has it in time
+        for at in (1, 0):
+            self._in_time(partial(self._wakes_again, how, at))
+
+    @promise("3.10", "3.7")
+    def test_two_jobs_wake_two_consumers_in_time(self) -> None:
+        # Given two consumers that wait, when two jobs come at once, then each has one in time
+        self._in_time(self._wake_two)
 
     @promise("3.10", "2.5", "7.3", "10.2")
     @pytest.mark.parametrize("what", TIMES)
@@ -99,11 +114,11 @@ class WakingTests(Topic):
         if verb in {"enqueue", "a batch"}:
             jobs = [self.new(b"x" * 1000) for _ in range(200 if verb == "a batch" else 1)]
             return lambda backend: backend.enqueue(queue, jobs)
-        if verb in {"release", "give_back"}:
+        if verb in {"release", "give_back", "abandon"}:
             self.enqueue()
             holder = self.another_consumer()
             lease = self.take(by=holder)
-            verdict = Release(lease) if verb == "release" else GiveBack(lease)
+            verdict = {"release": Release, "give_back": GiveBack, "abandon": Abandon}[verb](lease)
             return lambda _: self.settle(verdict, by=holder)
         if verb == "resume":
             self.enqueue()
@@ -181,6 +196,38 @@ class WakingTests(Topic):
             return self._late(consumer, waiting, there_at, partial(self._most, baseline, lag)), self._most(
                 baseline, lag
             )
+
+    def _wakes_again(self, how: str, at: int) -> tuple[float, float]:
+        consumer = self.another_consumer(self.another_queue(), self.another_queue())
+        baseline = self._baseline(consumer)
+        queue, other = consumer.queues[at], consumer.queues[1 - at]
+        waiting = self._asleep(consumer)
+        self.enqueue(queue=other)
+        (lease,), _ = waiting.result(3 * self.harness.patience + 10)
+        patience = 3 * self.harness.patience + 10
+
+        def wait() -> tuple[list[Lease], float]:
+            if how == "exchange":
+                return consumer.exchange([Ack(lease)], 1, patience)[1], time.monotonic()
+            return consumer.reserve(1, patience), time.monotonic()
+
+        with Lag() as lag:
+            waiting = self.background(wait)
+            time.sleep(SETTLING_IN)
+            there_at = self._here(lambda backend: backend.enqueue(queue, [self.new()]), self.backend)
+            return self._late(consumer, waiting, there_at, partial(self._most, baseline, lag)), self._most(
+                baseline, lag
+            )
+
+    def _wake_two(self) -> tuple[float, float]:
+        self.queue = self.another_queue()
+        consumers = [self.another_consumer() for _ in range(2)]
+        baseline = self._baseline(consumers[0])
+        with Lag() as lag:
+            waiting = [(consumer, self._asleep(consumer)) for consumer in consumers]
+            there_at = self._here(lambda backend: backend.enqueue(self.queue, [self.new(), self.new()]), self.backend)
+            most = partial(self._most, baseline, lag)
+            return max(self._late(consumer, thread, there_at, most) for consumer, thread in waiting), most()
 
     def _while_falling_asleep(self, far: Backend, offset: float) -> tuple[float, float]:
         self.queue = self.another_queue()
