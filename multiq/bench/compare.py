@@ -108,6 +108,8 @@ class Comparison(msgspec.Struct, frozen=True):
     caveats: list[str]
     """How the runs differ beside the build."""
     rows: list[Row]
+    missing: list[str] = []
+    """Figures that the old run has, and that the new one has not, of work that it did."""
 
     @property
     def regressed(self) -> bool:
@@ -116,8 +118,8 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether any figure is such that its repeats do not say if it has changed."""
-        return any(row.verdict == "cannot tell" for row in self.rows)
+        """Whether any figure is such that its repeats do not say if it has changed, or is not there any more."""
+        return bool(self.missing) or any(row.verdict == "cannot tell" for row in self.rows)
 
     @property
     def allowed(self) -> float:
@@ -138,8 +140,9 @@ class Comparison(msgspec.Struct, frozen=True):
 
     def summary(self) -> str:
         """The verdict in a sentence."""
-        figures = f"{len(self.rows)} figures"
-        worse, better, unsure = self.count("worse"), self.count("better"), self.count("cannot tell")
+        figures = f"{len(self.rows) + len(self.missing)} figures"
+        worse, better = self.count("worse"), self.count("better")
+        unsure = self.count("cannot tell") + len(self.missing)
         rest = f"{better} better, {self.count('no difference')} no different"
         by = f"by more than {self.allowed:.0%}"
         if worse:
@@ -162,13 +165,15 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
     if not pairs:
         raise ReportsDiffer(["they have no figure in common"])
     drift = _drift(old, new)
+    missing = list(_missing(old, new))
     return Comparison(
         old=_name(old),
         new=_name(new),
         threshold=threshold,
         drift=drift,
-        caveats=[*obstacles, *_caveats(old, new, drift)],
+        caveats=[*obstacles, *_caveats(old, new, drift), *(f"the new run does not have: {title}" for title in missing)],
         rows=_judged(pairs, threshold, drift),
+        missing=missing,
     )
 
 
@@ -306,6 +311,15 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
             pair = _Pair(after, metric, before.figures(metric.name), after.figures(metric.name))
             if pair.old and pair.new:
                 yield pair
+
+
+def _missing(old: Report, new: Report) -> Iterator[str]:
+    """What each sample of the new run lacks although the work was done: nobody is to miss it without a word."""
+    defined = {workload.name: workload.metrics for workload in new.workloads}
+    for before, after in _shared(old, new):
+        for metric in defined.get(after.workload, ()):
+            if metric.counts and before.figures(metric.name) and not after.figures(metric.name):
+                yield f"{' '.join(filter(None, (after.contestant, after.workload, after.variant)))}: {label(metric)}"
 
 
 def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]:

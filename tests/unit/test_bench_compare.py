@@ -269,3 +269,19 @@ def test_false_alarms_are_as_rare_as_promised_where_nothing_changed() -> None:
 def test_a_comparison_is_a_document() -> None:
     found = compare(report(seed=1), report(seed=2))
     assert msgspec.json.decode(msgspec.json.encode(found), type=Comparison) == found
+
+
+def test_a_figure_that_the_new_run_does_not_have_is_not_no_difference() -> None:
+    # Given two runs that are all alike, but that one has no figure of a workload that it ran
+    old, new = report(noise=0.05), report(noise=0.05)
+    assert not compare(old, new).is_unsure
+    for result in new.results:
+        if (result.workload, result.contestant) == ("drain", "redis"):
+            for sample in result.samples:
+                sample.metrics["drained"] = None
+    # When they are compared, then that is said, and not that there is no difference
+    comparison = compare(old, new)
+    assert comparison.is_unsure
+    assert comparison.missing == ["redis drain: drained, jobs/s"]
+    assert comparison.summary().startswith(f"cannot tell for 1 of {len(comparison.rows) + 1} figures")
+    assert "the new run does not have: redis drain: drained, jobs/s" in comparison.caveats
