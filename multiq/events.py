@@ -85,6 +85,8 @@ class JobCrashed(Event, frozen=True, kw_only=True):
 
     queue: str
     job_id: str
+    task: str | None = None
+    """None: the job is of no task, or is gone."""
     reason: str
 
 
@@ -93,6 +95,8 @@ class JobLost(Event, frozen=True, kw_only=True):
 
     queue: str
     job_id: str
+    task: str | None = None
+    """None: the job is of no task, or is gone."""
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):

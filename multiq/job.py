@@ -85,9 +85,13 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
     @property
     def task(self) -> str | None:
         """The name of the task, if the body is a task's envelope."""
-        value = self.value
-        name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
-        return name if isinstance(name, str) else None
+        return task_of(self.value)
+
+
+def task_of(value: Any) -> str | None:
+    """The name of the task, if a decoded body is a task's envelope."""
+    name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
+    return name if isinstance(name, str) else None
 
 
 class JobPage(msgspec.Struct, frozen=True):

@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections import defaultdict
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -14,7 +16,7 @@ import msgspec
 from . import events as ev
 from .job import running
 from .outages import Outage
-from .text import abridge, safe
+from .text import abridge, many, safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +27,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
+_OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
+NEVER_SLOW = float("inf")
+
+_INDENT = "    "
+_LINE_ENDS = "\n\t"  # JSON writes them as escapes
+_LONGEST_LINE = 8_000  # characters
 _LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
 
 
@@ -62,21 +70,49 @@ def add_job_fields() -> None:
     logging.setLogRecordFactory(_RecordFactory(make))
 
 
-def log_events(app: App) -> None:
-    """Have an app's events logged, each kind only if the log's level lets it through. Once per app."""
+def log_events(app: App, *, each_job: bool = False) -> None:
+    """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
+
+    A job that is done is told at the level debug, and at info with *each_job*: a line for each costs as much as a
+    short job does.
+    """
     if app.events.logged:
         return
     app.events.logged = True
-    for kind, level in _LEVELS.items():
+    for kind, usual in _LEVELS.items():
+        level = logging.INFO if each_job and kind is ev.JobDone else usual
         if _log.isEnabledFor(level):
             app.events.subscribe(kind, _Line(level))
     outages = _Outages()
     app.events.subscribe(ev.BackendDown, outages.went_down)
     app.events.subscribe(ev.BackendUp, outages.came_back)
+    limit = slow_after(app)
+
+    def look(event: ev.JobFailed) -> None:
+        if event.seconds > limit:
+            log_slow(event.job, event.seconds)
+
+    if limit < NEVER_SLOW:
+        app.events.subscribe(ev.JobFailed, look)
+
+
+def slow_after(app: App) -> float:
+    """Seconds beyond which a job is told of as slow; ``NEVER_SLOW`` where nobody would read it."""
     limit = app.settings.log.slow_job
-    if limit and _log.isEnabledFor(logging.WARNING):
-        app.events.subscribe(ev.JobDone, _SlowLine(limit))
-        app.events.subscribe(ev.JobFailed, _SlowLine(limit))
+    return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
+
+
+def log_slow(job: JobContext, seconds: float) -> None:
+    """A job took so long, to its end or into an error. No event: a runner asks ``slow_after`` once, and compares."""
+    _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
+
+
+def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
+    """What a worker process has worked off in so many seconds."""
+    jobs = done + retried + buried
+    rate = round(jobs / seconds, 1) if seconds > 0 else None
+    counts = {"done": done, "retried": retried, "buried": buried}
+    _write(logging.INFO, "summary", {"worker": worker, "jobs": jobs, "seconds": seconds, "rate": rate, **counts})
 
 
 class TextFormatter(logging.Formatter):
@@ -101,9 +137,11 @@ class TextFormatter(logging.Formatter):
         if job:
             message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
         # what a job raised may hold anything, terminal codes too
-        line = f"{clock}.{int(record.msecs):03} {level} {safe(message)}"
+        line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
-            line += "\n" + safe(abridge(self.formatException(record.exc_info), _LONGEST_TRACE), keep="\n")
+            # indented, or a line end in an error's text would begin what looks like another record
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            line += "\n" + textwrap.indent(safe(trace, keep="\n"), _INDENT, lambda _: True)
         return line
 
 
@@ -122,9 +160,26 @@ class JsonFormatter(logging.Formatter):
             **_job_of(record),
             **getattr(record, "multiq", {}),
         }
+        plain = {name: _plain(value) for name, value in fields.items()}
         if record.exc_info:
-            fields["traceback"] = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            plain["traceback"] = safe(trace, keep=_LINE_ENDS)
+        return msgspec.json.encode(plain).decode()
+
+
+def _cut(text: str) -> str:
+    """A text of one line in a length that a log can take: the name of an argument may have any."""
+    if len(text) <= _LONGEST_LINE:
+        return text
+    half = _LONGEST_LINE // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as JSON can hold it, and as any terminal can show the line."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
 
 
 class _RecordFactory:
@@ -191,17 +246,6 @@ class _Outages:
         _write(logging.WARNING, word, fields)
 
 
-class _SlowLine:
-    """Logs jobs that took more than so many seconds, as a warning of its own."""
-
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
-
-    def __call__(self, event: ev.JobDone | ev.JobFailed) -> None:
-        if event.seconds > self._limit:
-            _write(logging.WARNING, "slow", {**_job_fields(event.job), "seconds": event.seconds})
-
-
 def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:
     parts = [f"{word:<9}"]
     parts += [
@@ -209,14 +253,34 @@ def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException |
         for name, value in fields.items()
         if value is not None
     ]
-    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=trace)
+    exc_info = None if trace is None else (type(trace), trace, _of_the_app(trace))
+    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=exc_info)
+
+
+def _of_the_app(error: BaseException) -> TracebackType | None:
+    """Its traceback without multiq's own frames, and those before them; at debug, all of it."""
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if name == "multiq.worker.runner":
+            frames.clear()  # what stands before the task's own code: event loops, middleware's stack
+        elif name.partition(".")[0] not in _OWN:
+            frames.append(trace)
+        trace = trace.tb_next
+    if not frames or _log.isEnabledFor(logging.DEBUG):
+        return error.__traceback__
+    result = None
+    for frame in reversed(frames):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
 
 
 _COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # of a terminal: dim, ...
 
 _LEVELS: dict[type[Event], int] = {
     ev.JobStarted: logging.DEBUG,
-    ev.JobDone: logging.INFO,
+    ev.JobDone: logging.DEBUG,
     ev.JobFailed: logging.WARNING,
     ev.JobRetried: logging.WARNING,
     ev.JobBuried: logging.ERROR,
@@ -273,6 +337,8 @@ _PHRASES: dict[str, Callable[[Any], str]] = {
     "task": str,
     "job_id": str,
     "worker": str,
+    "jobs": lambda number: many(number, "job"),
+    "rate": lambda number: f"{number:,} a second",
     "queue": lambda queue: f"[{queue}]",
     "queues": lambda queues: "on " + ", ".join(queues),
     "seconds": lambda seconds: f"in {_duration(seconds)}",

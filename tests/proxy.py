@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from multiq.conformance.proxy import (
     CutReply,
     CutRequest,
@@ -18,6 +20,20 @@ from multiq.conformance.proxy import (
 )
 
 __all__ = [
-    "CutReply", "CutRequest", "Fault", "Hole", "Latency", "Pass", "Proxy", "Slice", "Throttle", "_Ended", "_Link",
+    "STRIDES",
+    "CutReply",
+    "CutRequest",
+    "Fault",
+    "Hole",
+    "Latency",
+    "Pass",
+    "Proxy",
+    "Slice",
+    "Throttle",
+    "_Ended",
+    "_Link",
     "places",
-]  # fmt: skip
+]
+
+#: ``make test`` cuts at one place of nine (odd: so that every kind of cut comes up), ``make test-long`` at each
+STRIDES = [9, pytest.param(1, marks=pytest.mark.long)]

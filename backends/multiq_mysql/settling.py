@@ -30,8 +30,7 @@ Fence = tuple[int, int]
 Key = tuple[Fence, type]
 """A verdict, for who repeats it: its fence and its kind."""
 
-LONGEST_REASON = 65_536  # bytes; what is longer is cut
-_CUT = b"..."
+_CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
 
 _MOST_DOUBTS = 100_000  # verdicts
 
@@ -155,6 +154,7 @@ class Batch:
         steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         repeated: Counter[Key] = Counter()
         is_doubtful = doubts.about(self)
+        longest = (self._database.max_packet or 0) // 4
         for verdict, key in zip(self.verdicts, self.named(), strict=True):
             seq, token = key[0]
             found_token, state, is_live = rows.get(seq, (0, -1, 0))
@@ -162,7 +162,7 @@ class Batch:
                 answers.append(given[min(repeated[key], len(given) - 1)])
                 repeated[key] += 1
             elif found_token == token and state == RESERVED and is_live:
-                steps[_step(verdict, places)].append(seq)
+                steps[_step(verdict, places, longest)].append(seq)
                 answers.append(None)
                 if type(verdict) is not Touch:
                     del rows[seq]  # one verdict is all that a reservation takes
@@ -177,26 +177,31 @@ class Batch:
         return render(verb, seqs=sorted(seqs), now=self._database.now, **dict(values))
 
 
-def _step(verdict: Verdict, places: dict[str, int]) -> tuple[Any, ...]:
-    """What is to be done, so that jobs with which the same is done share a statement."""
+def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
+    """What is to be done, so that jobs with which the same is done share a statement. *longest*: reason, in bytes."""
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
-            return ("release", ("delay", microseconds(delay)), ("priority", priority), ("reason", _bytes(reason)))
+            return (
+                "release",
+                ("delay", microseconds(delay)),
+                ("priority", priority),
+                ("reason", _bytes(reason, longest)),
+            )
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
             places[lease.queue] = place + 1  # the longest buried is kicked first, also of one batch
-            return ("bury", ("place", place), ("reason", _bytes(reason)))
+            return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
-            return ("abandon", ("reason", _bytes(reason)))
+            return ("abandon", ("reason", _bytes(reason, longest)))
         case _:
             return (next(verb for kind, verb in _ONE_STEP if type(verdict) is kind),)
 
 
-def _bytes(reason: str | None) -> bytes | None:
+def _bytes(reason: str | None, longest: int) -> bytes | None:
     """An error's text may hold halves of surrogate pairs, which UTF-8 cannot, and be longer than a packet."""
     if reason is None:
         return None
-    kept = reason[:LONGEST_REASON].encode("utf-8", "backslashreplace")
-    if len(kept) <= LONGEST_REASON and len(reason) <= LONGEST_REASON:
+    kept = reason[: longest + 1].encode("utf-8", "backslashreplace")
+    if len(kept) <= longest:
         return kept
-    return kept[: LONGEST_REASON - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT
+    return kept[: longest - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT

@@ -71,7 +71,7 @@ class Caller:
         self._start_over()
 
         self.idle_since = 0.0
-        """When it was last put back; monotonic."""
+        """When it was last put back beside as many as are kept in any case; monotonic."""
 
     def _start_over(self) -> None:
         """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
@@ -301,10 +301,13 @@ class Callers:
             return Caller(self.servers, self.prefix)
 
     def _put_back(self, caller: Caller) -> None:
-        idle = self._idle
+        if len(self._idle) >= _FEW_IDLE:
+            self._thin_out(caller)
+        self._idle.append(caller)
+
+    def _thin_out(self, caller: Caller) -> None:
+        """Of those beside the few the first was idle for longest, unless another thread is here, too."""
         caller.idle_since = now = time.monotonic()
-        idle.append(caller)
-        if len(idle) > _FEW_IDLE:
-            with contextlib.suppress(IndexError):  # the first was idle for longest, unless another thread is here, too
-                if now - idle[0].idle_since > _IDLE_FOR:
-                    idle.pop(0).close()
+        with contextlib.suppress(IndexError):
+            if now - self._idle[_FEW_IDLE].idle_since > _IDLE_FOR:
+                self._idle.pop(_FEW_IDLE).close()

@@ -33,6 +33,7 @@ from .policies import sharing
 from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
+from .summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -147,11 +148,14 @@ class Child:
         self._taken_before = int(self._row.taken)  # by those that filled this place before
         self._is_asked = False
         self._is_through = threading.Event()  # the loop has come to its end
+        self._told = threading.Event()  # subscribers have heard that it stops
+        self._told.set()
         self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
         consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
         self._pump = Pump(consumer, app.events, self.name, inflight)
+        self._summary = Summary(self.name, self._pump.settled, app.settings.log.summary)
         self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
         self._runner = Runner(app, self._limits)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
@@ -174,6 +178,9 @@ class Child:
             while self._goes_on():
                 self._turn()
             self._drain()
+            self._is_through.set()
+            if not self._aborted:
+                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
         finally:
             self._is_through.set()
             if self._aborted:
@@ -208,6 +215,16 @@ class Child:
         is_elsewhere = threading.get_ident() != self._loop_thread
         if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
             self._leave(self._stopped())
+
+    @property
+    def grace(self) -> float:
+        """Seconds that running jobs get after ``stop``."""
+        return self._settings.grace
+
+    @property
+    def running(self) -> int:
+        """How many jobs run at this moment."""
+        return len(self._executor.running())
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -276,7 +293,8 @@ class Child:
 
     def _look_around(self) -> None:
         """What is to be done in each turn, whether there are jobs or not."""
-        self._row.beat = time.monotonic()
+        self._row.beat = now = time.monotonic()
+        self._summary.look(now)
         if self._reassert is not None:
             self._reassert(also_wakeups=True)
         self._pump.beat()
@@ -291,8 +309,13 @@ class Child:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
         if self._stopping is None:
             self._exit_code = code
+            self._told.clear()
             self._stopping = reason
-            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            self._nudge()  # the loop need not wait for subscribers
+            try:
+                self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            finally:
+                self._told.set()
         self._nudge()
 
     @property
@@ -411,7 +434,8 @@ class Child:
             self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
         self._unsettled = oldest
         self._heed_board()
-        if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
+        is_late = time.monotonic() >= self._deadline and not self._is_through.is_set()
+        if self._stopping is not None and is_late and not self._aborted:
             self.abort()
 
     def _watch_limits(self) -> None:
@@ -523,6 +547,7 @@ class Child:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self) -> int:
+        self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
         self._stay.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)

@@ -18,7 +18,7 @@ from multiq.job import JobTasks, job_tasks
 from .daemons import DaemonThreads
 from .heartbeat import TICK
 from .limits import frame_of, stack_of
-from .loop import PATIENCE, close_loop, end_tasks, new_event_loop, threads_of_loop
+from .loop import PATIENCE, close_loop, end_tasks, is_closing, new_event_loop, threads_of_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -485,7 +485,8 @@ class CoroutineExecutor(Executor):
             self._cancel_leftovers(held, tasks)
 
     def _cancel_leftovers(self, held: Held, tasks: JobTasks) -> None:
-        left = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
+        this = asyncio.current_task()
+        left = [task for task in tasks if not (task.done() or task is this or is_closing(task))]
         for task in left:
             task.cancel()
         if left:

@@ -144,6 +144,7 @@ class Limits:
         self._running: dict[Limit, None] = {}
         self._lock = threading.Lock()
         self._interrupts = False
+        self._handler = self._interrupt  # one object: a bound method is another one each time
         self._steps = Steps(self._raise_if_over)
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
@@ -154,7 +155,7 @@ class Limits:
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
         """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
-        before = forking.take(INTERRUPT, self._interrupt)
+        before = forking.take(INTERRUPT, self._handler)
         self._interrupts = True
         try:
             yield
@@ -169,6 +170,8 @@ class Limits:
     def begin(self, call: Call, held: Held, *, thread: int | None) -> Limit:
         """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
         limit = Limit(call, held, call.deadline, self._kill_after, thread)
+        if self._interrupts and limit.is_in_main_thread and forking.handler_of(INTERRUPT) is not self._handler:
+            signal.signal(INTERRUPT, self._handler)  # a job before it has taken that
         with self._lock:
             self._running[limit] = None
         self._write(limit)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
+from multiq.codec import decode_json
 from multiq.errors import BackendError
 from multiq.events import BackendDown, BackendUp, JobLost
+from multiq.job import task_of
 
 from .inflight import Held
 
@@ -40,6 +43,8 @@ class Pump:
         self._events = events
         self._worker = worker
         self._inflight = inflight
+        self.settled: defaultdict[type[Verdict], int] = defaultdict(int)
+        """How many verdicts of each kind have counted."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
         self._is_partial = False  # whether only a part of the backend is gone
@@ -222,8 +227,12 @@ class Pump:
         for held, error in zip(settled, lost, strict=True):
             del self._held[held]
             held.is_lost = error is not None
+            if error is None and held.verdict is not None:
+                self.settled[type(held.verdict)] += 1
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
-                self._events.emit(JobLost(queue=held.lease.queue, job_id=held.lease.id))
+                lease = held.lease
+                task = task_of(decode_json(lease.body))
+                self._events.emit(JobLost(queue=lease.queue, job_id=lease.id, task=task))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
         if None in lost:  # a lease may be known to be lost without a word from the backend

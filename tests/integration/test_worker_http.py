@@ -189,7 +189,7 @@ def test_an_address_that_somebody_has_is_told(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_it_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "waitress", None)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[metrics\]'"):
         multiq.Worker(app, processes=1, http=":0")
     with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):

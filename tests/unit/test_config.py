@@ -71,6 +71,7 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
 def test_the_environment_sets_every_key() -> None:
     environment = {
         "MULTIQ_URL": "redis://localhost",
+        "MULTIQ_APP": "shop.tasks:app",
         "MULTIQ_MAX_BODY": "1000",
         "MULTIQ_WORKER_QUEUES": "high, default",
         "MULTIQ_WORKER_POLICY": "round-robin",
@@ -84,17 +85,23 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_HTTP": "localhost:9000",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
+        "MULTIQ_LOG_JOBS": "yes",
         "MULTIQ_LOG_SLOW_JOB": "2.5",
+        "MULTIQ_LOG_SUMMARY": "30",
     }
     assert set(environment) == {f"MULTIQ_{key.upper().replace('.', '_')}" for key in KEYS}
     settings = load_settings(None, environment)
     assert settings.worker.queues == ("high", "default")
+    assert settings.app == "shop.tasks:app"
     assert (settings.url, settings.max_body, settings.worker.grace, settings.log.level) == (
         "redis://localhost",
         1000,
         1.5,
         "debug",
     )
+    assert (settings.log.jobs, settings.log.slow_job, settings.log.summary) == (True, 2.5, 30.0)
+    with pytest.raises(SettingsInvalid, match="must be true or false, not maybe"):
+        load_settings(None, {"MULTIQ_LOG_JOBS": "maybe"})
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
