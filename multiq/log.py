@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import textwrap
 import time
 from collections import defaultdict
 from types import TracebackType
@@ -29,6 +30,9 @@ _log = logging.getLogger("multiq.worker")
 _OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
 NEVER_SLOW = float("inf")
 
+_INDENT = "    "
+_LINE_ENDS = "\n\t"  # JSON writes them as escapes
+_LONGEST_LINE = 8_000  # characters
 _LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
 
 
@@ -133,9 +137,11 @@ class TextFormatter(logging.Formatter):
         if job:
             message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
         # what a job raised may hold anything, terminal codes too
-        line = f"{clock}.{int(record.msecs):03} {level} {safe(message)}"
+        line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
-            line += "\n" + safe(abridge(self.formatException(record.exc_info), _LONGEST_TRACE), keep="\n")
+            # indented, or a line end in an error's text would begin what looks like another record
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            line += "\n" + textwrap.indent(safe(trace, keep="\n"), _INDENT, lambda _: True)
         return line
 
 
@@ -154,9 +160,26 @@ class JsonFormatter(logging.Formatter):
             **_job_of(record),
             **getattr(record, "multiq", {}),
         }
+        plain = {name: _plain(value) for name, value in fields.items()}
         if record.exc_info:
-            fields["traceback"] = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
-        return msgspec.json.encode(fields, enc_hook=str).decode()
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            plain["traceback"] = safe(trace, keep=_LINE_ENDS)
+        return msgspec.json.encode(plain).decode()
+
+
+def _cut(text: str) -> str:
+    """A text of one line in a length that a log can take: the name of an argument may have any."""
+    if len(text) <= _LONGEST_LINE:
+        return text
+    half = _LONGEST_LINE // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as JSON can hold it, and as any terminal can show the line."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
 
 
 class _RecordFactory:

@@ -217,6 +217,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         _check_fields(self, "")
 
+    def __repr__(self) -> str:
+        """Passwords in URLs are masked."""
+        connections = {name: redact(url) for name, url in self.connections.items()}
+        return (
+            f"Settings(url={redact(self.url)!r}, connections={connections!r}, max_body={self.max_body!r}, "
+            f"worker={self.worker!r}, log={self.log!r})"
+        )
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For ``rich``, which else goes by the fields."""
+        return [
+            ("url", redact(self.url)),
+            ("connections", {name: redact(url) for name, url in self.connections.items()}),
+            ("max_body", self.max_body),
+            ("worker", self.worker),
+            ("log", self.log),
+        ]
+
     def resolve(self, connection: str | None) -> str:
         """The URL of a connection: a URL itself, the name of a configured one, or None for the default.
 

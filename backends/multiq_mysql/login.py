@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
 from pymysql.constants.CR import CR_CONN_HOST_ERROR
 
 from multiq.errors import UrlInvalid
+from multiq.passwords import password_of_environment, password_of_file
 from multiq.sockets import connect
 from multiq.url import Option, choice
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
     from pymysql.connections import Connection
@@ -94,6 +93,10 @@ class Login(NamedTuple):
         """Without the password."""
         return f"Login({self.username or ''}@{self.place}/{self.database})"
 
+    def __rich_repr__(self) -> Iterator[str]:
+        """For ``rich``, which else goes by the fields."""
+        yield f"{self.username or ''}@{self.place}/{self.database}"
+
     @property
     def place(self) -> str:
         """Where the server is, for messages."""
@@ -103,9 +106,9 @@ class Login(NamedTuple):
     def password(self) -> str:
         """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
         if self.password_file is not None:
-            return _of_file(self.password_file)
+            return password_of_file(self.password_file)
         if self.password_env is not None:
-            return _of_environment(self.password_env)
+            return password_of_environment(self.password_env)
         return self.fixed_password or ""
 
     def connect(self, timeout: float, **more: Any) -> Connection[Any]:
@@ -187,22 +190,3 @@ def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _of_file(path: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        # not chained for a ValueError: its message may quote the password
-        raise UrlInvalid(f"the password cannot be read from password_file={path}: {why}") from (
-            exc if isinstance(exc, OSError) else None
-        )
-    return text.rstrip("\r\n")
-
-
-def _of_environment(name: str) -> str:
-    value = os.environ.get(name)
-    if value is None:
-        raise UrlInvalid(f"password_env={name} names an environment variable that is not set: set it, or name another")
-    return value

@@ -100,7 +100,11 @@ class RedisBackend(Backend):
         "cert": Option(str, None, "file with this client's certificate, where the server wants one"),
         "key": Option(str, None, "file with its private key, where it is not in the same file"),
         "tls": Option(choice("yes", "no"), "no", "TLS for redis+sentinel:// and redis+cluster://"),
+        "password_file": Option(str, None, "file with the password, read anew for each connection"),
+        "password_env": Option(str, None, "name of the environment variable that has the password"),
         "sentinel_password": Option(str, None, "the password of the sentinels themselves"),
+        "sentinel_password_file": Option(str, None, "file with it, read anew for each connection"),
+        "sentinel_password_env": Option(str, None, "name of the environment variable that has it"),
         "dangerously_skip_tls_verification": Option(
             choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
         ),

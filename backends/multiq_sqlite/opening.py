@@ -106,15 +106,17 @@ def _make_file(path: str) -> None:
     with making:
         if _is_there(path):
             return
-        real_path = os.path.realpath(
-            path
-        )  # through a link to no file O_EXCL makes none, and SQLite would, by the umask
+        if Path(path).is_symlink():
+            raise UrlInvalid(
+                f"{path} is a symbolic link to {Path(path).readlink()}, which is not there, and no file is made where "
+                "a link leads: make an empty file there, or name that file in the URL"
+            )
         try:
-            os.close(os.open(real_path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+            os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
         except FileExistsError:
             return
         except (FileNotFoundError, NotADirectoryError) as exc:
-            folder = Path(real_path).parent
+            folder = Path(path).parent
             raise UrlInvalid(f"{path} cannot be made: there is no folder {folder} (make it first)") from exc
         except OSError as exc:
             raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc

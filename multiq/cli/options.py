@@ -194,7 +194,7 @@ def connection_option(function: F) -> F:
         callback=_keep_connection,
         shell_complete=_complete_connection,
         expose_value=False,
-        help="A URL, or a configured connection.",
+        help="A configured connection, or a URL (other users see its password: see password_env).",
     )(function)
 
 

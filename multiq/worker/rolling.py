@@ -98,7 +98,9 @@ class Before:
         os.close(words[1])
         pids = words[3:]
         for pid in pids:
-            if pid > 0:  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            if pid > 0 and is_child(
+                pid
+            ):  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
@@ -121,3 +123,12 @@ class Before:
                 self.children.discard(pid)
                 self.keepers.discard(pid)
         return not self.pids
+
+
+def is_child(pid: int) -> bool:
+    """Whether a process is this one's child: its number is no other's, then, until it has been waited for."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

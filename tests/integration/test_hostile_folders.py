@@ -171,3 +171,29 @@ def test_v_tells_which_file_was_used(shell: Shell) -> None:
         assert (told.code, str(path) in told.err) == (0, True)
     assert "MULTIQ_URL" in shell.run("-v", "stats", MULTIQ_URL="memory://").err
     assert shell.run("stats", MULTIQ_URL="").err == ""
+
+
+@pytest.mark.parametrize(
+    "content", [b"[" * 100_000, b'{"waits_for": 3}', b'{"a":' * 5000, b"\xff", b"9" * 5000, b"", b"x" * 2_000_000]
+)
+def test_health_reads_whatever_a_file_holds(shell: Shell, content: bytes) -> None:
+    path = shell.folder / "health.json"
+    path.write_bytes(content)
+    os.utime(path, (1, 1))
+    done = shell("health", str(path))
+    assert done.code == 1
+    assert "should not happen" not in done.err
+
+
+def test_health_waits_for_no_pipe(shell: Shell) -> None:
+    os.mkfifo(shell.folder / "health.json")
+    assert shell.run("health", "health.json").code == 1
+
+
+def test_a_link_to_no_file_is_not_followed(shell: Shell) -> None:
+    target = shell.folder / "somewhere.db"
+    (shell.folder / "link.db").symlink_to(target)
+    done = shell("enqueue", "--queue", "q", "--body", "1", MULTIQ_URL=f"sqlite:///{shell.folder}/link.db")
+    assert (done.code, str(target) in done.err, target.exists()) == (2, True, False)
+    target.touch(0o600)
+    assert shell("enqueue", "--queue", "q", "--body", "1", MULTIQ_URL=f"sqlite:///{shell.folder}/link.db").code == 0

@@ -74,7 +74,7 @@ def take(folder: Path, run: str, later: str = LATER, *, long: int = 0) -> Turn:
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_STANDSTILL", 1.0)
+    monkeypatch.setattr(measure, "_STANDSTILL", 5.0)
 
 
 def test_marks_are_read_as_they_were_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: s
 
 @pytest.mark.parametrize(
     ("run", "words"),
-    [("sys.exit('I give up')", "no job began within 1 s.*I give up"), ("os._exit(3)", "It printed nothing")],
+    [("sys.exit('I give up')", "no job began within 5 s.*I give up"), ("os._exit(3)", "It printed nothing")],
 )
 def test_workers_that_die_are_told_with_their_last_words(tmp_path: Path, run: str, words: str) -> None:
     with pytest.raises(measure.NothingRanError, match=words):
