@@ -90,7 +90,7 @@ def test_lines_have_a_date(shell: Shell) -> None:
 
 
 def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
-    job_id, lines = work(shell, setup=OWN)
+    job_id, lines = work(shell, "--log-jobs", setup=OWN)
     assert all(line.startswith("MINE ") for line in lines), lines
     assert [line for line in lines if f"MINE multiq.worker INFO {job_id} done" in line]
     assert [line for line in lines if line.startswith("MINE multiq.cli INFO - multiq ")]
