@@ -306,7 +306,8 @@ class _Opening:
 
     def __init__(self) -> None:
         self.renew()
-        os.register_at_fork(after_in_child=self.renew)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
         self.lock = threading.Lock()

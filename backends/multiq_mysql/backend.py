@@ -84,6 +84,7 @@ class MysqlBackend(Backend):
     declared: ClassVar[Capabilities] = Capabilities(
         backend="mysql",
         delay_resolution=1e-6,
+        poll_interval=0.06,
         max_body=body_limit(16 * 1024 * 1024),
         client_ids=True,
         atomic_batches=True,

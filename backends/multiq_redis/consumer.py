@@ -107,6 +107,7 @@ class RedisConsumer(Consumer):
         self._asked: set[str] = set()  # lines that the last trade asked for jobs
         self._has_new_lines = False  # whether a queue turned out to have more lines than were looked at
         self._interrupted = False
+        self._clocks = -_NEVER, 0  # when we asked last, and the server's time when it answered
         self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
         self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
         self._is_on_watch = False  # whether a bell called us, so that nobody else was told
@@ -308,6 +309,7 @@ class RedisConsumer(Consumer):
         more, now, change_at, letters, told, *handed_out = reply
         line = call.script.line
         if call.share:  # else the script has not looked
+            self._clocks = self.asked_at, int(now)
             self._note_change(line, now, change_at)
         if told:
             self._note_lines(line, told)
@@ -513,11 +515,16 @@ class RedisConsumer(Consumer):
             return rang, None
         call = self._new_call(line, (), min(limit, _SLICE), _Trade((), limit))
         self._uncertain[line] = call  # until its reply is here
+        asleep_at = time.monotonic()
         rang = self._sleeper.sleep(seconds, exact=exact, then=call.script)
         self._is_on_watch = self._is_on_watch or rang
         if self._sleeper.heard is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
+        # this process may have been stopped before it woke up: the server's clock tells when it reserved
+        asked_at, then = self._clocks
+        since = (int(self._sleeper.heard[1]) - then) / MICROSECOND
+        self.asked_at = min(woke_at, max(asleep_at, asked_at + since))
         _, found, more = self._hear(call, self._sleeper.heard)
         self._uncertain.clear()
         if found:

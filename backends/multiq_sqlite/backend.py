@@ -75,6 +75,7 @@ class SqliteBackend(Backend):
     declared: ClassVar[Capabilities] = Capabilities(
         backend="sqlite",
         delay_resolution=1e-6,
+        poll_interval=0.1,
         max_body=MAX_BODY,
         client_ids=True,
         atomic_batches=True,

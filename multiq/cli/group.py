@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import click
 
 from .exits import OK, report
+from .output import take_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ class LazyGroup(click.Group):
         """Run, and exit with the command's code; an error is told in one message, never as a traceback."""
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra["standalone_mode"] = False
+        take_standard_streams()
         try:
             code = super().main(arguments, prog_name or "multiq", **extra)
         except Exception as exc:  # noqa: BLE001 - the end of the line: all of them become a message and a code

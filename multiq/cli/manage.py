@@ -10,7 +10,7 @@ from multiq.backend import State
 from multiq.text import count, duration, many, safe
 
 from .options import Duration, JobCount, JobId, QueueName, common_options, due_options, queue_option
-from .output import say
+from .output import need_stdin, say
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -180,4 +180,5 @@ def _ask(app: App, queue: str, states: list[State]) -> None:
 
     stats = app.backend.stats(queue)
     numbers = ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
+    need_stdin("nobody can be asked; --yes deletes without a question")
     click.confirm(f"Delete the jobs of queue {queue} on {safe(redact(app.url))}: {numbers}?", abort=True, err=True)

@@ -266,7 +266,7 @@ class _Screen:
 @contextmanager
 def _keys() -> Iterator[Any]:
     """A function that waits for a key for so many seconds; keys need no Enter meanwhile."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return
     import termios

@@ -86,7 +86,6 @@ def worker(*, check: bool, **options: Any) -> int:
     The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
     SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the code that is there then, SIGQUIT shows what runs.
     """
-    _take_standard_numbers()
     if check:
         return _work(check=True, **options)
     with _stopping_while_it_starts() as end:
@@ -210,13 +209,6 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
         logging.shutdown()
         forking.flush()
         os._exit(code)
-
-
-def _take_standard_numbers() -> None:
-    """Where 0, 1 or 2 is closed, no connection is to get that number: programs that jobs start would write to it."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 class _End:

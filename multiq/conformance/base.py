@@ -56,6 +56,10 @@ class Witness(Consumer):
         self.is_closed = False
         self._inner = inner
 
+    @property
+    def asked_at(self) -> float:  # type: ignore[override]
+        return self._inner.asked_at
+
     def reorder(self, queues: Sequence[str]) -> None:
         self._inner.reorder(queues)
         self.queues = self._inner.queues

@@ -30,6 +30,7 @@ from .topics.settle import SettleTests
 from .topics.touch import TouchTests
 from .topics.transaction import TransactionTests
 from .topics.waiting import WaitingTests
+from .topics.waking import WakingTests
 from .topics.walk import WalkTests
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
     PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
-    TransactionTests, WaitingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,
+    TransactionTests, WaitingTests, WakingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,
 )  # fmt: skip
 
 

@@ -13,6 +13,8 @@ from multiq.conformance.wired import WiredBackend
 from multiq.ids import new_id
 from multiq.memory import JobQueue, MemoryBackend, Store
 
+_NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_the_moment")
+
 # what a walk of one thread, in which nobody waits and no batch is long, cannot meet
 BEYOND_WALKS = {
     "half a batch",
@@ -20,7 +22,8 @@ BEYOND_WALKS = {
     "handed out twice",
     "sleeps too long",
     "wakes for nothing",
-    *(name for name, bug in PLANTED.items() if bug.test.startswith(("LostReplies.", "Hangs."))),
+    "put off, put behind",  # two jobs of one priority, the older put off and due again while the younger waits: rare
+    *(name for name, bug in PLANTED.items() if bug.test.startswith(_NOT_WALKED)),
 }
 
 

@@ -53,9 +53,9 @@ class Child(NamedTuple):
 
 @pytest.fixture
 def child() -> Iterator[Child]:
-    """What a child has that holds one lease of a second."""
+    """What a child has that holds one lease of a minute."""
     app = multiq.App("memory://")
-    app.queue().enqueue(1, ttr=1)
+    app.queue().enqueue(1, ttr=60)
     (table,) = make_tables(1, 4)
     table.give()
     inflight = InFlight(table)
@@ -66,12 +66,18 @@ def child() -> Iterator[Child]:
     app.close()
 
 
+def is_due(child: Child, *, is_over: bool) -> float:
+    """Have it that the lease is to be touched now, or is over, for all that the child knows. Returns its end."""
+    child.held.touch_at = child.pump._next_touch = 0.0
+    if is_over:
+        child.held.ends_at = time.monotonic()
+    return child.held.ends_at
+
+
 def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Child) -> None:
     # Given a lease that somebody else has kept alive beyond the moment at which the child may begin its job
-    ends_at = child.held.ends_at
-    time.sleep(0.6)
+    ends_at = is_due(child, is_over=True)
     assert child.app.backend.consumer(["default"]).settle([Touch(child.held.lease)]) == [None]
-    time.sleep(max(0.0, ends_at - time.monotonic()))
     # When the child would touch, then it does not: that one may give it back at any moment. And it does not try again
     child.pump.beat()
     assert (child.consumer.touches, child.held.ends_at) == ([], ends_at)
@@ -81,13 +87,14 @@ def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Chi
 def test_a_lease_that_is_over_while_its_job_runs_is_touched(child: Child) -> None:
     child.held.began_at = time.monotonic()
     child.inflight.begin(child.held)
-    time.sleep(1.0)
+    is_due(child, is_over=True)
     child.pump.beat()
     assert len(child.consumer.touches) == 1
 
 
 def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child: Child) -> None:
     # Else the lease may be given back by the old one while the answer is under way
-    time.sleep(0.4)
+    before = is_due(child, is_over=False)
     child.pump.beat()
     assert child.consumer.touches == [child.held.ends_at]
+    assert child.held.ends_at > before
