@@ -523,7 +523,8 @@ class Child:
                     settled.append(held)
                     says.append((held, held.verdict, say))
             if self._inflight is None:  # also what a thread has taken and not begun, or has just ended
-                settled = self._cut(self._pump.held())
+                settled = self._pump.held()
+                self._cut(settled)
             if self._pump.settle(settled):
                 for held, verdict, say in says:
                     if not held.is_lost and held.verdict is verdict:
@@ -531,13 +532,12 @@ class Child:
         finally:
             self._given_back.set()
 
-    def _cut(self, helds: Sequence[Held]) -> Sequence[Held]:
+    def _cut(self, helds: Sequence[Held]) -> None:
         """Those without a verdict are given back; if they run, they go on, and their results will not count."""
         for held in helds:
             if held.verdict is None:
                 held.is_aborted = True
                 held.verdict = GiveBack(held.lease)
-        return helds
 
     # --- small things ---
 
