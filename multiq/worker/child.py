@@ -514,7 +514,6 @@ class Child:
         executor.is_aborted = True
         self._pump.interrupt()
         try:
-            running = executor.running()  # before those that have finished: one that ends just now is in one of the two
             settled = [*self._take_back(), *executor.take_finished()]
             says = []
             for held, stack in overdue:
@@ -523,8 +522,9 @@ class Child:
                     held.verdict, say = self._runner.timed_out(held.lease, stack)
                     settled.append(held)
                     says.append((held, held.verdict, say))
-            if self._inflight is None:
-                settled += self._cut(running)
+            if self._inflight is None:  # also what a thread has taken and not begun, or has just ended
+                settled = self._pump.held()
+                self._cut(settled)
             if self._pump.settle(settled):
                 for held, verdict, say in says:
                     if not held.is_lost and held.verdict is verdict:
@@ -532,13 +532,12 @@ class Child:
         finally:
             self._given_back.set()
 
-    def _cut(self, running: Sequence[Held]) -> list[Held]:
-        """Jobs that run on although their leases are given back: their results will not count."""
-        cut = [held for held in running if held.verdict is None]
-        for held in cut:
-            held.is_aborted = True
-            held.verdict = GiveBack(held.lease)
-        return cut
+    def _cut(self, helds: Sequence[Held]) -> None:
+        """Those without a verdict are given back; if they run, they go on, and their results will not count."""
+        for held in helds:
+            if held.verdict is None:
+                held.is_aborted = True
+                held.verdict = GiveBack(held.lease)
 
     # --- small things ---
 

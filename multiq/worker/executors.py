@@ -139,10 +139,11 @@ class Executor(ABC):
     def _begin(self, held: Held) -> bool:
         """Its job begins. False: it must not, as the process ends, or was stopped until the lease was over."""
         held.began_at = now = time.monotonic()
+        self._running[held] = None  # first: whoever aborts sees it there, or we see that
         if now >= held.ends_at or self.is_aborted:
+            del self._running[held]
             self._skip(held)
             return False
-        self._running[held] = None
         if self._inflight is not None:
             self._inflight.begin(held)
             if time.monotonic() >= held.ends_at:  # another thread was stuck in between: it may have been given back
@@ -199,10 +200,11 @@ class InlineExecutor(Executor):
             except IndexError:  # all done, or taken back by the heartbeat
                 return
             held.began_at = now = clock()
+            running[held] = None
             if now >= held.ends_at or self.is_aborted:
+                del running[held]
                 self._skip(held)
                 continue
-            running[held] = None
             if inflight is not None:
                 inflight.begin(held)
             held.verdict = run(held)

@@ -131,6 +131,10 @@ class Pump:
         """Whether verdicts wait for the backend to come back."""
         return bool(self._unsettled)
 
+    def held(self) -> list[Held]:
+        """All whose leases are held, in the order in which they were reserved. From any thread."""
+        return list(self._held)
+
     def retry_in(self) -> float:
         """Seconds until verdicts that wait are sent again; infinite if none wait."""
         return self._pause_left() if self._unsettled else float("inf")

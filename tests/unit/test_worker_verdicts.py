@@ -21,6 +21,7 @@ from multiq.control import Control
 from multiq.errors import BackendTimeout, LeaseLost
 from multiq.options import REASON_MAX
 from multiq.worker.board import Board
+from multiq.worker.executors import Executor
 from multiq.worker.inflight import DEAD, InFlight
 from multiq.worker.keeper import Keeper
 from multiq.worker.rolling import Before
@@ -245,3 +246,41 @@ def test_a_new_supervisor_leaves_it_to_the_old_keeper_to_kill_the_children_of_be
         supervisor._kill_at = 0.0
         supervisor._kill_the_late()
         assert child.wait(20) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("mode", MODES[1:], ids=["threads", "coroutines"])
+def test_a_job_that_is_about_to_begin_is_given_back_with_the_others(
+    app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[int] = []
+
+    @app.task
+    async def note() -> None:
+        began.append(1)
+
+    # Given a worker of which a thread was stopped between taking a job and beginning it
+    is_there, goes_on = threading.Event(), threading.Event()
+    begin = Executor._begin
+
+    def begin_late(executor: Executor, held: Any) -> bool:
+        is_there.set()
+        goes_on.wait(20)
+        return begin(executor, held)
+
+    monkeypatch.setattr(Executor, "_begin", begin_late)
+    note.enqueue()
+    worker = multiq.Worker(app, grace=0.1, **mode)
+    codes: list[int] = []
+    thread = threading.Thread(target=lambda: codes.append(worker.run()), daemon=True)
+    thread.start()
+    assert is_there.wait(20)
+    # When the worker's time to stop is over, and the thread goes on
+    worker.stop()
+    until = time.monotonic() + 20
+    while app.queue().stats().reserved and time.monotonic() < until:
+        time.sleep(0.01)
+    given_back = app.queue().stats().ready
+    goes_on.set()
+    thread.join(20)
+    # Then the job is there for others, and has not begun here
+    assert (given_back, codes, began) == (1, [130], [])
