@@ -11,7 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .history import INFO, OK
+from .history import FAIL, INFO, OK
 from .stories import NEVER, SECOND
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class Setting:
     """beanstalkd."""
     is_durable: bool = True
     """Whether what was answered for survives a kill of the server."""
-    has_one_consumer: bool = False
-    """Per queue: only then is the order of claims the order of the queue."""
+    one_consumer: frozenset[str] = frozenset()
+    """Queues that have one consumer only: there the order of claims is the order of the queue."""
     counts_exactly: bool = True
     """Whether an attempt is counted once for each reservation, also over a restart of the server."""
     patience: float = 10.0
@@ -137,11 +137,7 @@ def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
         if story.claims and not (len(story.claims) < len(story.runs)):
             yield from _exact_attempts(stories, story)
         else:
-            runs = sorted(story.runs, key=_run_at)
-            for number, run in enumerate(runs, 1):
-                if run.attempt and run.attempt < number:
-                    text = f"run {number} was told that it is attempt {run.attempt}"
-                    yield Violation("I9 attempts exact", story.number, text)
+            yield from _counted_runs(stories, story)
 
 
 def retry_budget(stories: Stories, _setting: Setting) -> Iterator[Violation]:
@@ -172,10 +168,8 @@ def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violati
 
 def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I6: of two jobs with one priority, the one that was stored before the other was asked for is claimed first."""
-    if not setting.has_one_consumer:
-        return
     latest: dict[tuple[str, int], tuple[int, int]] = {}
-    for claim, story in _first_claims(stories):
+    for claim, story in _first_claims(stories, setting.one_consumer):
         if story.delay or story.orders or len(story.claims) > 1:
             continue
         lane = (story.queue, story.priority)
@@ -189,9 +183,7 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
 
 def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I7: nothing is claimed while something more urgent of its queue was ready."""
-    if not setting.has_one_consumer:
-        return
-    claims = _first_claims(stories)
+    claims = _first_claims(stories, setting.one_consumer)
     waiting: dict[str, list[tuple[int, float, int]]] = {}
     ready = sorted((story.stored_at, story.number) for story in stories if story.claims and not story.delay)
     place = 0
@@ -340,11 +332,11 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
-    given_back = {said.token for said in story.verdicts if said.f == "give_back"}
+    given_back = {said.token for said in story.verdicts if said.f == "give_back" and said.type != FAIL}
     claims = sorted(story.claims, key=_asked)
     if any(second.asked < first.at for first, second in zip(claims, claims[1:], strict=False)):
         return  # two at a time: who was first is open
-    kicked = any(order.f == "kick" for order in story.orders)
+    kicked = any(order.f in {"kick", "reschedule"} for order in story.orders)
     for number, claim in enumerate(claims):
         before = sum(other.token not in given_back for other in claims[:number])
         lost = any(True for _ in stories.faults_between(story.asked, claim.at, {other.proc for other in claims}))
@@ -353,12 +345,25 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
             yield Violation("I9 attempts exact", story.number, text)
 
 
+def _counted_runs(stories: Stories, story: Story) -> Iterator[Violation]:
+    """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
+    counted = 0
+    for run in sorted(story.runs, key=_run_at):
+        if run.attempt and run.attempt <= counted and not any(order.f == "reschedule" for order in story.orders):
+            text = f"told that it is attempt {run.attempt} after {counted} counted runs"
+            yield Violation("I9 attempts exact", story.number, text)
+        hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
+        counted += run.ended_at < NEVER or not hurt
+
+
 def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:
     if first.outcome == "raised" and first.ended_at <= second.at:
         return True
     if any(said.f in VERDICTS_THAT_RETURN and first.at <= said.asked <= second.at for said in story.verdicts):
         return True
-    if any(order.f == "kick" and order.asked <= second.at for order in story.orders):
+    if any(order.f in {"kick", "reschedule"} and order.asked <= second.at for order in story.orders):
+        return True
+    if any(said.f == "bury" and said.asked <= second.at for said in story.verdicts) and _is_kicked(stories, second.at):
         return True
     faults = stories.faults_between(first.at - setting.patience * SECOND, second.at + _GRACE, {first.proc, second.proc})
     if any(True for _ in faults):
@@ -367,11 +372,19 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
     return bool(claims) and claims[-1].extended + claims[-1].ttr <= second.at  # a holder that does not touch
 
 
+def _is_kicked(stories: Stories, before: float) -> bool:
+    return any(begun.t <= before for begun, _ in stories.calls if begun.f == "kick_any")
+
+
 VERDICTS_THAT_RETURN = frozenset({"release", "give_back", "abandon"})
 
 
-def _first_claims(stories: Stories) -> list[tuple[Claim, Story]]:
-    found = [(story.claims[0], story, number) for number, story in enumerate(stories) if story.claims]
+def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim, Story]]:
+    found = [
+        (story.claims[0], story, number)
+        for number, story in enumerate(stories)
+        if story.claims and story.queue in queues
+    ]
     found.sort(key=lambda one: (one[0].asked, one[0].at, one[2]))
     return [(claim, story) for claim, story, _ in found]
 
