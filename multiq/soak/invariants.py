@@ -96,10 +96,11 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
                     yield Violation("I4 lease exclusion", story.number, text)
 
 
-def fence(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I5: a verdict counts only for the newest reservation."""
+def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
     for story in stories:
         tokens = {claim.token: claim for claim in story.claims}
+        yield from _refused_wrongly(stories, setting, story)
         for said in story.verdicts:
             claim = tokens.get(said.token)
             if said.type != OK or claim is None:
@@ -329,6 +330,17 @@ def _overlap(first: Claim, second: Claim) -> bool:
 def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim, until: float) -> bool:
     kinds = {"kill", "cut", "restart", "freeze"} if setting.ends_leases_with_connection else {"restart", "kill"}
     return any(fault.kind in kinds for fault in stories.faults_between(claim.asked, until, {claim.proc}))
+
+
+def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
+    """The holder of a live lease was told that it has none: the job may be done, and its worker says that it was lost."""
+    for claim in story.claims:
+        said = next((said for said in story.verdicts if said.token == claim.token), None)
+        if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
+            continue
+        if not _connection_may_have_ended(stories, setting, claim, said.at):
+            text = f"{said.f} of {said.proc} was refused, though its lease lasted"
+            yield Violation("I5 fence", story.number, text)
 
 
 def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:

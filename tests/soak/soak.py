@@ -104,7 +104,7 @@ STORES = {"sqlite": _sqlite, "redis": _redis, "beanstalk": _beanstalk, "mysql": 
 class Crew:
     """The workers and clients of one soak: started, hurt, and started again when they have ended."""
 
-    def __init__(self, folder: Path, store: Store, seed: int) -> None:
+    def __init__(self, folder: Path, store: Store, seed: int, mutant: str) -> None:
         self._folder = folder
         self._environment = {
             **os.environ,
@@ -112,6 +112,7 @@ class Crew:
             "SOAK_FOLDER": str(folder),
             "SOAK_SEED": str(seed),
             "SOAK_TIMEOUT": str(_TIMEOUT),
+            "SOAK_MUTANT": mutant,
             "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
         }
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
@@ -289,13 +290,15 @@ class Nemesis:
 # --- one soak ----------------------------------------------------------------------------------------------
 
 
-def soak(name: str, folder: Path, *, seconds: float, seed: int, gentle: bool = False) -> tuple[Verdict, int]:
+def soak(
+    name: str, folder: Path, *, seconds: float, seed: int, gentle: bool = False, mutant: str = "", drain: float = _DRAIN
+) -> tuple[Verdict, int]:
     """Load, faults, healing, draining, audit, check. Returns the verdict, and how many faults there were."""
     chance = random.Random(seed)
     with STORES[name](folder) as store:
         recorder = Recorder(folder, "nemesis")
         open_backend(store.raw_url).close()
-        crew = Crew(folder, store, seed)
+        crew = Crew(folder, store, seed, mutant)
         nemesis = Nemesis(crew, store, recorder, chance, gentle=gentle)
         try:
             _load(crew, nemesis, seconds)
@@ -304,7 +307,7 @@ def soak(name: str, folder: Path, *, seconds: float, seed: int, gentle: bool = F
             recorder.note("healed")
             time.sleep(_WITHOUT_FAULTS)
             crew.stop("produce", "manage")
-            _drain(name, store, crew)
+            _drain(name, store, crew, drain)
             recorder.note("drained")
             crew.stop("consume", "lane")
             children = crew.children()
@@ -332,8 +335,8 @@ def _load(crew: Crew, nemesis: Nemesis, seconds: float) -> None:
         nemesis.strike()
 
 
-def _drain(name: str, store: Store, crew: Crew) -> None:
-    give_up_at = time.monotonic() + _DRAIN
+def _drain(name: str, store: Store, crew: Crew, seconds: float) -> None:
+    give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at and _is_left(name, store):
         crew.keep_up(with_producers=False)
         time.sleep(0.5)

@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import mutants
+
 import multiq
 from multiq.soak.history import Recorder
 
@@ -26,6 +28,9 @@ MAX_ATTEMPTS = 4
 MAX_CRASHES = 50  # a soak kills more often than life does
 MARK = "soak#{}#"
 """What is found in a store's raw data of a job with this number."""
+
+if "SOAK_FOLDER" in os.environ:  # not in the nemesis
+    mutants.apply()
 
 FOLDER = Path(os.environ.get("SOAK_FOLDER", "."))
 

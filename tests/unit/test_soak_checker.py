@@ -166,6 +166,13 @@ def stale_verdict(script: Script) -> None:
     script.say(2.8, 2.9, "ack", 7, "b", proc="worker.2")
 
 
+def refused_while_it_lasts(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.say(0.5, 0.6, "ack", 7, "a", type_="fail")
+
+
 def out_of_order(script: Script) -> None:
     script.enqueue(0.0, 0.1, 7)
     script.enqueue(0.2, 0.3, 8)
@@ -274,6 +281,7 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I3", run_after_the_ack),
     ("I4", two_holders),
     ("I5", stale_verdict),
+    ("I5", refused_while_it_lasts),
     ("I6", out_of_order),
     ("I7", less_urgent_first),
     ("I8", early),
