@@ -194,8 +194,9 @@ class Nemesis:
         self._faults = faults
 
     def strike(self) -> None:
-        self._chance.choice(self._faults)()
-        self.count += 1
+        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself
+            self._chance.choice(self._faults)()
+            self.count += 1
 
     def heal(self) -> None:
         if self._store.proxy is not None:
@@ -208,17 +209,23 @@ class Nemesis:
         self._recorder.note("fault", kind=kind, target=target, value=seconds)
 
     def _kill_child(self) -> None:
-        for child in self._some(self._crew.children()):
-            self._note("kill", name_of(child.pid), 1.0)
-            child.kill()
+        child = self._a_child()
+        self._note("kill", name_of(child.pid), 1.0)
+        child.kill()
 
     def _stop_child(self) -> None:
         """Longer than its leases last."""
-        for child in self._some(self._crew.children()):
-            self._note("stop", name_of(child.pid), TTR + 2)
-            child.suspend()
-            time.sleep(TTR + 0.5)
-            child.resume()
+        child = self._a_child()
+        self._note("stop", name_of(child.pid), TTR + 2)
+        child.suspend()
+        time.sleep(TTR + 0.5)
+        child.resume()
+
+    def _a_child(self) -> psutil.Process:
+        children = self._crew.children()
+        if not children:
+            raise psutil.NoSuchProcess(0)
+        return self._chance.choice(children)
 
     def _kill_worker(self) -> None:
         options, worker = self._chance.choice(sorted(self._crew.workers.items()))
@@ -234,11 +241,6 @@ class Nemesis:
         self._note("kill", f"{role}-{name}.{process.pid}", 1.0)
         process.kill()
         process.wait()
-
-    def _some(self, processes: list[psutil.Process]) -> Iterator[psutil.Process]:
-        if processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                yield self._chance.choice(processes)
 
     def _cut(self) -> None:
         self._note("cut", "link", 1.0)
