@@ -241,8 +241,10 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
                 yield Violation("I14 liveness", story.number, text)
                 break
     for story in stories:
-        if stopped and ("ready" in story.at_rest) and not story.orders:
-            yield Violation("I14 liveness", story.number, "still ready when all was to be done")
+        if not stopped or story.orders or story.due_at > stopped[-1].t - setting.patience * SECOND:
+            continue
+        if "ready" in story.at_rest or ("delayed" in story.at_rest and not story.verdicts and not story.runs):
+            yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
 
 
 def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:

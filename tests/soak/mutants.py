@@ -232,15 +232,8 @@ def _counts_too_many(_backend: Any, consumer: Any) -> None:
 
 
 def _never_gives_up(_backend: Any, consumer: Any) -> None:
-    """A job is buried at its last attempt: that becomes a release."""
-    from multiq.backend import Release
-
-    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
-        return settle(
-            [Release(verdict.lease) if type(verdict).__name__ == "Bury" else verdict for verdict in verdicts]
-        )
-
-    _each_settle(consumer, change)
+    """No attempt is told to be the last one."""
+    _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=min(lease.attempt, 3)))
 
 
 def _runs_again(_backend: Any, consumer: Any) -> None:

@@ -150,6 +150,10 @@ class Crew:
             if role in roles:
                 process.wait(60)
 
+    def count(self) -> None:
+        """Have the library's own counts in the history."""
+        self._start([sys.executable, str(HERE / "soak_clients.py"), "count", "0"], "count").wait(60)
+
     def end_workers(self) -> dict[str, int]:
         """Their exit codes after a SIGTERM."""
         for process in self.workers.values():
@@ -316,7 +320,7 @@ def soak(
             for options, code in crew.end_workers().items():
                 if code:
                     recorder.note("residue", kind="exit code", err=f"worker {options} ended with {code}")
-            _audit(store, recorder, children)
+            _audit(store, recorder, crew, children)
         finally:
             crew.kill_all()
         recorder.close()
@@ -352,17 +356,11 @@ def _is_left(name: str, store: Store) -> bool:
     return any(state != "buried" for _, state in held(store.name, store.raw_url))
 
 
-def _audit(store: Store, recorder: Recorder, children: list[psutil.Process]) -> None:
+def _audit(store: Store, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> None:
     for child in children:
         if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             recorder.note("residue", kind="process", target=f"{child.pid}")
-    with open_backend(store.raw_url) as backend:
-        for queue in ("default", RAW, LANE):
-            stats = backend.stats(queue)
-            for state in ("ready", "delayed", "reserved", "buried"):
-                value = getattr(stats, state)
-                if value is not None:
-                    recorder.note("count", queue=queue, kind=state, value=float(value))
+    crew.count()
     found = held(store.name, store.raw_url)
     recorder.note("audit", jobs=tuple(number for number, _ in found), states=tuple(state for _, state in found))
 

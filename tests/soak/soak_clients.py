@@ -243,6 +243,18 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
         caller.recorder.answer("ok", f, op)
 
 
+def count(name: str) -> None:
+    """What the library counts in each queue: once."""
+    recorder = Recorder(FOLDER, f"count-{name}")
+    with open_backend(os.environ["MULTIQ_URL"]) as backend:
+        for queue in ("default", RAW, LANE):
+            stats = backend.stats(queue)
+            for state in ("ready", "delayed", "reserved", "buried"):
+                value = getattr(stats, state)
+                if value is not None:
+                    recorder.note("count", queue=queue, kind=state, value=float(value))
+
+
 def _number(lease: Lease) -> int:
     number = _number_in(lease.body)
     assert number is not None
@@ -259,4 +271,4 @@ def _digest(number: int) -> str:
 
 
 if __name__ == "__main__":
-    {"produce": produce, "consume": consume, "lane": lane, "manage": manage}[sys.argv[1]](sys.argv[2])
+    {"produce": produce, "consume": consume, "lane": lane, "manage": manage, "count": count}[sys.argv[1]](sys.argv[2])
