@@ -14,6 +14,7 @@ multiq.Worker(app, queues=["mail"]).run()
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from . import errors, events
@@ -69,3 +70,9 @@ def __getattr__(name: str) -> object:
 
         return Worker
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if "MULTIQ_ROLLED" in os.environ:  # a worker has begun this program anew, with signals blocked
+    from .worker import rolling
+
+    rolling.note_signals()

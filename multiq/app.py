@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 import os
 import threading
@@ -49,6 +50,7 @@ class TaskOptions(TypedDict, total=False):
     max_attempts: int
     max_crashes: int
     retry_for: float
+    loosen: bool
     backoff: Backoff | Sequence[float] | float
     on_success: Callable[[JobContext, Any], object]
     on_retry: Callable[[JobContext, BaseException], object]
@@ -103,12 +105,15 @@ class App:
         *name* is the function's own unless given. *ttr* is the lease in seconds, kept alive while the task runs;
         *timeout* is how long it may run. *max_attempts* (0: no limit; default 5, or no limit with *retry_for*) counts
         attempts, *max_crashes* (0: no limit) those that ended without a verdict, *retry_for* is in seconds since
-        the enqueue. *backoff* is seconds, a list of them, or a function of the failed attempt. *on_success* is called
-        with the job and the result, *on_retry* with the job and the error when it is to run again, *on_failure* when it
+        the enqueue. A job may have stricter limits of its own, and with *loosen* looser ones. *backoff* is seconds, a
+        list of them, or a function of the failed attempt. *on_success* is called with the job and the result,
+        *on_retry* with the job and the error when it is to run again, *on_failure* when it
         is buried.
 
         Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
         """
+
+        _check_options(options)
 
         def register(function: Callable[..., Any]) -> Task[..., Any]:
             return self._register(_make_task(self, function, **options))
@@ -206,6 +211,7 @@ def _make_task(
     max_attempts: int | None = None,
     max_crashes: int = MAX_CRASHES_DEFAULT,
     retry_for: float | None = None,
+    loosen: bool = False,
     backoff: Backoff | Sequence[float] | float = DEFAULT,
     on_success: Callable[[JobContext, Any], object] | None = None,
     on_retry: Callable[[JobContext, BaseException], object] | None = None,
@@ -229,10 +235,37 @@ def _make_task(
         options=CallOptions(queue=check_name(queue), priority=check_priority(priority), ttr=check_ttr(ttr)),
         policy=policy,
         timeout=None if timeout is None else check_timeout(timeout),
+        loosen=_check_flag(loosen, "loosen"),
         on_success=on_success,
         on_retry=on_retry,
         on_failure=on_failure,
     )
+
+
+_MEANT = {
+    **dict.fromkeys(("retries", "retry", "max_retries", "tries", "max_tries", "attempts"), "max_attempts"),
+    **dict.fromkeys(("retry_backoff", "retry_delay", "default_retry_delay", "interval", "min_backoff"), "backoff"),
+    **dict.fromkeys(("time_limit", "soft_time_limit", "job_timeout", "max_time"), "timeout"),
+    **dict.fromkeys(("lease", "ttl", "visibility_timeout"), "ttr"),
+    **dict.fromkeys(("max_age", "retry_until"), "retry_for"),
+    "queue_name": "queue",
+    "prio": "priority",
+    **dict.fromkeys(("on_error", "on_exception"), "on_failure"),
+    **dict.fromkeys(
+        ("delay", "countdown", "eta", "at", "schedule"), "options(delay=...) or options(at=...) of the task"
+    ),
+    **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
+}
+"""What other libraries call the options of a task."""
+
+
+def _check_options(options: dict[str, Any]) -> None:
+    known = TaskOptions.__annotations__
+    for name, value in options.items():
+        if name not in known:
+            close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
+            which = f"did you mean {close}?" if close else f"there are: {', '.join(known)}"
+            raise OptionInvalid(f"{name}={shown(value)} is no option of a task: {which}")
 
 
 def _check_function(function: Callable[..., Any]) -> None:
@@ -257,6 +290,12 @@ def _own_name(function: Callable[..., Any]) -> str:
     return name
 
 
+def _check_flag(value: bool, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise OptionInvalid(f"{name} must be True or False, got {shown(value)}")
+    return value
+
+
 def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
     if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
         raise OptionInvalid(f"{name}={shown(hook)} is no plain function: it is called, and not awaited")
@@ -267,7 +306,8 @@ class _Opening:
 
     def __init__(self) -> None:
         self.renew()
-        os.register_at_fork(after_in_child=self.renew)
+        if hasattr(os, "register_at_fork"):  # Windows has no fork
+            os.register_at_fork(after_in_child=self.renew)
 
     def renew(self) -> None:
         self.lock = threading.Lock()

@@ -288,7 +288,8 @@ class Backend(ABC):
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
         Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
-        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for more than the backend can show.
+        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for more than the backend can show,
+        ``OptionInvalid`` for a state in which no job is kept (``multiq.options.check_state``).
         """
 
     @abstractmethod
@@ -329,7 +330,10 @@ class Backend(ABC):
 
     @abstractmethod
     def purge(self, queue: str, states: Sequence[State]) -> int:
-        """Delete all jobs in these states (never reserved ones). Returns how many."""
+        """Delete all jobs in these states (never reserved ones). Returns how many.
+
+        Raises ``OptionInvalid`` as ``jobs`` does.
+        """
 
     def doctor(self) -> list[Finding]:
         """Whether the server, or file, is fit for jobs as it is set up now; changes nothing. Raises ``BackendError``.
@@ -361,7 +365,11 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drop all connections. Jobs held by this backend's consumers are left to their leases' ends."""
+        """Drop this object's connections; they open again when they are needed.
+
+        Consumers are closed by themselves: they keep what they hold, unless leases end with a connection, and go on
+        waiting, or end with ``BackendUnavailable``.
+        """
 
     def __enter__(self) -> Self:
         return self

@@ -42,6 +42,9 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     # --- measures ---
     delay_resolution: Annotated[float, "delays are honoured to this many seconds, rounded up"]
     min_ttr: Annotated[float, "the shortest lease in seconds; a shorter ttr is raised to it"] = 1.0
+    poll_interval: Annotated[
+        float, "without waits_in_server: seconds between two looks of an idle consumer; at most as late is a job"
+    ] = 0.5
     max_body: Annotated[int | None, "the largest body in bytes; None: memory is the limit"] = None
 
     # --- powers ---
@@ -83,5 +86,5 @@ def _definitions() -> dict[str, str]:
 
 #: name of each power or measure -> the sentence that defines it
 DEFINITIONS: dict[str, str] = _definitions()
-MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "max_body")
+MEASURES: tuple[str, ...] = ("delay_resolution", "min_ttr", "poll_interval", "max_body")
 POWERS: tuple[str, ...] = tuple(name for name in DEFINITIONS if name not in MEASURES)

@@ -3,6 +3,9 @@
 The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
 
+A file that was found, not named, must belong to the user or to root, and nobody else may write it: its URLs may refer
+to the environment and to files, and say where those are sent.
+
 Unknown variables that begin with MULTIQ_ are let be: Kubernetes makes some (``MULTIQ_PORT``) for services so named.
 """
 
@@ -18,6 +21,7 @@ from urllib.parse import quote
 
 from .errors import NameInvalid, SettingsInvalid
 from .names import check_name
+from .permissions import distrust
 from .settings import KEYS, LogSettings, Settings, WorkerSettings, check_setting, no_connection
 from .url import redact
 
@@ -25,7 +29,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_AUTHORITY_END = re.compile("[/?#]")
 _SECTIONS = ("worker", "log", "connections")
+_FILE_ROOM = 1 << 20  # bytes
 
 
 def load_settings(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
@@ -36,7 +42,8 @@ def load_settings(folder: Path | None = None, environment: Mapping[str, str] | N
     env = os.environ if environment is None else environment
     problems: list[str] = []
     source = find_file(folder, env)
-    table = _read(source, problems) if source is not None else {}
+    is_named = bool(env.get("MULTIQ_CONFIG"))
+    table = _read(source, problems, is_named=is_named) if source is not None else {}
     values, connections = _from_table(table, str(source), env, problems)
     values.update(_from_environment(env, problems))
     url = values.get("url")
@@ -46,6 +53,15 @@ def load_settings(folder: Path | None = None, environment: Mapping[str, str] | N
     if problems:
         raise SettingsInvalid(problems)
     return _build(values, connections)
+
+
+def describe_sources(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Where ``load_settings`` takes its settings from, in one line."""
+    env = os.environ if environment is None else environment
+    source = find_file(folder, env)
+    file = "no configuration file" if source is None else str(source)
+    variables = [variable for key in KEYS if env.get(variable := _variable(key))]
+    return ", then ".join((file, *variables))
 
 
 def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
@@ -79,28 +95,50 @@ def _is_file(path: Path) -> bool:
 
 def _configures_multiq(project: Path) -> bool:
     """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. One that is not TOML is left to its owners."""
-    try:
-        text = project.read_text("utf-8", "replace")
-        return "multiq" in text and "multiq" in tomllib.loads(text).get("tool", {})
-    except (OSError, tomllib.TOMLDecodeError, TypeError):
+    if not _is_file(project):
         return False
-
-
-def _read(source: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        table: Any = tomllib.loads(source.read_text("utf-8"))
+        text, _ = _content(project, is_named=False)  # whether it may be used is asked when it is
+        tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
+    except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
+        return False
+    return isinstance(tools, dict) and "multiq" in tools
+
+
+def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any]:
+    try:
+        content, reason = _content(source, is_named=is_named)
+        if reason is not None:
+            problems.append(f"{source}: is not used: {reason}")
+            return {}
+        table: Any = tomllib.loads(content.decode("utf-8"))
     except OSError as exc:
         problems.append(f"{source}: cannot be read: {exc.strerror}")
         return {}
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        problems.append(f"{source}: is not TOML: {exc}")
+    except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        problems.append(f"{source}: is not TOML: {'nested too deeply' if isinstance(exc, RecursionError) else exc}")
         return {}
     if source.name == "pyproject.toml":
-        table = table.get("tool", {}).get("multiq", {})
+        tools = table.get("tool", {})
+        table = tools.get("multiq", {}) if isinstance(tools, dict) else {}
     if not isinstance(table, dict):
         problems.append(f"{source}: tool.multiq: must be a table: [tool.multiq]")
         return {}
     return table
+
+
+def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
+    """What a file holds, and why that must not be used. Owner and mode are those of the very file that is read."""
+    # a pipe that replaced the file after it was found is not waited for
+    flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))
+        content = file.read(_FILE_ROOM + 1)
+    if len(content) > _FILE_ROOM:
+        return b"", f"it is longer than {_FILE_ROOM:,} bytes"
+    if reason is not None:
+        reason = f"{reason}. If you trust it, name it: MULTIQ_CONFIG={path}"
+    return content, reason
 
 
 def _from_table(
@@ -148,9 +186,9 @@ def _expand(template: str, where: str, env: Mapping[str, str], problems: list[st
 
     In the place of a user or password the value is quoted as URLs need it; elsewhere it is put in as it is.
     """
-    begin = template.find("://") + 3
-    end = min(place for mark in "/?#" if (place := f"{template}{mark}".find(mark, begin)) >= 0)
-    credentials_end = template.rfind("@", begin, end)
+    scheme, colon, rest = template.partition("://")
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""
+    credentials_end = len(scheme) + len(colon) + authority.rfind("@") if "@" in authority else -1
 
     def value_of(match: re.Match[str]) -> str:
         value = env.get(match[1])
@@ -165,11 +203,15 @@ def _expand(template: str, where: str, env: Mapping[str, str], problems: list[st
 def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for key, rule in KEYS.items():
-        variable = "MULTIQ_" + key.upper().replace(".", "_")
+        variable = _variable(key)
         text = env.get(variable)
         if text:
             values[key] = _check(key, rule.parse(text), f"environment: {variable}", problems)
     return values
+
+
+def _variable(key: str) -> str:
+    return "MULTIQ_" + key.upper().replace(".", "_")
 
 
 def _check(key: str, value: Any, where: str, problems: list[str]) -> Any:

@@ -165,8 +165,8 @@ class EnqueuePartial(BackendError):
 class EnqueueUncertain(BackendError):
     """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids.
 
-    ``accepted`` maps the position in the batch to the id of those that certainly were; ``jobs`` come after them, and
-    then the ``unsent`` ones, that certainly were not.
+    ``accepted`` maps the position in the batch to the id of those that certainly were. ``unsent`` are those that
+    certainly were not, as they were not sent, or were refused. Each job of the batch is in one of the three.
     """
 
     def __init__(
@@ -182,8 +182,10 @@ class EnqueueUncertain(BackendError):
         self.jobs = tuple(jobs)
         self.accepted = dict(accepted or {})
         self.unsent = tuple(unsent)
-        others = f"; {len(self.accepted)} before them are there" if self.accepted else ""
-        others += f"; {len(self.unsent)} after them were not sent" if self.unsent else ""
+        others = f"; {len(self.accepted)} others are there" if self.accepted else ""
+        others += (
+            f"; {len(self.unsent)} others were not sent or were refused: they are not there" if self.unsent else ""
+        )
         super().__init__(
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
             f"not be there{others}; enqueue them again only if running one twice does no harm"

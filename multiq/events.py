@@ -85,6 +85,8 @@ class JobCrashed(Event, frozen=True, kw_only=True):
 
     queue: str
     job_id: str
+    task: str | None = None
+    """None: the job is of no task, or is gone."""
     reason: str
 
 
@@ -93,6 +95,8 @@ class JobLost(Event, frozen=True, kw_only=True):
 
     queue: str
     job_id: str
+    task: str | None = None
+    """None: the job is of no task, or is gone."""
 
 
 class WorkerEvent(Event, frozen=True, kw_only=True):
@@ -133,7 +137,7 @@ class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
 
 
 class BackendDown(WorkerEvent, frozen=True, kw_only=True):
-    """The backend could not be reached; the worker tries again in ``retry_in`` seconds."""
+    """A try to reach the backend failed, the first or another one; the next one is in ``retry_in`` seconds."""
 
     error: Exception
     retry_in: float

@@ -85,9 +85,13 @@ class JobInfo(JobRecord, frozen=True, kw_only=True):
     @property
     def task(self) -> str | None:
         """The name of the task, if the body is a task's envelope."""
-        value = self.value
-        name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
-        return name if isinstance(name, str) else None
+        return task_of(self.value)
+
+
+def task_of(value: Any) -> str | None:
+    """The name of the task, if a decoded body is a task's envelope."""
+    name = value.get("task") if isinstance(value, dict) and "multiq" in value else None
+    return name if isinstance(name, str) else None
 
 
 class JobPage(msgspec.Struct, frozen=True):
@@ -258,8 +262,16 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
 
 running: ContextVar[JobContext] = ContextVar("multiq_running_job")
 
-job_tasks: ContextVar[set[asyncio.Task[Any]] | None] = ContextVar("multiq_job_tasks", default=None)
-"""The tasks that the job of this context has on the event loop that jobs share: they end with it."""
+
+class JobTasks(set["asyncio.Task[Any]"]):
+    """The tasks that a job has on the event loop that jobs share: they end with it."""
+
+    is_over = False
+    """Whether the job has ended."""
+
+
+job_tasks: ContextVar[JobTasks | None] = ContextVar("multiq_job_tasks", default=None)
+"""Of the job of this context, if it runs on an event loop."""
 
 
 def current_job() -> JobContext:

@@ -42,6 +42,7 @@ from .backend import (
 from .capabilities import Capabilities, Gap
 from .clock import SECOND, nanoseconds
 from .errors import JobNotFound, JobReserved, LeaseLost
+from .options import check_state, check_states
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -328,6 +329,7 @@ class MemoryBackend(Backend):
             return _record(queue, job, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         with self._store.lock:
             now = self._store.clock()
             places = self._store.queue(queue, now).listing(state)
@@ -413,6 +415,7 @@ class MemoryBackend(Backend):
             self._store.changed.notify_all()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         with self._store.lock:
             held = self._store.queue(queue, self._store.clock())
             doomed = [job for job in held.jobs.values() if job.state in states and job.state is not State.RESERVED]

@@ -82,10 +82,12 @@ def check_cursor(after: str | None) -> str | None:
 
 
 def check_state(state: str) -> State:
-    """One of the four stored states, by name."""
+    """One of the four stored states, by name. Raises ``OptionInvalid``."""
     if state in STORED_STATES:
         return State(state)
-    raise OptionInvalid(f"{shown(state)} is no state of a job: {', '.join(STORED_STATES)}")
+    name = state.value if isinstance(state, State) else state
+    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
+    raise OptionInvalid(f"{shown(name)} is no state of a job: {', '.join(STORED_STATES)}{not_kept}")
 
 
 def check_states(states: Iterable[str] | str) -> list[State]:

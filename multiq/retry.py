@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -37,6 +37,9 @@ class BuryJob(Exception):
         super().__init__(reason)
 
 
+_N = TypeVar("_N", int, float)
+
+
 class SoftTimeout(TimeoutError):
     """Raised in a task's own code when its ``timeout`` has passed: to tidy up, and end.
 
@@ -46,6 +49,11 @@ class SoftTimeout(TimeoutError):
 
     def __init__(self, message: str = "the task ran longer than its timeout") -> None:
         super().__init__(message)
+
+
+def tighter(one: _N, other: _N) -> _N:
+    """The stricter of two limits. 0: no limit."""
+    return min(one, other) if one and other else one or other
 
 
 class RetryPolicy(msgspec.Struct, frozen=True):
@@ -59,20 +67,33 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     """Seconds after the enqueue beyond which no attempt is started any more."""
     backoff: Backoff = DEFAULT
 
+    def bounded(self, other: RetryPolicy) -> RetryPolicy:
+        """*other*, with no limit looser than these. Its backoff does not count."""
+        times = [seconds for seconds in (self.retry_for, other.retry_for) if seconds is not None]
+        return RetryPolicy(
+            max_attempts=tighter(self.attempts(), other.attempts()),
+            max_crashes=tighter(self.max_crashes, other.max_crashes),
+            retry_for=min(times, default=None),
+            backoff=self.backoff,
+        )
+
     def refuse(self, lease: Lease) -> str | None:
         """Why the job must not even be started, or None."""
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
-            return f"poison: {lease.crashes} earlier runs ended without a verdict (crash, kill, or lease too short)"
-        limit = self._attempts()
+            return (
+                f"poison: attempt {lease.attempt} did not begin, as {lease.crashes} before it ended without a verdict "
+                "(crash, kill, or lease too short)"
+            )
+        limit = self.attempts()
         if limit and lease.attempt > limit + lease.kicks:
-            return f"attempts exhausted: {lease.attempt - 1} were made, {limit} are allowed"
+            return f"attempts exhausted: attempt {lease.attempt} did not begin, as {limit} are allowed"
         if self.retry_for is not None and lease.attempt > 1 and lease.age > self.retry_for and not lease.kicks:
             return f"too late: enqueued {lease.age:.0f} s ago, retried for {self.retry_for:g} s"
         return None
 
     def after_failure(self, lease: Lease, reason: str, delay: float | None = None) -> Release | Bury:
         """What to do after a failed attempt. ``delay`` overrides the backoff."""
-        limit = self._attempts()
+        limit = self.attempts()
         if limit and lease.attempt >= limit + lease.kicks:
             return Bury(lease, check_reason(reason))
         # a backoff function of the user's may return anything that is a number
@@ -81,7 +102,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             return Bury(lease, check_reason(reason))
         return Release(lease, wait, reason=check_reason(reason))
 
-    def _attempts(self) -> int:
+    def attempts(self) -> int:
+        """How many there may be; 0: no limit."""
         if self.max_attempts is not None:
             return self.max_attempts
         return 0 if self.retry_for is not None else MAX_ATTEMPTS_DEFAULT

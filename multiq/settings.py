@@ -57,6 +57,17 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
+def _word_or_none(*words: str) -> Callable[[Any], str | None]:
+    check = _word(*words)
+    return lambda value: None if value is None else check(value)
+
+
+def _flag(value: Any) -> bool:
+    if value is True or value is False:
+        return bool(value)
+    raise ValueError("must be true or false")
+
+
 def _word(*words: str) -> Callable[[Any], str]:
     def check(value: Any) -> str:
         if not isinstance(value, str) or value.lower() not in words:
@@ -66,7 +77,9 @@ def _word(*words: str) -> Callable[[Any], str]:
     return check
 
 
-def _queues(value: Any) -> tuple[str, ...] | dict[str, int]:
+def _queues(value: Any) -> tuple[str, ...] | dict[str, int] | None:
+    if value is None:
+        return None
     if not isinstance(value, list | tuple | dict) or not value:
         raise ValueError("must be a list of queue names, the most urgent first, or a table of names and weights")
     try:
@@ -86,6 +99,11 @@ def _number(text: str) -> Any:
     return text
 
 
+def _truth(text: str) -> Any:
+    """Text of the environment as true or false; what is neither is left for the check to refuse."""
+    return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
+
+
 def _list(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
@@ -93,9 +111,10 @@ def _list(text: str) -> list[str]:
 #: every key by its dotted name, connections aside; in the environment it is MULTIQ_ and the name in capitals
 KEYS: dict[str, Key] = {
     "url": Key(_text, str),
+    "app": Key(_text_or_none, str),
     "max_body": Key(_whole(1, 2**31), _number),
     "worker.queues": Key(_queues, _list),
-    "worker.policy": Key(_word(*POLICIES), str),
+    "worker.policy": Key(_word_or_none(*POLICIES), str),
     "worker.processes": Key(_whole_or_none(0, 1024), _number),
     "worker.threads": Key(_whole(1, 1024), _number),
     "worker.concurrency": Key(_whole(0, 100_000), _number),
@@ -106,7 +125,9 @@ KEYS: dict[str, Key] = {
     "worker.http": Key(_text_or_none, str),
     "log.level": Key(_word("debug", "info", "warning", "error"), str),
     "log.format": Key(_word("text", "json"), str),
+    "log.jobs": Key(_flag, _truth),
     "log.slow_job": Key(_seconds, _number),
+    "log.summary": Key(_seconds, _number),
 }
 
 
@@ -139,10 +160,13 @@ def _check_fields(settings: msgspec.Struct, prefix: str) -> None:
 class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How a worker runs, unless its command line or constructor says otherwise."""
 
-    queues: tuple[str, ...] | dict[str, int] = ("default",)
-    """Names in their order, or each with its weight."""
-    policy: str = "strict"
-    """``strict``: in their order; ``weighted``: in proportion to their weights; ``round-robin``: all alike."""
+    queues: tuple[str, ...] | dict[str, int] | None = None
+    """Names in their order, or each with its weight. None: those of the app's tasks."""
+    policy: str | None = None
+    """``strict``: in their order; ``weighted``: in proportion to their weights; ``round-robin``: all alike.
+
+    None: ``strict`` where queues are named, else ``round-robin``.
+    """
     processes: int | None = None
     """Under a supervisor; 0: none, and no supervisor. None: 1 on the command line, 0 in a program of one's own."""
     threads: int = 1
@@ -168,8 +192,12 @@ class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     level: str = "info"
     format: str = "text"
-    slow_job: float = 0.0
-    """Seconds: a job that takes longer is logged as a warning. 0: none is, as only an app knows what is slow in it."""
+    jobs: bool = False
+    """A line for each job that is done, at the level info. Without, at debug: it costs as much as a short job."""
+    slow_job: float = 10.0
+    """Seconds: a job that takes longer is logged as a warning. 0: none is."""
+    summary: float = 60.0
+    """Seconds: so often, at most, each process logs how many jobs it has worked off. 0: never."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")
@@ -179,6 +207,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All of it. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` when a value breaks its rule."""
 
     url: str = DEFAULT_URL
+    app: str | None = None
+    """The app that ``multiq worker`` runs if it is given none, as ``module:attribute``."""
     connections: dict[str, str] = {}
     max_body: int = MAX_BODY_DEFAULT
     worker: WorkerSettings = WorkerSettings()
@@ -186,6 +216,24 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         _check_fields(self, "")
+
+    def __repr__(self) -> str:
+        """Passwords in URLs are masked."""
+        connections = {name: redact(url) for name, url in self.connections.items()}
+        return (
+            f"Settings(url={redact(self.url)!r}, connections={connections!r}, max_body={self.max_body!r}, "
+            f"worker={self.worker!r}, log={self.log!r})"
+        )
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For ``rich``, which else goes by the fields."""
+        return [
+            ("url", redact(self.url)),
+            ("connections", {name: redact(url) for name, url in self.connections.items()}),
+            ("max_body", self.max_body),
+            ("worker", self.worker),
+            ("log", self.log),
+        ]
 
     def resolve(self, connection: str | None) -> str:
         """The URL of a connection: a URL itself, the name of a configured one, or None for the default.

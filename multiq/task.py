@@ -9,11 +9,11 @@ import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
-from .errors import ArgumentsInvalid
+from .errors import ArgumentsInvalid, OptionInvalid
 from .names import check_name
 from .options import check_count, check_delay, check_priority, check_timeout, check_ttr, shown
 from .queue import put, put_one
-from .retry import RetryPolicy
+from .retry import RetryPolicy, tighter
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -55,6 +55,7 @@ class Task(Generic[P, R]):
         options: CallOptions,
         policy: RetryPolicy,
         timeout: float | None,
+        loosen: bool = False,
         on_success: Callable[[JobContext, Any], object] | None = None,
         on_retry: Callable[[JobContext, BaseException], object] | None = None,
         on_failure: Callable[[JobContext, BaseException], object] | None = None,
@@ -65,6 +66,7 @@ class Task(Generic[P, R]):
         self.default = options
         self.policy = policy
         self.timeout = timeout
+        self.loosen = loosen
         self.on_success = on_success
         self.on_retry = on_retry
         self.on_failure = on_failure
@@ -113,10 +115,11 @@ class Task(Generic[P, R]):
         """This task with other options for the jobs that are enqueued through what comes back.
 
         What is not given is the task's own. *connection* is the caller's database connection, whose transaction
-        the job joins. Raises ``OptionInvalid``, ``NameInvalid``.
+        the job joins. Limits may be stricter than the task's, and looser if it was registered with ``loosen=True``.
+        Raises ``OptionInvalid``, ``NameInvalid``.
         """
         default = self.default
-        return TaskCall(
+        call = TaskCall(
             self,
             CallOptions(
                 queue=default.queue if queue is None else check_name(queue),
@@ -131,6 +134,11 @@ class Task(Generic[P, R]):
                 headers=_check_headers(headers),
             ),
         )
+        if not self.loosen:
+            self._refuse_looser(
+                max_attempts=max_attempts, max_crashes=max_crashes, retry_for=retry_for, timeout=timeout
+            )
+        return call
 
     def check_arguments(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise ``ArgumentsInvalid`` unless the function takes these arguments."""
@@ -144,16 +152,23 @@ class Task(Generic[P, R]):
             ) from exc
 
     def policy_of(self, envelope: Envelope) -> RetryPolicy:
-        """The retry policy of one job: what its envelope sets wins over the task's."""
+        """The retry policy of one job: what its envelope sets, if that is stricter or the task allows it."""
         if envelope.max_attempts is None and envelope.max_crashes is None and envelope.retry_for is None:
             return self.policy
         own = self.policy
-        return RetryPolicy(
+        asked = RetryPolicy(
             max_attempts=own.max_attempts if envelope.max_attempts is None else envelope.max_attempts,
             max_crashes=own.max_crashes if envelope.max_crashes is None else envelope.max_crashes,
             retry_for=own.retry_for if envelope.retry_for is None else envelope.retry_for,
             backoff=own.backoff,
         )
+        return asked if self.loosen else own.bounded(asked)
+
+    def timeout_of(self, envelope: Envelope) -> float | None:
+        """How long one job may run, in seconds; 0 or None: no limit."""
+        if envelope.timeout is None:
+            return self.timeout
+        return envelope.timeout if self.loosen else tighter(self.timeout or 0.0, envelope.timeout)
 
     def is_like(self, other: Task[..., Any]) -> bool:
         """Whether *other* is the same function with the same options."""
@@ -164,7 +179,23 @@ class Task(Generic[P, R]):
 
     def _traits(self) -> tuple[object, ...]:
         hooks = self.on_success, self.on_retry, self.on_failure
-        return self.function, self.default, self.policy, self.timeout, hooks
+        return self.function, self.default, self.policy, self.timeout, self.loosen, hooks
+
+    def _refuse_looser(self, **asked: float | None) -> None:
+        """Raise ``OptionInvalid`` for limits that a worker would not grant."""
+        own = {
+            "max_attempts": self.policy.attempts(),
+            "max_crashes": self.policy.max_crashes,
+            "timeout": self.timeout,
+        }
+        for name, value in asked.items():
+            limit = self.policy.retry_for if name == "retry_for" else own[name] or None
+            if value is None or limit is None or (value <= limit and (value or name == "retry_for")):
+                continue
+            raise OptionInvalid(
+                f"{name}={value:g} is looser than the {limit:g} of task {self.name}, whose workers grant no more: "
+                "register it with a looser limit, or with loosen=True, which lets every job have its own"
+            )
 
     def _send(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], options: CallOptions) -> list[JobHandle]:
         max_body = self.app.settings.max_body

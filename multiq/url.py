@@ -54,6 +54,10 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
     def __repr__(self) -> str:
         return f"BackendUrl({str(self)!r})"
 
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For ``rich``, which else goes by the fields."""
+        return [("text", str(self))]
+
 
 def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
     """Parse *text* and check its query string against a driver's *options*, missing ones set to their default.
@@ -86,6 +90,8 @@ def split(text: str) -> SplitResult:
         raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}") from None
     if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
         raise UrlInvalid(f"{_shown(text)} is no URL: write it like 'sqlite:///jobs.db' or 'redis://localhost'")
+    if parts.netloc and "@" in parts.path:  # half of a password is taken for the host, and the other half for the path
+        raise _invalid(text, f"there is an '@' after the '/'; {_QUOTING}")
     if "#" in text:
         raise _invalid(text, "it has a '#': write %23")
     return parts

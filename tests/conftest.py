@@ -5,15 +5,22 @@ from __future__ import annotations
 import os
 import signal
 
+import hypothesis
 import pytest
 
 pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits")
 
-pytest_plugins = ["shell", "stores"]  # a command line on a SQLite file, and a store on each backend
+# a command line on a SQLite file, a store on each backend, and which rows of a matrix of these are long
+pytest_plugins = ["shell", "stores", "turns"]
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # a shell starts what it puts into the background so, and everything that the tests start would inherit it
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+# how long an example takes says how busy the machine is
+hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
+hypothesis.settings.load_profile("busy")
 
 
 @pytest.fixture(autouse=True)

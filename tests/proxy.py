@@ -1,348 +1,39 @@
-"""A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
-
-It knows no protocol. A fault is armed by what it waits for (the nth time that clients send some bytes; at once, if
-none are named) and happens once, or as often as it says; a mode holds until the next one is set.
-
-    with Proxy(server_address) as proxy:
-        client = connect(proxy.port)
-        proxy.arm(CutReply(at=5, after=b"GET"))     # the reply to the next GET ends after five bytes
-        proxy.mode = Slice()                        # from now on, replies come byte by byte
-"""
+"""The proxy of the conformance suite, under the name that the tests here know it by."""
 
 from __future__ import annotations
 
-import contextlib
-import socket
-import struct
-import threading
-import time
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+import pytest
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Self
+from multiq.conformance.proxy import (
+    CutReply,
+    CutRequest,
+    Fault,
+    Hole,
+    Latency,
+    Pass,
+    Proxy,
+    Slice,
+    Throttle,
+    _Ended,
+    _Link,
+    places,
+)
 
-Address: TypeAlias = "tuple[str, int] | str"  # host and port, or the path of a UNIX socket
+__all__ = [
+    "STRIDES",
+    "CutReply",
+    "CutRequest",
+    "Fault",
+    "Hole",
+    "Latency",
+    "Pass",
+    "Proxy",
+    "Slice",
+    "Throttle",
+    "_Ended",
+    "_Link",
+    "places",
+]
 
-_HOST = "127.0.0.1"
-_CHUNK = 1 << 16
-_RST = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Happens *times* times, each when clients send *after* for the *nth* time since it was armed or happened last."""
-
-    at: int = 0
-    """So many bytes still go through: of what clients send, or of what the server replies."""
-    after: bytes = b""
-    nth: int = 1
-    times: int = 1
-    """How often it happens."""
-    rst: bool = False
-    """The client sees a reset, not an end."""
-
-
-class CutRequest(Fault):
-    """The server gets the request up to the match and *at* bytes of the rest, then both connections end."""
-
-
-class CutReply(Fault):
-    """The server gets the whole request and carries it out; the client gets *at* bytes of the reply."""
-
-
-def places(size: int, every_byte: int = 1000) -> list[int]:
-    """Where to cut so many bytes: at each if there are no more than *every_byte*, else at both ends, and in between."""
-    if size <= every_byte:
-        return list(range(size))
-    ends = every_byte // 3
-    return [*range(ends), *range(ends, size - ends, max(1, (size - 2 * ends) // ends)), *range(size - ends, size)]
-
-
-@dataclass(frozen=True)
-class Pass:
-    """The mode that changes nothing."""
-
-
-@dataclass(frozen=True)
-class Hole:
-    """Accepts, takes everything, forwards nothing. What clients sent meanwhile is lost."""
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Each piece of a reply comes so many seconds later."""
-
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Slice:
-    """Replies come in pieces of so many bytes."""
-
-    size: int = 1
-
-
-@dataclass(frozen=True)
-class Throttle:
-    """Replies come no faster than so many bytes a second, on each connection."""
-
-    rate: int
-
-
-Mode: TypeAlias = Pass | Hole | Latency | Slice | Throttle
-
-
-class _Ended(Exception):
-    """This connection is cut."""
-
-
-class _Link:
-    """One client's connection and its counterpart to the server."""
-
-    def __init__(self, client: socket.socket, server: socket.socket) -> None:
-        self.client = client
-        self.server = server
-        self.is_frozen = False
-        self.is_ending = False
-
-    def end(self, *, rst: bool = False) -> None:
-        """Wakes both threads, the second of which closes: while one reads, closing would do nothing yet."""
-        if self.is_ending:
-            return
-        self.is_ending = True
-        with contextlib.suppress(OSError):
-            if rst:
-                self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
-            self.client.shutdown(socket.SHUT_RD if rst else socket.SHUT_RDWR)  # SHUT_WR would say goodbye
-        if not self.is_frozen:
-            self.end_server()
-
-    def end_server(self) -> None:
-        with contextlib.suppress(OSError):
-            self.server.shutdown(socket.SHUT_RDWR)
-
-
-class Proxy:
-    """Listens on a port of its own, and forwards to *upstream* what its mode and its armed fault let through."""
-
-    def __init__(self, upstream: Address) -> None:
-        self.mode: Mode = Pass()
-        self.sent = 0
-        """Bytes that clients sent."""
-        self.replied = 0
-        """Bytes that the server replied, whether or not they went through."""
-        self.accepted = 0
-        """Connections so far."""
-        self._upstream = upstream
-        self._lock = threading.Lock()
-        self._links: set[_Link] = set()
-        self._frozen: list[_Link] = []
-        self._fault: Fault | None = None
-        self._matches_left = 0
-        self._bytes_left = 0
-        self._tail = b""
-        self._listener = self._listen(0)
-        self.port: int = self._listener.getsockname()[1]
-
-    @property
-    def is_armed(self) -> bool:
-        """Whether a fault still waits to happen."""
-        return self._fault is not None
-
-    def arm(self, fault: Fault) -> None:
-        """Replaces the fault that was armed before."""
-        with self._lock:
-            self._arm(fault)
-
-    def disarm(self) -> None:
-        """The fault that was armed will not happen any more."""
-        with self._lock:
-            self._fault = None
-
-    def refuse(self) -> None:
-        """Connections are refused from now on, and those that are open end."""
-        self._stop_listening()
-        self.cut()
-
-    def accept(self) -> None:
-        """After ``refuse``: on the same port again."""
-        self._listener = self._listen(self.port)
-
-    def cut(self, *, rst: bool = False) -> None:
-        """End all connections now."""
-        with self._lock:
-            links = list(self._links)
-        for link in links:
-            link.end(rst=rst)
-
-    def freeze(self) -> None:
-        """Connections that are open now carry nothing any more, neither bytes nor an end; new ones work."""
-        with self._lock:
-            for link in self._links:
-                link.is_frozen = True
-                self._frozen.append(link)
-
-    def cut_server(self) -> None:
-        """The server sees the end of all frozen connections; their clients see nothing."""
-        while self._frozen:
-            self._frozen.pop().end_server()
-
-    def close(self) -> None:
-        self.refuse()
-        self.cut_server()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    # --- connections ---
-
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server((_HOST, port), backlog=64)
-        threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
-        return listener
-
-    def _stop_listening(self) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-
-    def _serve(self, listener: socket.socket) -> None:
-        while True:
-            try:
-                client, _ = listener.accept()
-            except OSError:
-                return  # we listen no more
-            try:
-                link = _Link(client, self._connect())
-            except OSError:
-                client.close()
-                continue
-            with self._lock:
-                self.accepted += 1
-                self._links.add(link)
-            for work in (self._requests, self._replies):
-                threading.Thread(target=self._pump, args=(link, work), daemon=True).start()
-
-    def _connect(self) -> socket.socket:
-        if isinstance(self._upstream, str):
-            server = socket.socket(socket.AF_UNIX)
-            server.connect(self._upstream)
-        else:
-            server = socket.create_connection(self._upstream)
-            server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return server
-
-    def _pump(self, link: _Link, work: Callable[[_Link], None]) -> None:
-        with contextlib.suppress(OSError, _Ended):
-            link.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            work(link)
-        link.end()
-        with self._lock:
-            if link in self._links:
-                self._links.remove(link)
-                return
-        link.client.close()  # the second of the two threads
-        link.server.close()
-
-    # --- what goes through ---
-
-    def _requests(self, link: _Link) -> None:
-        while data := link.client.recv(_CHUNK):
-            self.sent += len(data)
-            if isinstance(self.mode, Hole) or link.is_frozen:
-                continue
-            passed, fault = self._of_request(data)
-            if passed:
-                link.server.sendall(passed)
-            if fault is not None:
-                link.end(rst=fault.rst)
-                raise _Ended
-
-    def _replies(self, link: _Link) -> None:
-        while data := link.server.recv(_CHUNK):
-            self.replied += len(data)
-            passed, fault = self._of_reply(data)
-            if link.is_frozen:
-                continue
-            self._deliver(link.client, passed)
-            if fault is not None:
-                link.end(rst=fault.rst)
-                raise _Ended
-        while link.is_frozen and not link.is_ending:
-            time.sleep(0.01)  # its client is not to see that the server has gone
-
-    def _deliver(self, client: socket.socket, data: bytes) -> None:
-        mode = self.mode
-        if isinstance(mode, Hole):
-            return
-        if isinstance(mode, Latency):
-            time.sleep(mode.seconds)
-        if isinstance(mode, Throttle):
-            piece = max(1, mode.rate // 100)
-            for start in range(0, len(data), piece):
-                client.sendall(data[start : start + piece])
-                time.sleep(len(data[start : start + piece]) / mode.rate)
-            return
-        size = mode.size if isinstance(mode, Slice) else _CHUNK
-        for start in range(0, len(data), size):
-            client.sendall(data[start : start + size])
-
-    def _of_request(self, data: bytes) -> tuple[bytes, Fault | None]:
-        """What of *data* goes through, and the fault that it triggers."""
-        with self._lock:
-            fault = self._fault
-            if fault is None:
-                return data, None
-            beyond = self._match(data, fault)
-            if beyond is None or not isinstance(fault, CutRequest):
-                return data, None
-            if len(data) - beyond <= self._bytes_left:
-                self._bytes_left -= len(data) - beyond
-                return data, None
-            passed = data[: beyond + self._bytes_left]
-            self._happened(fault)
-            return passed, fault
-
-    def _of_reply(self, data: bytes) -> tuple[bytes, Fault | None]:
-        with self._lock:
-            fault = self._fault
-            if not isinstance(fault, CutReply) or self._matches_left:
-                return data, None
-            if len(data) <= self._bytes_left:
-                self._bytes_left -= len(data)
-                return data, None
-            passed = data[: self._bytes_left]
-            self._happened(fault)
-            return passed, fault
-
-    def _arm(self, fault: Fault) -> None:
-        self._fault, self._tail = fault, b""
-        self._matches_left = fault.nth if fault.after else 0
-        self._bytes_left = fault.at
-
-    def _happened(self, fault: Fault) -> None:
-        if fault.times > 1:
-            self._arm(replace(fault, times=fault.times - 1))
-        else:
-            self._fault = None
-
-    def _match(self, data: bytes, fault: Fault) -> int | None:
-        """Where in *data* the match ends that the fault waits for: 0 if it was earlier, None if it is yet to come."""
-        if not self._matches_left:
-            return 0
-        known, text = len(self._tail), self._tail + data
-        end = 0
-        while self._matches_left:
-            found = text.find(fault.after, end)
-            if found < 0:
-                keep = len(fault.after) - 1
-                self._tail = text[max(end, len(text) - keep) :] if keep else b""
-                return None
-            end = found + len(fault.after)
-            self._matches_left -= 1
-        return end - known
+#: ``make test`` cuts at one place of nine (odd: so that every kind of cut comes up), ``make test-long`` at each
+STRIDES = [9, pytest.param(1, marks=pytest.mark.long)]

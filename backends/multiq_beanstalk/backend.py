@@ -28,6 +28,7 @@ import msgspec
 from multiq.backend import Backend, Page, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendUnavailable, UrlInvalid
+from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
 from .consumer import BeanstalkConsumer
@@ -126,6 +127,7 @@ class BeanstalkBackend(Backend):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         """At most the first job, if it is all there is or all that is asked for. Raises ``Unsupported``."""
+        state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
         first, count = self._manager.first(queue, state)
@@ -161,6 +163,7 @@ class BeanstalkBackend(Backend):
         self._keeper.forget(queue)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         return self._manager.purge(queue, states)
 
     def doctor(self) -> list[Finding]:

@@ -59,7 +59,10 @@ class Wire:
         """When it was last lent to somebody, by the deadline of his call."""
         self._buffer = b""
         self._at = 0  # in the buffer
-        self._granted = 0.0  # seconds that the next receive may take
+        poll = select.poll()
+        poll.register(sock, select.POLLIN)
+        self._wait = poll.poll
+        self._granted = 0.0  # seconds that the next receive of several replies may take
         self._vigil = Vigil(sock)
         self._unread = 0  # replies to pokes
 
@@ -210,6 +213,36 @@ class Wire:
             raise
         return lines
 
+    def push(self, rest: memoryview) -> memoryview:
+        """Send what the kernel takes at once. Returns what it does not. Raises ``OSError``."""
+        try:
+            return rest[self.sock.send(rest, _NOW) :]
+        except BlockingIOError:
+            return rest
+
+    def pull(self, count: int) -> list[Reply]:
+        """Up to *count* of the next replies, without bodies, that are there already.
+
+        Raises ``OSError``, ``ProtocolError``, when there is none.
+        """
+        try:
+            data = self.sock.recv(_RECEIVED_AT_ONCE, _NOW)
+        except BlockingIOError:
+            return []
+        if not data:
+            raise ConnectionResetError(_HUNG_UP)
+        self._buffer, self._at = self._buffer[self._at :] + data, 0
+        replies: list[Reply] = []
+        while len(replies) < count and (end := self._buffer.find(b"\r\n", self._at)) >= 0:
+            if self._unread:
+                self._unread -= 1
+            else:
+                replies.append((self._buffer[self._at : end], b""))
+            self._at = end + 2
+        if not replies and len(self._buffer) - self._at > _LONGEST_LINE:
+            raise ProtocolError("a reply does not end")
+        return replies
+
     def heard(self) -> list[bytes]:
         """The replies without bodies that have come and were not read, for who has failed to send all of a packet."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
@@ -301,24 +334,30 @@ class Wire:
         The server sends each reply by itself, and takes its time for each if it syncs its log. To be woken by every
         one of them costs more than all else that is done for a job.
         """
-        self._grant(deadline)
+        left = time_left(deadline)
+        data = b"" if sure >= _MANY else self._vigil.receive(_RECEIVED_AT_ONCE)
+        if data:
+            return data
+        if not self._wait(left * 1000):
+            raise TimeoutError(_TOO_LATE)
         try:
             if sure >= _MANY:
+                self._grant(left)
                 data = self.sock.recv(sure, socket.MSG_WAITALL)
             else:
-                data = self._vigil.receive(_RECEIVED_AT_ONCE) or self.sock.recv(_RECEIVED_AT_ONCE)
+                data = self.sock.recv(_RECEIVED_AT_ONCE)
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:
             raise ConnectionResetError(_HUNG_UP)
         return data
 
-    def _grant(self, deadline: float) -> None:
-        """Let the next receive take until the deadline, give or take a sixteenth of what is left.
+    def _grant(self, left: float) -> None:
+        """Let the next receive take so many seconds, give or take a sixteenth.
 
-        Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
+        It is called when something is there already: one that a signal interrupts before it has anything is repeated by
+        Python, and the kernel would grant it the whole time again.
         """
-        left = time_left(deadline)
         if abs(left - self._granted) <= left / 16:
             return
         self._granted = left

@@ -11,7 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, Consumer, Touch
-from multiq.errors import BackendError
+from multiq.errors import BackendError, BackendTimeout
 from multiq.forks import forks
 
 from .clock import now
@@ -19,6 +19,7 @@ from .facts import tube_facts
 from .failures import FAILURES, explain, refused
 from .holding import Holding
 from .jobs import NOTHING_READY, RESERVE, Reserved
+from .parallel import Parallel
 from .trade import DONE, STRANDED, OutOfReach, Said, Trade, command
 from .waiting import Waiter
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
     from .connection import Reply, Wire
+    from .parallel import Steps
     from .wires import Wires
 
 _log = logging.getLogger("multiq.beanstalk")
@@ -96,22 +98,79 @@ class BeanstalkConsumer(Consumer):
     def _trade(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
         if self._generation != forks.generation:
             self._start_over()
-        with self._holding.lock:
-            return self._trade_locked(Trade(verdicts, limit))
+        deadline = self._wires.deadline()
+        holding = self._holding
+        try:
+            self._acquire(holding)
+            return self._trade_locked(Trade(verdicts, limit), deadline)
+        finally:
+            holding.release()
 
-    def _trade_locked(self, trade: Trade) -> tuple[list[LeaseLost | None], list[Lease]]:
-        verdicts, limit, deadline = trade.verdicts, trade.limit, self._wires.deadline()
+    def _acquire(self, holding: Holding) -> None:
+        """Have the connections to ourselves. Raises ``BackendTimeout`` if another thread has them for too long.
+
+        That is half of the time: with less of it left, our own end might cut short what works.
+        """
+        at_most = self._wires.timeout / 2
+        if not holding.acquire(at_most):
+            raise BackendTimeout(
+                f"{self._wires.shown} has not answered another call of this consumer for {at_most:g} s: it is stopped, "
+                "overloaded or cut off; it can be given more time with ?timeout= in the URL"
+            )
+
+    def _trade_locked(self, trade: Trade, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
+        verdicts, limit = trade.verdicts, trade.limit
         said = self._sort(trade) if verdicts else {}
-        on_main = said.pop(self._main, []) if self._main is not None else []
-        for wire, some in said.items():
-            self._try(trade, wire, some, deadline)
-        if on_main or limit > 0:
-            self._try(trade, None, on_main, deadline)
+        if len(said) > 1 or (limit > 0 and said and self._main not in said):
+            self._try_all(trade, said, deadline)
+        elif said:
+            ((wire, some),) = said.items()
+            self._try(trade, None if wire is self._main else wire, some, deadline)
+        elif limit > 0:
+            self._try(trade, None, [], deadline)
         if trade.failure is not None:
             if not verdicts:
                 raise trade.failure
             _log.warning("%s; of %d verdicts those without an answer are refused", trade.failure, len(verdicts))
         return [trade.answers[at] for at in range(len(verdicts))], trade.leases
+
+    def _try_all(self, trade: Trade, said: dict[Wire, list[Said]], deadline: float) -> None:
+        """Settle on several connections at the same time, or on others than the one that is to reserve.
+
+        The latter gets half of the time at least: a silent connection must not end those that work.
+        """
+        parallel = Parallel()
+        try:
+            for wire, some in said.items():
+                if wire.is_alive():
+                    parallel.add(wire, self._steps(trade, wire, some))
+                else:
+                    self._lose(trade, some)
+            if trade.limit > 0:
+                parallel.run(deadline - self._wires.timeout / 2)
+                if self._main is None or parallel.is_done(self._main):
+                    self._try(trade, None, [], deadline)
+            parallel.run(deadline)
+            parallel.give_up()
+        except BaseException:
+            parallel.drop()
+            raise
+
+    def _steps(self, trade: Trade, wire: Wire, said: list[Said]) -> Steps:
+        """What ``_make_safe`` and ``_say`` do, for one of several connections."""
+        try:
+            yield from self._touch_late(trade, said)
+            if not said:
+                return
+            sent_at = now()
+            try:
+                replies = yield self._last_words(said), len(said)
+            except FAILURES as exc:
+                self._hear_some(trade, wire, said, getattr(exc, "partly_read", ()), sent_at)
+                raise
+            self._hear_all(trade, wire, said, replies, sent_at)
+        except FAILURES as exc:
+            self._note(trade, exc)
 
     def _sort(self, trade: Trade) -> dict[Wire, list[Said]]:
         """What has to be said on which connection. What is known to be lost is not."""
@@ -135,19 +194,35 @@ class BeanstalkConsumer(Consumer):
             trade.refuse(at)
 
     def _make_safe(self, trade: Trade, wire: Wire, said: list[Said], deadline: float) -> None:
+        """Leave in *said* what may be sent now."""
+        if not wire.is_alive():
+            self._lose(trade, said)
+            said.clear()
+        if not self._late(said):
+            return
+        steps = self._touch_late(trade, said)
+        try:
+            packet, count = next(steps)
+            while True:
+                try:
+                    replies = wire.ask(packet, count, deadline)
+                except FAILURES as exc:
+                    packet, count = steps.throw(exc)
+                else:
+                    packet, count = steps.send(replies)
+        except StopIteration:
+            pass
+
+    def _touch_late(self, trade: Trade, said: list[Said]) -> Steps:
         """Leave in *said* what may be sent now.
 
         What is acked so late that its lease might end on the way is touched first: a touch is refused then, a delete is
         not. That takes its time, in which others come near their end.
         """
-        if not wire.is_alive():
-            self._lose(trade, said)
-            said.clear()
         while late := self._late(said):
             touched_at = now()
-            packet = b"".join(b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late)
             try:
-                replies = wire.ask(packet, len(late), deadline)
+                replies = yield b"".join([b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late]), len(late)
             except FAILURES:
                 self._lose(trade, said)
                 said.clear()
@@ -182,32 +257,25 @@ class BeanstalkConsumer(Consumer):
             elif said and on is not None:
                 self._say(trade, on, said, b"", 0, deadline)
         except FAILURES as exc:
-            trade.failure = explain(exc, self._wires.address, self._wires.timeout)
-            trade.failure.__cause__ = exc
+            self._note(trade, exc)
         except BackendError as exc:
             trade.failure = exc
+
+    def _note(self, trade: Trade, exc: Exception) -> None:
+        trade.failure = explain(exc, self._wires.address, self._wires.timeout)
+        trade.failure.__cause__ = exc
 
     def _say(  # noqa: PLR0917 - one call for each of the three ways to speak
         self, trade: Trade, wire: Wire, said: Sequence[Said], packet: bytes, count: int, deadline: float
     ) -> list[Reply]:
-        """Send verdicts and what follows them in one packet. Returns the replies to the latter.
-
-        A verdict without a reply is lost with its connection, whether or not the server has carried it out: that its
-        job is gone, or is ready, may as well be the doing of somebody who had it after us.
-        """
-        for _, verdict, held in said:
-            if not isinstance(verdict, Touch):
-                self._holding.end(verdict.lease.token, held)
+        """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
+        packet = self._last_words(said) + packet if said else packet
         sent_at = now()
-        replies: list[Reply] = []
         try:
-            wire.send(b"".join([command(verdict) for _, verdict, _ in said]) + packet, deadline)
+            wire.send(packet, deadline)
             replies = wire.read_many(len(said) + count, deadline, lines=len(said))
         except FAILURES as exc:
-            replies = getattr(exc, "partly_read", replies)
-            self._hear_all(trade, wire, said, replies, sent_at)
-            for at, _, _ in said[len(replies) :]:
-                trade.refuse(at)
+            self._hear_some(trade, wire, said, getattr(exc, "partly_read", ()), sent_at)
             raise
         except BaseException:  # from a signal's handler: nobody would read the replies
             wire.drop()
@@ -216,6 +284,25 @@ class BeanstalkConsumer(Consumer):
             return replies
         self._hear_all(trade, wire, said, replies, sent_at)
         return replies[len(said) :]
+
+    def _last_words(self, said: Sequence[Said]) -> bytes:
+        """The commands of these verdicts, whose leases are over with them, touches aside."""
+        for _, verdict, held in said:
+            if not isinstance(verdict, Touch):
+                self._holding.end(verdict.lease.token, held)
+        return b"".join([command(verdict) for _, verdict, _ in said])
+
+    def _hear_some(
+        self, trade: Trade, wire: Wire, said: Sequence[Said], replies: Sequence[Reply], sent_at: float
+    ) -> None:
+        """The connection has ended: those without a reply are refused.
+
+        Whether or not the server has carried them out: that a job is gone, or is ready, may as well be the doing of
+        somebody who had it after us.
+        """
+        self._hear_all(trade, wire, said, replies, sent_at)
+        for at, _, _ in said[len(replies) :]:
+            trade.refuse(at)
 
     def _hear_all(
         self, trade: Trade, wire: Wire, said: Sequence[Said], replies: Sequence[Reply], sent_at: float
@@ -374,15 +461,19 @@ class BeanstalkConsumer(Consumer):
         if came is None:
             return []
         wire, job = came
-        with self._holding.lock:
-            try:
-                return self._begin(wire, [job], self._wires.deadline())
-            except FAILURES as exc:
-                wire.drop()
-                raise explain(exc, self._wires.address, self._wires.timeout) from exc
-            except BaseException:
-                wire.drop()  # it holds a job of which nobody will know
-                raise
+        deadline = self._wires.deadline()
+        holding = self._holding
+        try:
+            self._acquire(holding)
+            return self._begin(wire, [job], deadline)
+        except FAILURES as exc:
+            wire.drop()
+            raise explain(exc, self._wires.address, self._wires.timeout) from exc
+        except BaseException:
+            wire.drop()  # it holds a job of which nobody will know
+            raise
+        finally:
+            holding.release()
 
 
 def _probes(tubes: Iterable[str]) -> bytes:

@@ -45,10 +45,25 @@ class Holding:
     """By token, all leases of one consumer. Whoever says something on their connections has the lock."""
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        self._lock = threading.RLock()
         self._held: dict[str, Held] = {}
         self._prefix = os.urandom(6).hex()
         self._count = 0
+
+    def acquire(self, timeout: float) -> bool:
+        """Have the lock. False: others have had it for so many seconds."""
+        return self._lock.acquire(timeout=timeout)
+
+    def release(self) -> None:
+        """Let others have it; nothing, if this thread has not got it.
+
+        So this can stand in a ``finally`` of which the ``try`` begins before ``acquire``: an exception of a signal's
+        handler may come just after it.
+        """
+        try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
+            self._lock.release()
+        except RuntimeError:
+            pass
 
     def live(self, lease: Lease, moment: float) -> Held | None:
         """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours.

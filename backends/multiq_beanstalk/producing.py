@@ -113,9 +113,8 @@ class _Batch:
             wire.send(b"".join(commands), deadline)
             lines = wire.read_lines(len(commands), deadline)
         except FAILURES as exc:
-            heard = getattr(exc, "partly_read", None) or wire.heard()
-            self._sort(at, heard)
-            raise self._failure(exc, at + len(heard), at + _sent(commands, getattr(exc, "unsent", 0))) from exc
+            self._sort(at, getattr(exc, "partly_read", None) or wire.heard())
+            raise self._failure(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
         self._sort(at, lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
@@ -125,13 +124,24 @@ class _Batch:
             else:
                 self._refused[place] = line
 
-    def _failure(self, exc: Exception, first: int, unsent: int) -> BackendError:
-        """Nobody knows of the jobs from *first* on; those from *unsent* on have certainly not been sent as a whole."""
+    def _failure(self, exc: Exception, unsent: int) -> BackendError:
+        """Nobody knows of the jobs without a reply; those from *unsent* on have certainly not been sent as a whole.
+
+        Nor of those that were buried: they should have been deleted, and the server may have been restarted since.
+        """
         error = explain(exc, self._wires.address, self._wires.timeout)
         jobs = self._jobs
-        if first < unsent:
+        first = len(self._accepted) + len(self._refused)
+        buried = {place for place, line in self._refused.items() if line.startswith(b"BURIED ")}
+        uncertain = [*sorted(buried), *range(first, unsent)]
+        if uncertain:
+            certain = [*sorted(self._refused.keys() - buried), *range(max(first, unsent), len(jobs))]
             return EnqueueUncertain(
-                self._queue, jobs[first:unsent], str(error), accepted=self._accepted, unsent=jobs[unsent:]
+                self._queue,
+                [jobs[place] for place in uncertain],
+                str(error),
+                accepted=self._accepted,
+                unsent=[jobs[place] for place in certain],
             )
         if self._accepted:
             return EnqueuePartial(self._accepted, len(jobs), str(error))
@@ -149,7 +159,7 @@ class _Batch:
             try:
                 wire.ask(packet, len(buried), self._wires.deadline())
             except FAILURES as exc:
-                raise explain(exc, self._wires.address, self._wires.timeout) from exc
+                raise self._failure(exc, 0) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
         place, line = next(iter(self._refused.items()))

@@ -68,12 +68,12 @@ class Sentry:
 
     def _look_at(self, holding: Holding) -> float:
         """Poke where a lease has ended. Returns when to look again."""
-        if not holding.lock.acquire(blocking=False):
+        if not holding.acquire(0):
             return now() + _BUSY
         try:
             return holding.poke()
         finally:
-            holding.lock.release()
+            holding.release()
 
 
 sentry = Sentry()

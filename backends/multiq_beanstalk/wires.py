@@ -35,7 +35,7 @@ class Wires:
         """Seconds that a call may take."""
         self._idle: list[Wire] = []
         self._generation = forks.generation
-        self._kept: dict[int, weakref.ref[Wire]] = {}
+        self._kept: weakref.WeakKeyDictionary[Wire, None] = weakref.WeakKeyDictionary()
 
     @property
     def shown(self) -> str:
@@ -74,8 +74,7 @@ class Wires:
         except FAILURES as exc:
             raise explain(exc, self.address, self.timeout) from exc
         if to_keep:
-            key = id(wire)
-            self._kept[key] = weakref.ref(wire, lambda _: self._kept.pop(key, None))
+            self._kept[wire] = None
         return wire
 
     def get_to_know(self, wire: Wire, deadline: float) -> tuple[Wire, Facts]:
@@ -132,7 +131,7 @@ class Wires:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in tuple(self._kept.values()):
+        for reference in self._kept.keyrefs():  # a copy, as other threads may open some meanwhile
             wire = reference()
             if wire is not None:
                 wire.hang_up()
@@ -144,7 +143,7 @@ class Wires:
             self._idle, idle = [], self._idle
             for wire in idle:
                 wire.close()
-            self._kept = {}
+            self._kept = weakref.WeakKeyDictionary()
 
 
 class Session:

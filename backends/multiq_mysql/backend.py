@@ -31,6 +31,7 @@ import msgspec
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
 from .callers import CallersTransaction
@@ -51,6 +52,7 @@ from .jobs import (
     microseconds,
     packed,
     promote,
+    text_of,
 )
 from .login import OPTIONS, Login
 from .receipts import CHANGED
@@ -82,6 +84,7 @@ class MysqlBackend(Backend):
     declared: ClassVar[Capabilities] = Capabilities(
         backend="mysql",
         delay_resolution=1e-6,
+        poll_interval=0.06,
         max_body=body_limit(16 * 1024 * 1024),
         client_ids=True,
         atomic_batches=True,
@@ -147,6 +150,7 @@ class MysqlBackend(Backend):
         return Row(*rows[0]).record(queue)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         place, seq = _START if after is None else _place(after)
         self._promote(queue)
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
@@ -171,7 +175,7 @@ class MysqlBackend(Backend):
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -184,7 +188,7 @@ class MysqlBackend(Backend):
             kicked += done
             if done < size:
                 break
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -198,10 +202,10 @@ class MysqlBackend(Backend):
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
-        self._database.watch.ring()
+        self._database.watch.made_ready(queue)
 
     def queues(self) -> list[str]:
-        return [name.decode() for (name,) in self._select("queues")]
+        return [text_of(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
         ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
@@ -224,6 +228,7 @@ class MysqlBackend(Backend):
         self._database.watch.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         self._promote(queue)
         ((newest,),) = self._select("newest")
         codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]
@@ -285,7 +290,10 @@ class MysqlBackend(Backend):
         return effective_state(code, is_due=bool(is_due))
 
     def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
-        """Out of the table and in again, because that is what gives a row a new number, and the job a new age."""
+        """Out of the table and in again, because that is what gives a row a new number, and the job a new age.
+
+        It is put among those that became ready again, which other processes look for from the bottom every second.
+        """
         now = self._database.now
         ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=packed(job_id), now=now))
         if session.done_before():
@@ -296,7 +304,7 @@ class MysqlBackend(Backend):
         if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
             raise JobReserved(queue, job_id)
         job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
-        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now), done=1)
+        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now, ready=AGAIN), done=1)
         return None
 
     def _purge(self, queue: str, code: int, newest: int) -> int:

@@ -24,6 +24,7 @@ import struct
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pymysql
@@ -45,12 +46,12 @@ if TYPE_CHECKING:
     from multiq.clock import Clock
 
     from .login import Login
-    from .receipts import Receipt
+    from .receipts import Proof, Ticket
     from .waiting import Watch
 
 _T = TypeVar("_T")
 
-_MAX_IDLE = 8  # connections kept open for the next caller
+_IDLE_FOR = 60.0  # seconds that a connection is kept open for the next caller
 _RECONNECTS = 1  # within one call: a connection that was cut while idle is noticed only when it is used
 _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
@@ -105,7 +106,8 @@ class Database:
         self._server_began = 0.0
         """The server's time when our monotonic clock was zero, about."""
         self._tidied_at = float("-inf")
-        self._idle: list[Connection] = []  # append and pop are atomic
+        self._idle: deque[Connection] = deque()  # its methods are atomic
+        """Those that nobody uses now. The one that was used last is the next one's."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._guard = threading.Lock()
         self._watch: tuple[int, Watch] | None = None
@@ -182,10 +184,15 @@ class Database:
         try:
             yield connection
         finally:
-            if len(self._idle) < _MAX_IDLE:
-                self._idle.append(connection)
-            else:
-                connection.close()
+            connection.idle_since = time.monotonic()
+            self._idle.append(connection)
+            self._close_surplus()
+
+    def _close_surplus(self) -> None:
+        """As many stay open as were in use at one time a while ago: callers in turn never connect anew."""
+        with contextlib.suppress(IndexError):  # another thread took the last one
+            if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
+                self._idle.popleft().close()
 
     def close(self) -> None:
         """Close all connections; each opens again if it is used again."""
@@ -197,7 +204,7 @@ class Database:
     def start_over_in_child(self) -> None:
         """After a fork: locks that no other thread holds, and none of the parent's connections."""
         self._guard = threading.Lock()
-        self._idle = []
+        self._idle = deque()
         for connection in list(self._connections):
             connection.start_over_in_child()
 
@@ -205,7 +212,18 @@ class Database:
 class Session:
     """What a verb sees of a connection during one try of its transaction."""
 
-    __slots__ = ("_opened", "_packet", "_sign", "deadline", "doubt", "in_transaction", "is_broken", "receipt")
+    __slots__ = (
+        "_book",
+        "_opened",
+        "_packet",
+        "_ticket",
+        "deadline",
+        "doubt",
+        "has_written_proof",
+        "in_transaction",
+        "is_broken",
+        "proof",
+    )
 
     def __init__(
         self,
@@ -213,20 +231,22 @@ class Session:
         deadline: float,
         *,
         packet: int,
-        sign: Callable[[], Receipt],
-        doubt: list[Receipt],
+        book: Book,
+        doubt: list[Proof],
     ) -> None:
         """*packet*: bytes of the largest one that the server takes."""
         self._opened = opened
         self._packet = packet
-        self._sign = sign
+        self._book = book
+        self._ticket: Ticket | None = None
         self.deadline = deadline
         self.doubt = doubt
-        """The receipts of earlier tries of this call that may have been committed, their replies being lost."""
+        """The proofs of earlier tries of this call that may have been committed, their replies being lost."""
         self.is_broken = False
         self.in_transaction = False
-        self.receipt: Receipt | None = None
+        self.proof: Proof | None = None
         """Of the transaction that is being committed."""
+        self.has_written_proof = False
 
     def ask(self, *texts: str) -> list[Answer]:
         """Run statements, sent in one packet if they fit, and return their answers. The first error ends it."""
@@ -257,35 +277,49 @@ class Session:
         self.in_transaction = True
         return self.ask("BEGIN", *texts)[1:]
 
+    def take_ticket(self) -> Ticket:
+        """For the transaction that comes next, and whose statements delete it."""
+        ticket = self._book.ticket()
+        while ticket is None:
+            keys = self._book.new_stock()
+            self.has_written_proof = True
+            self.ask(receipts.stock(keys))
+            self._book.stocked(keys)
+            ticket = self._book.ticket()
+        self._ticket = ticket
+        return ticket
+
     def commit(self, *texts: str, done: int | Sql | None = None) -> list[Answer]:
         """End the transaction with these statements. Outside of one, each statement is one by itself.
 
-        With *done* it leaves a receipt, which says so; outside of a transaction the statements are one.
+        With *done* it leaves a receipt, which says so, if it has no ticket; outside of a transaction the statements are
+        one.
         """
-        if done is not None:
-            self.receipt = self._sign()
-            texts = (*texts, self.receipt.sql(done))
+        self.proof, self._ticket = self._ticket, None
+        if done is not None and self.proof is None:
+            self.proof = receipt = self._book.receipt()
+            self.has_written_proof = True
+            texts = (*texts, receipt.sql(done))
             if not self.in_transaction:
                 answers = self.begin(*texts, "COMMIT")
-                self.in_transaction, self.receipt = False, None
+                self.in_transaction, self.proof = False, None
                 return answers
         answers = self.ask(*texts, "COMMIT") if self.in_transaction else self.ask(*texts)
-        self.in_transaction, self.receipt = False, None
+        self.in_transaction, self.proof = False, None
         return answers
 
     def roll_back(self) -> None:
         """Forget what was done since ``begin``."""
         self.ask("ROLLBACK")
-        self.in_transaction, self.receipt = False, None
+        self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
         """What an earlier try of this call has done, if one was committed. The rows in question must be locked."""
         if not self.doubt:
             return None
         (answer,) = self.ask(receipts.asked(self.doubt))
-        left = receipts.found(answer)
-        done = [left[receipt] for receipt in self.doubt if receipt in left]
-        return sum(done) if done else None
+        found = receipts.found(self.doubt, answer)
+        return sum(found.values()) if found else None
 
 
 class Connection:
@@ -293,40 +327,41 @@ class Connection:
 
     def __init__(self, database: Database) -> None:
         self._database = database
-        self._book = Book()
+        self.idle_since = 0.0
+        self._book = Book(lambda: database.minute)
         self._opened: pymysql.connections.Connection[Any] | None = None
         self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
-        self._is_untidy = False
         self._incarnation: tuple[Any, ...] = ()
         self._ghost: int | None = None
         """The number of a session that we lost, and that has its locks until the server notices."""
 
-    def run(self, work: Callable[[Session], _T]) -> _T:
+    def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
 
-        Work that is run again after a lost reply has ``session.doubt``. Raises ``BackendError``, and what *work*
-        raises.
+        Work that is run again after a lost reply has ``session.doubt``. *deadline*: of the call that this is a part of,
+        if it has begun before. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._database.timeout
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout if deadline is None else deadline
         replays = Replays(deadline)
         reconnects = 0
-        doubt: list[Receipt] = []
+        doubt: list[Proof] = []
         with self._lock:
             while True:
                 session = None
                 try:
                     opened = self._open(deadline)
                     packet = (self._database.max_packet or 0) - _COMMAND
-                    session = Session(opened, deadline, packet=packet, sign=self._sign, doubt=doubt)
+                    session = Session(opened, deadline, packet=packet, book=self._book, doubt=doubt)
                     result = work(session)
                 except MultiqError:
                     self._clean_up(session)
                     raise
                 except (pymysql.MySQLError, OSError) as exc:
-                    self._note(session, doubt)
+                    if session is not None and session.is_broken and session.proof is not None:
+                        doubt.append(session.proof)
                     self._clean_up(session)
                     if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
                         continue
@@ -339,30 +374,18 @@ class Connection:
                         continue
                     raise explain(exc, self._database.login.place, timeout) from exc
                 except BaseException:
-                    self._note(session, doubt)
                     self._drop()  # half a reply may be on its way
                     raise
-                if self._is_untidy:
+                if session.has_written_proof and self._database.is_untidy():
                     self._tidy(session)
                 return result
 
-    def _sign(self) -> Receipt:
-        """The receipt of the next transaction."""
-        receipt = self._book.next(self._database.minute)
-        self._is_untidy = self._is_untidy or self._database.is_untidy()
-        return receipt
-
-    def _note(self, session: Session | None, doubt: list[Receipt]) -> None:
-        """After an error: a receipt that may have been left must not be overwritten."""
-        if session is not None and session.is_broken and session.receipt is not None:
-            doubt.append(session.receipt)
-            self._book.close()
-
     def _tidy(self, session: Session) -> None:
         """Delete old receipts, which is no part of the call."""
-        self._is_untidy = False
         try:
-            session.ask(receipts.tidy(self._database.minute))
+            (found,) = session.ask(receipts.old(self._database.minute))
+            if statement := receipts.tidy(found):
+                session.ask(statement)
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
         except BaseException:
@@ -386,7 +409,6 @@ class Connection:
     def start_over_in_child(self) -> None:
         """After a fork: the parent's session is forgotten, without a word on its wire."""
         self._lock = threading.Lock()
-        self._book.close()
         opened, self._opened = self._opened, None
         if opened is not None:
             _leave_to_parent(opened)
@@ -400,6 +422,7 @@ class Connection:
             self._is_stale = False
             self._drop()
         if self._opened is None:
+            self._book.close()
             self._opened = self._database.open(deadline - time.monotonic())
             self._pid = os.getpid()
             self._lay_ghost(self._opened)

@@ -16,11 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
-from multiq.errors import BackendError
+from multiq.errors import MultiqError
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
-from .receipts import CHANGED
 from .settling import Batch, Doubts
 from .statements import render, rendered
 from .waiting import Question
@@ -108,6 +107,7 @@ class MysqlConsumer(Consumer):
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
         self._claimed_by = 0
+        self._turn_began = 0.0
         self._doubts = Doubts()
         """The same of verdicts."""
 
@@ -141,20 +141,26 @@ class MysqlConsumer(Consumer):
             return turn.answers, turn.leases
         try:
             return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
-        except BackendError:
+        except MultiqError:
             # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            found = self._leases_in_doubt()
+            found = self._leases_in_doubt(self._turn_began + self._database.timeout)
             self._claimed = found[limit:] or self._claimed
             return turn.answers, found[:limit]
+        except BaseException:
+            self._doubts.begin(Batch(self._database, verdicts), turn.answers, None)  # the caller does not get them
+            raise
 
     def interrupt(self) -> None:
         self._interrupted = True
         self._database.watch.ring()
 
     def close(self) -> None:
-        if leases := self._leases_in_doubt():
-            with contextlib.suppress(BackendError):  # then they end by themselves, and count as crashes
-                self.settle([GiveBack(lease) for lease in leases])
+        deadline = time.monotonic() + self._database.timeout
+        if leases := self._leases_in_doubt(deadline):
+            batch = Batch(self._database, [GiveBack(lease) for lease in leases])
+            with contextlib.suppress(MultiqError):  # then they end by themselves, and count as crashes
+                self._connection.run(lambda session: self._settle(session, batch), deadline)
+            self._tell_others(batch.verdicts)
         self._connection.close()
 
     # --- waiting ---
@@ -197,8 +203,9 @@ class MysqlConsumer(Consumer):
     def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
         """Settle and reserve in one transaction."""
         batch = Batch(self._database, verdicts) if verdicts else None
+        self._turn_began = time.monotonic()
         if not self._claimed:  # those were reserved before
-            self.asked_at = time.monotonic()
+            self.asked_at = self._turn_began
         turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
         if batch is not None:
             self._doubts.end(batch)
@@ -225,11 +232,11 @@ class MysqlConsumer(Consumer):
     def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Turn:
         answers, acks = [], []
         if batch is not None and batch.is_short and not self._doubts.about(batch):
-            answers, acks = batch.all_done(), batch.acks()
+            answers, acks = batch.all_done(), batch.acks(session.take_ticket())
         elif batch is not None:
             answers = self._settle_carefully(session, batch)
         settled, outlooks = self._look_and_claim(session, acks, claims, limit)
-        if batch is not None and acks and settled < len(batch.verdicts):
+        if batch is not None and acks and not batch.are_done(settled):
             session.roll_back()  # some lease has ended, and only the long way tells which
             claims.drop()
             answers = self._settle_carefully(session, batch)
@@ -239,13 +246,13 @@ class MysqlConsumer(Consumer):
 
     def _look_and_claim(
         self, session: Session, acks: list[str], claims: _Claims, limit: int
-    ) -> tuple[int, list[Outlook]]:
-        """One packet: how many acks were carried out, what the queues offer, and rows of the likely queue, locked."""
+    ) -> tuple[list[Answer], list[Outlook]]:
+        """One packet: what the acks answered, what the queues offer, and rows of the likely queue, locked."""
         question = Question(self._database.watch, self._database, self.queues, BUSY, claimed_from=self._hint)
         claim = claims.begin(self._hint, limit)
         statements = [*acks, question.sql, *claim.sql]
         answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
-        settled = sum(answer.affected for answer in answers[: len(acks)])
+        settled = answers[: len(acks)]
         look, *claimed = answers[len(acks) :]
         outlooks = question.answered(look.rows)
         rows = claim.answered(session, claimed)
@@ -325,13 +332,15 @@ class MysqlConsumer(Consumer):
         claims.taken(chosen)
         return leases
 
-    def _leases_in_doubt(self) -> list[Lease]:
+    def _leases_in_doubt(self, deadline: float) -> list[Lease]:
         """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
         if not self._claimed or self._claimed_by != os.getpid():  # what a parent process has claimed is its own
             return []
+        if time.monotonic() >= deadline:
+            return []
         try:
-            leases = self._connection.run(self._read_back)
-        except BackendError:
+            leases = self._connection.run(self._read_back, deadline)
+        except MultiqError:
             return []
         self._claimed = []
         return leases
@@ -348,13 +357,15 @@ class MysqlConsumer(Consumer):
 
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
         if batch.is_short and not self._doubts.about(batch):
-            if len(batch.verdicts) == 1:
-                ack, *_ = self._commit(session, batch, batch.all_done(), batch.acks(), done=CHANGED)
-                return batch.all_done() if ack.affected else batch.all_lost()
-            if sum(ack.affected for ack in session.begin(*batch.acks())) == len(batch.verdicts):
-                self._commit(session, batch, batch.all_done(), [])
-                return batch.all_done()
-            session.roll_back()
+            done, acks = batch.all_done(), batch.acks(session.take_ticket())
+            if len(done) == 1:  # one statement, which commits by itself
+                if batch.are_done(self._commit(session, batch, done, acks)):
+                    return done
+            elif batch.are_done(session.begin(*acks)):
+                self._commit(session, batch, done, [])
+                return done
+            else:
+                session.roll_back()
         answers, statements = batch.lock(session, self._doubts)
         self._commit(session, batch, answers, statements)
         return answers
@@ -371,17 +382,15 @@ class MysqlConsumer(Consumer):
         batch: Batch | None,
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
-        *,
-        done: int | Sql = 1,
     ) -> list[Answer]:
-        """Commit. If the reply is lost, the receipt tells later whether these are the answers."""
+        """Commit. If the reply is lost, the ticket or the receipt tells later whether these are the answers."""
         if batch is None:
             return session.commit(*statements)
         try:
-            return session.commit(*statements, done=done)
+            return session.commit(*statements, done=1)
         except BaseException:
-            if session.is_broken and session.receipt is not None:
-                self._doubts.begin(batch, answers, session.receipt)
+            if session.is_broken and session.proof is not None:
+                self._doubts.begin(batch, answers, session.proof)
             raise
 
 

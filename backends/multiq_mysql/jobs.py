@@ -59,7 +59,15 @@ def unhexed(kept: str) -> str:
     if len(kept) == 2 * _UUID_BYTES:
         text = kept.lower()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-    return bytes.fromhex(kept).lstrip(_NO_UUID).decode("utf-8", "surrogatepass")
+    return text_of(bytes.fromhex(kept).lstrip(_NO_UUID))
+
+
+def text_of(kept: bytes) -> str:
+    """A text as multiq stores it; what another program has written may be none, and is told with escapes."""
+    try:
+        return kept.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return kept.decode("utf-8", "backslashreplace")
 
 
 def _packed_hex(job_id: str) -> str:
@@ -263,7 +271,7 @@ class Row(NamedTuple):
             kicks=self.kicks,
             due_in={State.READY: 0.0, State.BURIED: None}.get(state, self.left / SECOND),
             age=self.age / SECOND,
-            reason=None if self.reason is None else self.reason.decode("utf-8", "surrogatepass"),
+            reason=None if self.reason is None else text_of(self.reason),
         )
 
 

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import ssl
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
-from pymysql.constants.CR import CR_CONN_HOST_ERROR
+from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR, CR_SSL_CONNECTION_ERROR
 
 from multiq.errors import UrlInvalid
+from multiq.passwords import password_of_environment, password_of_file
 from multiq.sockets import connect
 from multiq.url import Option, choice
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
     from typing import Self
 
     from pymysql.connections import Connection
@@ -42,6 +41,22 @@ OPTIONS: Mapping[str, Option] = {
     ),
 }
 """The options of a URL that are about the way to the server."""
+
+
+class _Refusal:
+    """Stands for ways to log in that send the password as it is: a server asks for one, and so may who poses as it."""
+
+    def __init__(self, _connection: Connection[Any]) -> None: ...
+
+    def authenticate(self, _packet: object) -> Any:
+        raise pymysql.err.OperationalError(
+            CR_AUTH_PLUGIN_CANNOT_LOAD,
+            "the server asks for the password itself (mysql_clear_password or dialog), which is sent only over "
+            "checked TLS or a UNIX socket: use ?tls=yes or ?ssl_ca=, or another plugin for this user",
+        )
+
+
+_REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal}
 
 
 class Login(NamedTuple):
@@ -94,6 +109,10 @@ class Login(NamedTuple):
         """Without the password."""
         return f"Login({self.username or ''}@{self.place}/{self.database})"
 
+    def __rich_repr__(self) -> Iterator[str]:
+        """For ``rich``, which else goes by the fields."""
+        yield f"{self.username or ''}@{self.place}/{self.database}"
+
     @property
     def place(self) -> str:
         """Where the server is, for messages."""
@@ -103,9 +122,9 @@ class Login(NamedTuple):
     def password(self) -> str:
         """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
         if self.password_file is not None:
-            return _of_file(self.password_file)
+            return password_of_file(self.password_file)
         if self.password_env is not None:
-            return _of_environment(self.password_env)
+            return password_of_environment(self.password_env)
         return self.fixed_password or ""
 
     def connect(self, timeout: float, **more: Any) -> Connection[Any]:
@@ -126,6 +145,7 @@ class Login(NamedTuple):
                 "database": self.database,
                 "charset": "utf8mb4",
                 "defer_connect": True,
+                "auth_plugin_map": {} if self._may_send_password else _REFUSED_PLUGINS,
                 **bounds,
                 **tls,
                 **more,
@@ -134,7 +154,18 @@ class Login(NamedTuple):
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
         connection.connect(self._socket(timeout))
+        if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
+            connection.close()
+            why = f"{self.place} offers no TLS, which tls=yes needs"
+            raise pymysql.err.OperationalError(CR_SSL_CONNECTION_ERROR, why)
         return connection
+
+    @property
+    def _may_send_password(self) -> bool:
+        """Whether the password itself may be sent: nobody but the server sees it."""
+        if self.unix_socket is not None:
+            return True
+        return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, timeout: float) -> socket.socket:
         """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""
@@ -187,22 +218,3 @@ def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
     return context
-
-
-def _of_file(path: str) -> str:
-    try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        # not chained for a ValueError: its message may quote the password
-        raise UrlInvalid(f"the password cannot be read from password_file={path}: {why}") from (
-            exc if isinstance(exc, OSError) else None
-        )
-    return text.rstrip("\r\n")
-
-
-def _of_environment(name: str) -> str:
-    value = os.environ.get(name)
-    if value is None:
-        raise UrlInvalid(f"password_env={name} names an environment variable that is not set: set it, or name another")
-    return value

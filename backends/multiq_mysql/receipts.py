@@ -1,15 +1,19 @@
-"""Receipts: what tells, after a lost reply, whether a transaction was carried out.
+"""Receipts and tickets: what tells, after a lost reply, whether a transaction was carried out.
 
-"The job is gone" proves nothing: somebody else may have acked or deleted it meanwhile. So a transaction whose effect
-cannot be asked for writes the number of its call into a row that nobody else writes, and that is there exactly if the
-transaction was committed.
+"The job is gone" proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose effect
+cannot be asked for changes a row that no other connection changes, and that is changed exactly if the transaction was
+committed. A receipt is a row with the number of the call, which a statement of its own writes. A ticket is a row that
+was written before, and that the DELETE of the acked jobs takes with it: acks are nearly all there is, and for them a
+statement more would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nobody else's         a row for each connection, a number for each call                       one row changed in place
-not overwritten       after a lost reply the connection writes into another row               a row
-not read too early    whoever asks has locked the jobs in question first                      none
+nobody else's         rows for each connection, a number or a row for each call               one row changed
+not overwritten       after a lost reply the connection writes into other rows                a row
+not read too early    the reader has locked the jobs in question first                        none
+a ticket that is      the first row of its stock, which is never used, is there               one INSERT for up to 128
+gone was used                                                                                 acks
 not kept for ever     rows over a day old are deleted                                         a range now and then
 ====================  ======================================================================  =======================
 """
@@ -17,12 +21,13 @@ not kept for ever     rows over a day old are deleted                           
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, NamedTuple
+import time
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .statements import Sql, render
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from .connection import Answer
 
@@ -31,11 +36,12 @@ CHANGED = Sql("ROW_COUNT()")
 
 _KEPT = 24 * 60  # minutes
 _RENEWED = 60  # minutes; so a row in use is never old
+_FEWEST, _MOST = 8, 128  # tickets of a stock
 _SHIFT = 38  # bits of chance in a writer's number, below 25 bits of minutes
 
 
 class Receipt(NamedTuple):
-    """The proof of one transaction."""
+    """The proof of one transaction: a row that it writes."""
 
     writer: int
     number: int
@@ -44,39 +50,102 @@ class Receipt(NamedTuple):
         """The statement that leaves it."""
         return render("receipt", writer=self.writer, number=self.number, done=done)
 
+    @property
+    def writers(self) -> tuple[int, ...]:
+        """The keys of the rows that are to be read."""
+        return (self.writer,)
+
+    def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
+        """How much was done, by the rows that were found; None: nothing."""
+        number, done = rows.get(self.writer, (None, 0))
+        return done if number == self.number else None
+
+
+class Ticket(NamedTuple):
+    """The proof of one transaction: a row that it deletes."""
+
+    stock: int
+    writer: int
+
+    @property
+    def writers(self) -> tuple[int, ...]:
+        """The keys of the rows that are to be read."""
+        return self.stock, self.writer
+
+    def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
+        """1 if it is gone and its stock is not; None: nothing was done."""
+        return 1 if self.stock in rows and self.writer not in rows else None
+
+
+Proof: TypeAlias = "Receipt | Ticket"
+
 
 class Book:
-    """The receipts of one connection."""
+    """The receipts and the tickets of one connection. *minute* tells the server's, since 1970."""
 
-    def __init__(self) -> None:
+    def __init__(self, minute: Callable[[], int]) -> None:
+        self._minute = minute
         self._last: Receipt | None = None
-        self._minute = 0
+        self._stock = range(0)
+        """The keys of the tickets, behind the row that is never used."""
+        self._used = 0
+        self._good_until = 0.0
 
-    def next(self, minute: int) -> Receipt:
-        """The next call's, in this minute of the server's clock."""
-        if self._last is None or abs(minute - self._minute) > _RENEWED:
-            self._minute = minute
-            writer = minute << _SHIFT | secrets.randbits(_SHIFT)
-            self._last = Receipt(writer, secrets.randbits(48))  # an old row of that writer would have another number
+    def receipt(self) -> Receipt:
+        """The next transaction's."""
+        if self._last is None or abs(self._minute() - (self._last.writer >> _SHIFT)) > _RENEWED:
+            self._last = Receipt(self._writer(), secrets.randbits(48))  # an old row of it would have another number
         else:
             self._last = Receipt(self._last.writer, self._last.number + 1)
         return self._last
 
+    def ticket(self) -> Ticket | None:
+        """One that was never given out; None: first write a new stock."""
+        used, stock = self._used, self._stock
+        if used == len(stock) or time.monotonic() > self._good_until:
+            return None
+        self._used = used + 1
+        return Ticket(stock.start - 1, stock[used])
+
+    def new_stock(self) -> range:
+        """The keys of rows that are to be written. Few at first: most connections ack little."""
+        first = self._writer()
+        return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
+
+    def stocked(self, keys: range) -> None:
+        """These rows are in the table, by a transaction of their own."""
+        self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
+
     def close(self) -> None:
-        """The last one may or may not be there, and must not be overwritten: begin another row."""
+        """The next session may be another server's, without these tickets, and must not overwrite the last receipt."""
         self._last = None
+        self._stock, self._used = range(0), 0
+
+    def _writer(self) -> int:
+        return self._minute() << _SHIFT | secrets.randbits(_SHIFT)
 
 
-def asked(receipts: Iterable[Receipt]) -> str:
+def stock(keys: range) -> str:
+    """The statement that writes tickets."""
+    return render("stock", rows=Sql("),(".join([f"{key},0,0" for key in keys])))
+
+
+def asked(proofs: Iterable[Proof]) -> str:
     """The statement that looks for some."""
-    return render("receipts", writers=sorted({receipt.writer for receipt in receipts}))
+    return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}))
 
 
-def found(answer: Answer) -> dict[Receipt, int]:
-    """Those that were left, and what they say was done."""
-    return {Receipt(writer, number): done for writer, number, done in answer.rows}
+def found(proofs: Iterable[Proof], answer: Answer) -> dict[Proof, int]:
+    """Those of transactions that were committed, and how much was done."""
+    rows = {writer: (number, done) for writer, number, done in answer.rows}
+    return {proof: done for proof in proofs if (done := proof.done(rows)) is not None}
 
 
-def tidy(minute: int) -> str:
-    """The statement that deletes what is so old that nobody will ask for it."""
-    return render("tidy", writer=max(minute - _KEPT, 0) << _SHIFT)
+def old(minute: int) -> str:
+    """The statement that finds what is so old that nobody will ask for it."""
+    return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT)
+
+
+def tidy(answer: Answer) -> str | None:
+    """The statement that deletes what ``old`` has found."""
+    return render("tidy", writers=sorted(writer for (writer,) in answer.rows)) if answer.rows else None

@@ -17,18 +17,20 @@ from .jobs import RESERVED, microseconds
 from .statements import render
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from multiq.backend import Verdict
 
-    from .connection import Database, Session
-    from .receipts import Receipt
+    from .connection import Answer, Database, Session
+    from .receipts import Proof, Ticket
 
 Fence = tuple[int, int]
 """A job's seq and its reservation's token."""
 
 Key = tuple[Fence, type]
 """A verdict, for who repeats it: its fence and its kind."""
+
+_CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
 
 _MOST_DOUBTS = 100_000  # verdicts
 
@@ -51,25 +53,25 @@ class Doubts:
     """
 
     def __init__(self) -> None:
-        self._pending: dict[Key, list[tuple[Receipt, LeaseLost | None]]] = {}
+        self._pending: dict[Key, list[tuple[Proof | None, LeaseLost | None]]] = {}
 
     def about(self, batch: Batch) -> bool:
         """Whether any of these verdicts may have been carried out by an earlier call."""
         return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
 
-    def receipts(self, batch: Batch) -> list[Receipt]:
-        """Those that would be there if they were."""
-        return [receipt for key in batch.named() for receipt, _ in self._pending.get(key, ())]
+    def proofs(self, batch: Batch) -> list[Proof]:
+        """Those that would be found if they were."""
+        return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
-    def answers(self, key: Key, left: Mapping[Receipt, int]) -> list[LeaseLost | None]:
-        """How this verdict was answered by a transaction that has *left* its receipt; twice if it is named twice."""
-        return [answer for receipt, answer in self._pending.get(key, ()) if left.get(receipt)]
+    def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
+        """How this verdict was answered by a transaction whose proof was *found*; twice if it is named twice."""
+        return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
-    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], receipt: Receipt) -> None:
-        """The reply to this transaction was lost. A touch is simply made again."""
+    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
+        """The reply to this transaction was lost, or (None) did not get to the caller. A touch is simply made again."""
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
-                self._pending.setdefault(key, []).append((receipt, answer))
+                self._pending.setdefault(key, []).append((proof, answer))
         while len(self._pending) > _MOST_DOUBTS:  # callers that never came back
             del self._pending[next(iter(self._pending))]
 
@@ -99,22 +101,31 @@ class Batch:
             self.fences
         )
 
-    def acks(self) -> list[str]:
-        """The short way's statements, one for each reserve that the jobs came from."""
+    def acks(self, ticket: Ticket) -> list[str]:
+        """The short way's statements, one for each reserve that the jobs came from. The first takes the ticket."""
+        now = self._database.now
+        if len(self.fences) == 1:
+            ((seq, token),) = self.fences
+            return [render("ack_with_ticket", seqs=seq, token=token, now=now, ticket=ticket.writer)]
         seqs = defaultdict(list)
         for seq, token in self.fences:
             seqs[token].append(seq)
-        return [
-            render("ack", seqs=sorted(numbers), token=token, now=self._database.now) for token, numbers in seqs.items()
-        ]
+        statements: list[str] = []
+        for token, numbers in seqs.items():
+            numbers.sort()
+            if statements:
+                statements.append(render("ack", seqs=numbers, token=token, now=now))
+            else:
+                statements.append(render("ack_with_ticket", seqs=numbers, token=token, now=now, ticket=ticket.writer))
+        return statements
+
+    def are_done(self, acks: Iterable[Answer]) -> bool:
+        """Whether the short way has deleted all jobs. The ticket counts as one."""
+        return sum(ack.affected for ack in acks) == len(self.fences) + 1
 
     def all_done(self) -> list[LeaseLost | None]:
         """The answers if all went well."""
         return [None] * len(self.verdicts)
-
-    def all_lost(self) -> list[LeaseLost | None]:
-        """The answers if nothing did."""
-        return [LeaseLost(verdict.lease.queue, verdict.lease.id) for verdict in self.verdicts]
 
     def lock(self, session: Session, doubts: Doubts) -> tuple[list[LeaseLost | None], list[str]]:
         """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
@@ -124,32 +135,34 @@ class Batch:
         now = self._database.now
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
-        expected = doubts.receipts(self)
+        expected = doubts.proofs(self)
         if expected:  # behind the lock, which waits for a transaction that is still going on
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
-        left = receipts.found(more.pop()) if expected else {}
+        proofs = receipts.found(expected, more.pop()) if expected else {}
         places = {queue: answer.rows[0][0] for queue, answer in zip(queues, more, strict=True)}
-        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubts, left)
+        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubts, proofs)
 
     def _judge(
         self,
         rows: dict[int, tuple[int, int, int]],
         places: dict[str, int],
         doubts: Doubts,
-        left: Mapping[Receipt, int],
+        proofs: Mapping[Proof, int],
     ) -> tuple[list[LeaseLost | None], list[str]]:
         answers: list[LeaseLost | None] = []
         steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         repeated: Counter[Key] = Counter()
+        is_doubtful = doubts.about(self)
+        longest = (self._database.max_packet or 0) // 4
         for verdict, key in zip(self.verdicts, self.named(), strict=True):
             seq, token = key[0]
             found_token, state, is_live = rows.get(seq, (0, -1, 0))
-            if left and (given := doubts.answers(key, left)):
+            if is_doubtful and (given := doubts.answers(key, proofs)):
                 answers.append(given[min(repeated[key], len(given) - 1)])
                 repeated[key] += 1
             elif found_token == token and state == RESERVED and is_live:
-                steps[_step(verdict, places)].append(seq)
+                steps[_step(verdict, places, longest)].append(seq)
                 answers.append(None)
                 if type(verdict) is not Touch:
                     del rows[seq]  # one verdict is all that a reservation takes
@@ -164,21 +177,31 @@ class Batch:
         return render(verb, seqs=sorted(seqs), now=self._database.now, **dict(values))
 
 
-def _step(verdict: Verdict, places: dict[str, int]) -> tuple[Any, ...]:
-    """What is to be done, so that jobs with which the same is done share a statement."""
+def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
+    """What is to be done, so that jobs with which the same is done share a statement. *longest*: reason, in bytes."""
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
-            return ("release", ("delay", microseconds(delay)), ("priority", priority), ("reason", _bytes(reason)))
+            return (
+                "release",
+                ("delay", microseconds(delay)),
+                ("priority", priority),
+                ("reason", _bytes(reason, longest)),
+            )
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
             places[lease.queue] = place + 1  # the longest buried is kicked first, also of one batch
-            return ("bury", ("place", place), ("reason", _bytes(reason)))
+            return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
-            return ("abandon", ("reason", _bytes(reason)))
+            return ("abandon", ("reason", _bytes(reason, longest)))
         case _:
             return (next(verb for kind, verb in _ONE_STEP if type(verdict) is kind),)
 
 
-def _bytes(reason: str | None) -> bytes | None:
-    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
-    return None if reason is None else reason.encode("utf-8", "backslashreplace")
+def _bytes(reason: str | None, longest: int) -> bytes | None:
+    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot, and be longer than a packet."""
+    if reason is None:
+        return None
+    kept = reason[: longest + 1].encode("utf-8", "backslashreplace")
+    if len(kept) <= longest:
+        return kept
+    return kept[: longest - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT

@@ -30,9 +30,14 @@ TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
 """The same in a session whose clock somebody may have stopped (SET timestamp), which SYSDATE does not heed."""
 
 
+_IS_SQL = frozenset({int, Sql})
+
+
 def render(verb: str, **values: Value) -> str:
     """``sql/<verb>.sql`` with *values* in the place of ``{names}``."""
-    return template(verb).format_map({name: literal(value) for name, value in values.items()})
+    return template(verb).format_map(
+        {name: value if type(value) in _IS_SQL else literal(value) for name, value in values.items()}
+    )
 
 
 @functools.lru_cache(maxsize=256, typed=True)

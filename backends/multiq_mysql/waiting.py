@@ -72,6 +72,12 @@ class Watch:
             self._floors[queue].ready.enqueued(priority)
         self.ring()
 
+    def made_ready(self, queue: str) -> None:
+        """This process has made jobs ready again: the next look begins below them."""
+        if queue in self._floors:
+            self._floors[queue].again.bottom.hurry()
+        self.ring()
+
     def ring(self) -> None:
         """Wake all who wait in this process."""
         with self._guard:

@@ -52,7 +52,13 @@ def _sentinels(url: BackendUrl) -> Servers:
     if not service:
         raise _invalid(url, "name the service after the sentinels, as in redis+sentinel://host1,host2,host3/mymaster")
     login = _login(url, database)
-    sentinels = Login(password=url.options["sentinel_password"], tls=login.tls)
+    sentinels = Login(
+        fixed_password=url.options["sentinel_password"],
+        tls=login.tls,
+        password_file=url.options["sentinel_password_file"],
+        password_env=url.options["sentinel_password_env"],
+    )
+    _refuse_two_passwords(url, url.options["sentinel_password"], "sentinel_")
     return SentinelServers(_addresses(url, _SENTINEL_PORT), service, login, sentinels, url.options["timeout"])
 
 
@@ -70,7 +76,21 @@ def _addresses(url: BackendUrl, port: int) -> list[tuple[str, int]]:
 def _login(url: BackendUrl, database: str) -> Login:
     if database and not database.isdecimal():
         raise _invalid(url, f"the database must be a number, as in redis://host/0, and is {database!r}")
-    return Login(url.username or None, url.password, int(database or 0), _tls(url))
+    _refuse_two_passwords(url, url.password)
+    return Login(
+        url.username or None,
+        url.password,
+        int(database or 0),
+        _tls(url),
+        password_file=url.options["password_file"],
+        password_env=url.options["password_env"],
+    )
+
+
+def _refuse_two_passwords(url: BackendUrl, written: str | None, prefix: str = "") -> None:
+    names = f"{prefix}password_file", f"{prefix}password_env"
+    if sum(source is not None for source in (written, *(url.options[name] for name in names))) > 1:
+        raise _invalid(url, f"the password is given twice: write it into the URL, or name a {names[0]} or a {names[1]}")
 
 
 def _tls(url: BackendUrl) -> ssl.SSLContext | None:

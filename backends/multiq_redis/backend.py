@@ -31,6 +31,7 @@ import msgspec
 from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendError, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
 from . import keys
@@ -39,6 +40,7 @@ from .caller import Callers
 from .consumer import RedisConsumer
 from .doctor import examine
 from .facts import Facts
+from .guard import guarded
 from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
 from .lines import Lines, how_many
 from .listing import list_jobs, promote_all
@@ -67,6 +69,21 @@ _GAPS_OF_SEVERAL_LINES = {
 }
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+)
 class RedisBackend(Backend):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
@@ -99,7 +116,11 @@ class RedisBackend(Backend):
         "cert": Option(str, None, "file with this client's certificate, where the server wants one"),
         "key": Option(str, None, "file with its private key, where it is not in the same file"),
         "tls": Option(choice("yes", "no"), "no", "TLS for redis+sentinel:// and redis+cluster://"),
+        "password_file": Option(str, None, "file with the password, read anew for each connection"),
+        "password_env": Option(str, None, "name of the environment variable that has the password"),
         "sentinel_password": Option(str, None, "the password of the sentinels themselves"),
+        "sentinel_password_file": Option(str, None, "file with it, read anew for each connection"),
+        "sentinel_password_env": Option(str, None, "name of the environment variable that has it"),
         "dangerously_skip_tls_verification": Option(
             choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
         ),
@@ -156,6 +177,7 @@ class RedisBackend(Backend):
         return found.told(queue, now)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         return list_jobs(self._callers, self._lines.asked(queue), state, limit, after)
 
     def delete(self, queue: str, job_id: str) -> None:
@@ -200,6 +222,7 @@ class RedisBackend(Backend):
         self._pause(queue, 0)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         return sum(self._purge(line, states) for line in self._lines.asked(queue))
 
     def doctor(self) -> list[Finding]:

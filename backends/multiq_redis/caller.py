@@ -71,7 +71,7 @@ class Caller:
         self._start_over()
 
         self.idle_since = 0.0
-        """When it was last put back; monotonic."""
+        """When it was last put back beside as many as are kept in any case; monotonic."""
 
     def _start_over(self) -> None:
         """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
@@ -242,7 +242,7 @@ class Callers:
         self.servers = servers
         self.prefix = prefix
         self._idle: list[Caller] = []  # append and pop are atomic
-        self._lent: dict[int, weakref.ref[Caller]] = {}
+        self._lent: weakref.WeakKeyDictionary[Caller, None] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Caller]:
@@ -280,8 +280,7 @@ class Callers:
     def own(self) -> Caller:
         """A caller to keep."""
         caller = Caller(self.servers, self.prefix)
-        key = id(caller)
-        self._lent[key] = weakref.ref(caller, lambda _: self._lent.pop(key, None))
+        self._lent[caller] = None
         return caller
 
     def close(self) -> None:
@@ -290,7 +289,7 @@ class Callers:
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in tuple(self._lent.values()):
+        for reference in self._lent.keyrefs():  # a copy, as other threads may lend meanwhile
             caller = reference()
             if caller is not None:
                 caller.hang_up()
@@ -302,10 +301,13 @@ class Callers:
             return Caller(self.servers, self.prefix)
 
     def _put_back(self, caller: Caller) -> None:
-        idle = self._idle
+        if len(self._idle) >= _FEW_IDLE:
+            self._thin_out(caller)
+        self._idle.append(caller)
+
+    def _thin_out(self, caller: Caller) -> None:
+        """Of those beside the few the first was idle for longest, unless another thread is here, too."""
         caller.idle_since = now = time.monotonic()
-        idle.append(caller)
-        if len(idle) > _FEW_IDLE:
-            with contextlib.suppress(IndexError):  # the first was idle for longest, unless another thread is here, too
-                if now - idle[0].idle_since > _IDLE_FOR:
-                    idle.pop(0).close()
+        with contextlib.suppress(IndexError):
+            if now - self._idle[_FEW_IDLE].idle_since > _IDLE_FOR:
+                self._idle.pop(_FEW_IDLE).close()

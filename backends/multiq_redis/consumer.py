@@ -10,6 +10,7 @@ from multiq.backend import Consumer, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 from multiq.forks import forks
 
+from .guard import guarded
 from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
 from .lines import MOST
 from .resting import Resting
@@ -56,24 +57,25 @@ class _Call(NamedTuple):
 class _Trade:
     """What an exchange has come to so far."""
 
+    # of the class, as it takes a failure to change them
+    deadline = _NEVER
+    """When it has to be over, once a server did not answer; monotonic."""
+    failure: BackendError | None = None
+    out: frozenset[str] = frozenset()
+    """Lines that are not asked, or not any more, as their server does not answer."""
+    was_answered = False
+
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
-        self.deadline = _NEVER
-        """When it has to be over, once a server did not answer; monotonic."""
+        """No more than it has got, once these are as many bytes as one reserve may hand out."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
-        self.is_full = False
-        """Whether there are as many bytes of jobs as one reserve may hand out."""
-        self.failure: BackendError | None = None
-        self.out: set[str] = set()
-        """Lines that are not asked, or not any more, as their server does not answer."""
-        self.was_answered = False
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for."""
-        return 0 if self.is_full else self.limit - len(self.leases)
+        """How many more jobs to ask for, if it is more than none."""
+        return self.limit - len(self.leases)
 
     @property
     def is_in_vain(self) -> bool:
@@ -89,6 +91,7 @@ class _Trade:
         return places
 
 
+@guarded("reserve", "settle", "exchange")
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
@@ -104,6 +107,7 @@ class RedisConsumer(Consumer):
         self._asked: set[str] = set()  # lines that the last trade asked for jobs
         self._has_new_lines = False  # whether a queue turned out to have more lines than were looked at
         self._interrupted = False
+        self._clocks = -_NEVER, 0  # when we asked last, and the server's time when it answered
         self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
         self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
         self._is_on_watch = False  # whether a bell called us, so that nobody else was told
@@ -124,7 +128,8 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        if verdicts or timeout <= 0 or not self._knows_that_nothing_is_due():
+        # an interrupted wait hears no bell
+        if verdicts or timeout <= 0 or self._interrupted or not self._knows_that_nothing_is_due():
             answers, found = self._trade(verdicts, limit)
         if not found:
             try:
@@ -190,9 +195,10 @@ class RedisConsumer(Consumer):
         Of several lines the one whose turn it is gives all it can, before the others are asked whether they have
         something. A look asks all of them that.
         """
-        to_settle = {line: places for line, places in trade.left(queue).items() if line not in trade.out}
+        to_settle = trade.left(queue)
         lines = self._in_turn(queue) if trade.limit > 0 and queue in self.queues else []
         if trade.out:
+            to_settle = {line: places for line, places in to_settle.items() if line not in trade.out}
             lines = [line for line in lines if line not in trade.out]
         asked, others = ([], lines) if is_look and len(lines) > 1 else (lines[:1], lines[1:])
         while True:
@@ -239,10 +245,10 @@ class RedisConsumer(Consumer):
     def _next_calls(self, to_settle: dict[str, list[int]], asked: Sequence[str], trade: _Trade) -> list[_Call]:
         """The next round: one call for each line that has verdicts to hear or jobs to give."""
         shares: dict[str, int] = {}
-        wanted = trade.wanted
+        wanted = in_all = trade.wanted
         for line in asked:
             if len(to_settle.get(line, ())) <= _SLICE:  # else it hears the rest of its verdicts first
-                shares[line] = min(wanted, -(-trade.wanted // len(asked)), _SLICE)
+                shares[line] = min(wanted, -(-in_all // len(asked)), _SLICE)
                 wanted -= shares[line]
         calls = []
         for line in dict.fromkeys((*to_settle, *shares)):
@@ -269,12 +275,14 @@ class RedisConsumer(Consumer):
         """One round. Returns for each line whether it can have more jobs to hand out."""
         can_have_more = {}
         failures: list[tuple[str, BackendError]] = []
-        uncertain, until = self._uncertain, None
+        uncertain, scripts, until = self._uncertain, [], None
         for call in calls:
-            uncertain[call.script.line] = call  # until its reply is here, whatever comes in between
+            script = call.script
+            uncertain[script.line] = call  # until its reply is here, whatever comes in between
+            scripts.append(script)
         if self._is_cluster:
-            until = self._until([call.script.line for call in calls], trade)
-        for call, reply in zip(calls, call_together(self._caller, [call.script for call in calls], until), strict=True):
+            until = self._until([script.line for script in scripts], trade)
+        for call, reply in zip(calls, call_together(self._caller, scripts, until), strict=True):
             line = call.script.line
             if isinstance(reply, BackendError):
                 can_have_more[line] = False
@@ -286,10 +294,10 @@ class RedisConsumer(Consumer):
             trade.answers.update(zip(call.places, answers, strict=True))
             trade.leases += found
             if more == _FULL:
-                trade.is_full = True
+                trade.limit = len(trade.leases)
             del uncertain[line]
             trade.was_answered = True
-            if self._resting.failures:
+            if self._is_cluster and self._resting.failures:
                 self._resting.answered(line)
             can_have_more[line] = more == _UNFINISHED or call.share in {0, len(found)}
         for line, failure in failures:
@@ -301,8 +309,10 @@ class RedisConsumer(Consumer):
         more, now, change_at, letters, told, *handed_out = reply
         line = call.script.line
         if call.share:  # else the script has not looked
+            self._clocks = self.asked_at, int(now)
             self._note_change(line, now, change_at)
-        self._note_lines(line, told)
+        if told:
+            self._note_lines(line, told)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
@@ -394,7 +404,7 @@ class RedisConsumer(Consumer):
             lines.update(line for queue in self.queues for line in self._lines.of(queue))
         out = self._resting.of((*lines, *self._uncertain))
         if not lines <= out:
-            trade.out.update(out)
+            trade.out |= out
             trade.failure = next((error for line in out if (error := self._resting.error_of(line))), None)
         for line in out:
             self._change_at.pop(line, None)
@@ -412,10 +422,10 @@ class RedisConsumer(Consumer):
         if trade.failure is None:
             trade.deadline = time.monotonic() + self._caller.servers.timeout / 2
         trade.failure = failure
-        trade.out.add(line)
+        trade.out |= {line}
         self._change_at.pop(line, None)
         lines = (line for queue in self.queues for line in self._lines.of(queue))
-        trade.out.update(self._resting.of(lines))  # those of the same server
+        trade.out |= self._resting.of(lines)  # those of the same server
 
     def _until(self, lines: Sequence[str], trade: _Trade) -> float:
         """Until when to wait for these lines' servers: not for so long that the others have no time left."""
@@ -505,11 +515,16 @@ class RedisConsumer(Consumer):
             return rang, None
         call = self._new_call(line, (), min(limit, _SLICE), _Trade((), limit))
         self._uncertain[line] = call  # until its reply is here
+        asleep_at = time.monotonic()
         rang = self._sleeper.sleep(seconds, exact=exact, then=call.script)
         self._is_on_watch = self._is_on_watch or rang
         if self._sleeper.heard is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
+        # this process may have been stopped before it woke up: the server's clock tells when it reserved
+        asked_at, then = self._clocks
+        since = (int(self._sleeper.heard[1]) - then) / MICROSECOND
+        self.asked_at = min(woke_at, max(asleep_at, asked_at + since))
         _, found, more = self._hear(call, self._sleeper.heard)
         self._uncertain.clear()
         if found:

@@ -198,14 +198,14 @@ class Found(NamedTuple):
             kicks=kicks,
             due_in=due_in,
             age=(now - enqueued_at) / MICROSECOND,
-            reason=None if self.reason is None else self.reason.decode(),
+            reason=None if self.reason is None else self.reason.decode("utf-8", "backslashreplace"),
         )
 
 
 def peeked(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
     """What ``lua/peek.lua`` answered, and when."""
     now, state, at, abandoned, record, body, reason = reply
-    return Found(packed_id, State(state.decode()), int(at), record, body, reason, abandoned == b"1"), int(now)
+    return Found(packed_id, State(state.decode()), _whole(at), record, body, reason, abandoned == b"1"), int(now)
 
 
 def listed(
@@ -214,14 +214,23 @@ def listed(
     """What ``lua/jobs.lua`` answered, each job with its place, score and sequence, and when."""
     now, *parts = reply
     found = []
-    for place, at, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
-        job = Found(place[12:], state, int(at), record, body, reason, was_abandoned)
-        found.append(((int(at), int.from_bytes(place[:8], "big")), job))
+    for place, score, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
+        at = _whole(score)
+        job = Found(place[12:], state, at, record, body, reason, was_abandoned)
+        found.append(((at, int.from_bytes(place[:8], "big")), job))
     return found, int(now)
+
+
+def _whole(score: bytes) -> int:
+    """A score as a number; multiq writes whole ones only."""
+    try:
+        return int(score)
+    except ValueError:
+        return int(min(max(float(score), -(2.0**62)), 2.0**62))  # nothing else is a score
 
 
 def _corrupt(queue: str, packed_id: bytes) -> BackendCorrupt:
     return BackendCorrupt(
-        f"the record of job {unpack_id(packed_id)} of queue {queue!r} is not one of multiq's: somebody else wrote it, "
+        f"the record of job {packed_id.hex()} of queue {queue!r} is not one of multiq's: somebody else wrote it, "
         "or a newer multiq"
     )

@@ -57,6 +57,11 @@ def buried(base: str) -> str:
     return f"{base}:buried"
 
 
+def unreadable(base: str) -> str:
+    """Hash: id -> why the job could not be read, a line end, and what was stored (lua/include/sound.lua)."""
+    return f"{base}:unreadable"
+
+
 def sequence(base: str) -> str:
     """Counter of ages and burials."""
     return f"{base}:sequence"
@@ -125,5 +130,18 @@ def widened_queue_of(key: str, prefix: str) -> str | None:
 #: by the names that the headers of the Lua files use; ``call`` needs a caller, too
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
-    for function in (jobs, bodies, reasons, ready, delayed, reserved, buried, sequence, paused, hint, partitions)
+    for function in (
+        jobs,
+        bodies,
+        reasons,
+        ready,
+        delayed,
+        reserved,
+        buried,
+        unreadable,
+        sequence,
+        paused,
+        hint,
+        partitions,
+    )
 }

@@ -112,7 +112,8 @@ def _listed(
         found, now = listed(state, reply, was_abandoned=was_abandoned)
         for place, job in found:
             at = _Cursor(at.part, place)
-            yield at, job.told(queue, now)
+            if job.record:  # else it cannot be read, and is set aside when its turn comes
+                yield at, job.told(queue, now)
         limit -= asked
         if len(found) < asked:
             return

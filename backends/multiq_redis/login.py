@@ -7,8 +7,11 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.errors import UrlInvalid
+from multiq.passwords import password_of_environment, password_of_file
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .wire import Word
 
 
@@ -16,17 +19,39 @@ class Login(NamedTuple):
     """How a session begins."""
 
     username: str | None = None
-    password: str | None = None
+    fixed_password: str | None = None
     database: int = 0
     tls: ssl.SSLContext | None = None
+    password_file: str | None = None
+    password_env: str | None = None
+
+    def __repr__(self) -> str:
+        """Without the password."""
+        tls = ", tls" if self.tls is not None else ""
+        return f"Login({self.username or 'default'}/{self.database}{tls})"
+
+    def __rich_repr__(self) -> Iterator[tuple[str, object]]:
+        """For ``rich``, which else goes by the fields."""
+        yield "username", self.username
+        yield "database", self.database
+
+    @property
+    def password(self) -> str | None:
+        """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
+        if self.password_file is not None:
+            return password_of_file(self.password_file)
+        if self.password_env is not None:
+            return password_of_environment(self.password_env)
+        return self.fixed_password
 
     @property
     def greetings(self) -> list[tuple[Word, ...]]:
         """The commands that a session begins with, sent in one go."""
         words: list[tuple[Word, ...]] = []
-        if self.password is not None or self.username is not None:
+        password = self.password
+        if password is not None or self.username is not None:
             user = (self.username,) if self.username else ()
-            words.append(("AUTH", *user, self.password or ""))
+            words.append(("AUTH", *user, password or ""))
         words.append(("HELLO", "2"))
         if self.database:
             words.append(("SELECT", self.database))
@@ -35,7 +60,8 @@ class Login(NamedTuple):
     @property
     def hello_at(self) -> int:
         """Which of them tells who the server is."""
-        return 0 if self.password is None and self.username is None else 1
+        has_password = any(one is not None for one in (self.fixed_password, self.password_file, self.password_env))
+        return 1 if has_password or self.username is not None else 0
 
 
 def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked: bool) -> ssl.SSLContext:

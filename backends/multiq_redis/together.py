@@ -31,9 +31,11 @@ def call_together(caller: Caller, calls: Sequence[Call], deadline: float | None 
 
     No two calls may be numbered and for the same line: the server remembers one for each.
     """
+    if len(calls) == 1:
+        return [_alone(caller, calls[0], deadline)]
     if deadline is None:
         deadline = time.monotonic() + caller.servers.timeout
-    replies = _in_a_crowd(caller, calls, deadline) if len(calls) > 1 else [_NONE_YET] * len(calls)
+    replies = _in_a_crowd(caller, calls, deadline)
     return [
         _alone(caller, call, deadline) if reply is _NONE_YET else reply
         for call, reply in zip(calls, replies, strict=True)
@@ -83,7 +85,7 @@ def _hear(wire: Wire, places: Sequence[int], replies: list[Any], deadline: float
     return True
 
 
-def _alone(caller: Caller, call: Call, deadline: float) -> Any:
+def _alone(caller: Caller, call: Call, deadline: float | None) -> Any:
     try:
         return caller.perform(call, deadline)
     except BackendError as exc:

@@ -10,7 +10,6 @@ import contextlib
 import select
 import socket
 import ssl
-import struct
 from time import monotonic
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
@@ -35,8 +34,9 @@ OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
-_TIMEVAL = struct.Struct("ll")  # seconds, microseconds
+_NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
+_LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and a reply that has no end must not fill the memory
 _SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for its other end
 
 #: the words of one command as RESP; hiredis' own annotation knows commands of one word only
@@ -55,16 +55,20 @@ class Wire:
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
         self.is_free = True
         """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
+        self._fed = 0  # bytes of a reply that is not complete
         self._outstanding = 0  # replies to what was sent with ``send``
-        self._granted = 0.0  # seconds that the next send or receive may take
         self._vigil = Vigil(sock)
-        self._flags = 0  # of a send that was waited for
-        self._number = sock.fileno()
-        self._poll: select.poll | None = None
+        self._send = sock.send
+        self._recv = sock.recv
+        self._wait: Callable[[float], object] | None = None
+        """For milliseconds, until there is something to read. A TLS socket keeps the time itself."""
+        self._flags = 0  # of sends and receives that were waited for
         if not isinstance(sock, ssl.SSLSocket):
-            self._flags = getattr(socket, "MSG_DONTWAIT", 0)
-            self._poll = select.poll()
-            self._poll.register(self._number, select.POLLIN)
+            sock.setblocking(True)  # those who say so in their flags wait for nothing
+            self._flags = _NOW
+            poll = select.poll()
+            poll.register(sock, select.POLLIN)
+            self._wait = poll.poll
 
     @property
     def is_before_7(self) -> bool:
@@ -78,16 +82,18 @@ class Wire:
         self.is_free = False
         try:
             left = deadline - monotonic()
-            if abs(left - self._granted) > left / 16:
-                self._grant(deadline)
-            if len(packed) > _SENT_AT_ONCE:
-                self._send_all(packed, deadline)
-            else:
-                self.sock.sendall(packed)
+            if left <= 0:
+                raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - as what is raised by those below
+            wait = self._wait
+            if wait is None or len(packed) > _SENT_AT_ONCE:
+                left = self._send_all(packed, deadline)
+            elif (sent := self._send(packed, _NOW)) < len(packed):
+                left = self._send_all(packed[sent:], deadline)
             data = self._vigil.receive(_RECEIVED_AT_ONCE)
             if not data:
-                self._await(select.POLLIN, deadline)
-                data = self.sock.recv(_RECEIVED_AT_ONCE)
+                if wait is not None and not wait(left * 1000):
+                    raise TimeoutError(_TOO_LATE)  # noqa: TRY301
+                data = self._recv(_RECEIVED_AT_ONCE, self._flags)
             self._reader.feed(data)
             reply = self._reader.gets()
         except BlockingIOError as exc:
@@ -98,6 +104,7 @@ class Wire:
             raise
         if reply is False:  # not complete, or the connection has ended
             self._outstanding = 1
+            self._fed = len(data)
             return self.read(deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
@@ -130,6 +137,7 @@ class Wire:
         except BaseException:
             self.close()
             raise
+        self._fed = 0
         self._outstanding -= 1
         if not self._outstanding:
             self.is_free = True
@@ -153,65 +161,50 @@ class Wire:
         self.close()
         raise ConnectionResetError(_NOT_FREE)
 
-    def _send_all(self, packed: bytes, deadline: float) -> None:
-        """A piece at a time, as the server takes them: the deadline is that of all of them, not of each."""
-        self._grant(deadline)
-        if len(packed) <= _SENT_AT_ONCE:
-            self.sock.sendall(packed)
-            return
+    def _send_all(self, packed: bytes, deadline: float) -> float:
+        """A piece at a time, as the server takes them: the deadline is that of all of them, not of each.
+
+        Returns the seconds that are left.
+        """
         rest = memoryview(packed)
+        poll: select.poll | None = None
+        left = self._left(deadline)
         while rest:
-            self._await(select.POLLOUT, deadline)
             try:
-                sent = self.sock.send(rest, self._flags)
+                rest = rest[self._send(rest, self._flags) :]
             except BlockingIOError:
-                continue
-            rest = rest[sent:]
-            self._grant(deadline)
+                if poll is None:
+                    poll = select.poll()
+                    poll.register(self.sock, select.POLLOUT)
+                poll.poll(left * 1000)
+            left = self._left(deadline)
+        return left
 
     def _receive(self, deadline: float) -> None:
-        self._grant(deadline)
-        self._await(select.POLLIN, deadline)
+        """Wait in the kernel's poll, as a ``recv`` that a signal ends is repeated for as long again."""
+        left = self._left(deadline)
+        if self._wait is not None and not self._wait(left * 1000):
+            raise TimeoutError(_TOO_LATE)
         try:
             self._feed()
         except BlockingIOError as exc:
             raise TimeoutError(_TOO_LATE) from exc
 
     def _feed(self) -> None:
-        data = self.sock.recv(_RECEIVED_AT_ONCE)
+        data = self._recv(_RECEIVED_AT_ONCE, self._flags)
         if not data:
             raise ConnectionResetError(_ENDED)
+        self._fed += len(data)
+        if self._fed > _LARGEST_REPLY:
+            raise hiredis.ProtocolError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
         self._reader.feed(data)
 
-    def _await(self, event: int, deadline: float) -> None:
-        """Wait until the socket can be read or written: a ``recv`` that a signal ends is repeated for as long again.
-
-        TLS sockets keep the time themselves.
-        """
-        if self._poll is None:
-            return
-        self._poll.modify(self._number, event)
-        if not self._poll.poll(max(0.0, (deadline - monotonic()) * 1000)):
-            raise TimeoutError(_TOO_LATE)
-
-    def _grant(self, deadline: float) -> None:
-        """Let the next send or receive take until the deadline, give or take a sixteenth of what is left.
-
-        Where the kernel can keep the time, Python need not ask it twice, once whether it may and once to do it.
-        """
-        left = deadline - monotonic()
-        if left <= 0:
-            raise TimeoutError(_TOO_LATE)
-        if abs(left - self._granted) <= left / 16:
-            return
-        self._granted = left
-        if isinstance(self.sock, ssl.SSLSocket):
+    def _left(self, deadline: float) -> float:
+        """Seconds. A TLS socket waits no longer than that in its next send or receive. Raises ``TimeoutError``."""
+        left = time_left(deadline)
+        if self._wait is None:
             self.sock.settimeout(left)
-            return
-        self.sock.setblocking(True)
-        timeval = _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeval)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+        return left
 
 
 def _checked(reply: Any) -> Any:

@@ -22,18 +22,20 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
 from .callers import CallersTransaction
 from .connection import MAX_BODY, Database
 from .consumer import SqliteConsumer
 from .doctor import examine
+from .failures import Unreadable
 from .jobs import (
     BREATH,
     READY,
@@ -51,6 +53,7 @@ from .jobs import (
     promote,
     size_of,
 )
+from .malformed import readably
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -61,6 +64,8 @@ if TYPE_CHECKING:
 
     from .connection import Transaction
 
+_T = TypeVar("_T")
+
 _START = (-1, -1)  # before the first place of a listing
 
 
@@ -70,6 +75,7 @@ class SqliteBackend(Backend):
     declared: ClassVar[Capabilities] = Capabilities(
         backend="sqlite",
         delay_resolution=1e-6,
+        poll_interval=0.1,
         max_body=MAX_BODY,
         client_ids=True,
         atomic_batches=True,
@@ -134,22 +140,27 @@ class SqliteBackend(Backend):
     # --- looking and managing, from outside ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        rows = self._select("peek", {"queue": queue, "id": job_id})
-        if not rows:
-            raise JobNotFound(queue, job_id)
-        return Row(*rows[0]).record(queue, self._clock())
+        def peek() -> JobRecord:
+            rows = self._select("peek", {"queue": queue, "id": job_id})
+            if not rows:
+                raise JobNotFound(queue, job_id)
+            return Row(*rows[0]).record(queue, self._clock())
+
+        return self._readably(peek)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        state = check_state(state)
         major, minor = _START if after is None else _place(after)
         now = self._clock()
         self._promote_all(queue, now)
         asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
-        if state is State.READY:
-            found = self._select("jobs_ready", asked)
-        else:
-            found = self._select("jobs_waiting", asked | {"state": STORED_STATES.index(state)})
-        rows = [Row(*row) for row in found]
-        shown = [row.record(queue, now) for row in rows[:limit]]
+        verb = "jobs_ready" if state is State.READY else "jobs_waiting"
+
+        def read() -> tuple[list[Row], list[JobRecord]]:
+            rows = [Row(*row) for row in self._select(verb, asked | {"state": STORED_STATES.index(state)})]
+            return rows, [row.record(queue, now) for row in rows[:limit]]
+
+        rows, shown = self._readably(read)
         return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
 
     def delete(self, queue: str, job_id: str) -> None:
@@ -191,12 +202,18 @@ class SqliteBackend(Backend):
         self._database.bell.ring()
 
     def queues(self) -> list[str]:
-        return [name for (name,) in self._select("queues", {"now": self._clock()})]
+        def read() -> list[str]:
+            names = [name for (name,) in self._select("queues", {"now": self._clock()})]
+            if not all(isinstance(name, str) for name in names):
+                raise Unreadable("a queue's name that is not text")
+            return names
+
+        return self._readably(read)
 
     def stats(self, queue: str) -> QueueStats:
         now = self._clock()
         ((ready, delayed, reserved, buried, paused_until),) = self._select("stats", {"queue": queue, "now": now})
-        left = (paused_until or 0) - now
+        left = (paused_until or 0) - now if isinstance(paused_until, int) else 0
         return QueueStats(
             queue=queue,
             ready=ready,
@@ -221,6 +238,7 @@ class SqliteBackend(Backend):
         self._database.bell.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
+        states = check_states(states)
         self._promote_all(queue, self._clock())
         newest = self._select("newest", {})[0][0]
         codes = {STORED_STATES.index(state) for state in states} - {RESERVED}
@@ -251,7 +269,10 @@ class SqliteBackend(Backend):
 
     def _write(self, work: Callable[[Transaction], None]) -> None:
         with self._database.borrowed() as connection:
-            connection.write(work)
+            self._readably(lambda: connection.write(work))
+
+    def _readably(self, call: Callable[[], _T]) -> _T:
+        return readably(self._database, self._clock, call)
 
     def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
         """Repeat *work* on a slice of jobs, each in its own transaction, while it finds a whole slice of them."""
@@ -259,7 +280,7 @@ class SqliteBackend(Backend):
         with self._database.borrowed() as connection:
             while limit is None or done < limit:
                 size = SLICE if limit is None else min(SLICE, limit - done)
-                moved = connection.write(functools.partial(work, size))
+                moved = self._readably(functools.partial(connection.write, functools.partial(work, size)))
                 done += moved
                 if moved < size:
                     break
@@ -269,7 +290,8 @@ class SqliteBackend(Backend):
     def _promote_all(self, queue: str, now: int) -> None:
         asked = as_json((queue,))
         with self._database.borrowed() as connection:
-            if not any(look_ahead.has_due(now) for look_ahead in look(connection, asked)):
+            looks = self._readably(lambda: look(connection, asked))
+            if not any(look_ahead.has_due(now) for look_ahead in looks):
                 return
         self._in_slices(lambda _, transaction: promote(transaction, look_inside(transaction, asked)[0], now)[0])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
 
@@ -16,7 +16,9 @@ from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Lease, Releas
 from multiq.clock import SECOND
 from multiq.errors import LeaseLost, MultiqError
 
-from .jobs import BREATH, as_json, clean, due, look, look_inside, promote
+from .failures import Unreadable
+from .jobs import BREATH, as_json, clean, due, look, look_inside, promote, unpacked
+from .malformed import LONGEST_TTR, MOST_COUNTED, readably
 from .waiting import Lookout
 
 if TYPE_CHECKING:
@@ -33,6 +35,8 @@ _LOOKS_SHARE = 4  # a nap is at least so many looks long: beside somebody else's
 _PACK = 500  # jobs read in one go
 
 _Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
+
+_T = TypeVar("_T")
 
 _decode_jobs = msgspec.json.Decoder(list[_Job]).decode
 _decode_held = msgspec.json.Decoder(list[tuple[int, int]]).decode
@@ -55,10 +59,13 @@ class SqliteConsumer(Consumer):
         self._asked = as_json(self.queues)
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self._wait_for_jobs(limit, time.monotonic() + timeout)
+        give_up_at = time.monotonic() + timeout
+        return self._readably(lambda: self._wait_for_jobs(limit, give_up_at))
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        answers = self._connection.write(lambda transaction: _settle(transaction, verdicts, self._clock()))
+        answers = self._readably(
+            lambda: self._connection.write(lambda transaction: _settle(transaction, verdicts, self._clock()))
+        )
         self._tell_others(verdicts)
         return answers
 
@@ -68,7 +75,7 @@ class SqliteConsumer(Consumer):
         if not verdicts:
             return [], self.reserve(limit, timeout)
         give_up_at = time.monotonic() + timeout
-        answers, leases, is_all = self._turn(verdicts, limit, self._clock())
+        answers, leases, is_all = self._readably(lambda: self._turn(verdicts, limit, self._clock()))
         self._tell_others(verdicts)
         if leases or (is_all and timeout <= 0):
             self._interrupted = False
@@ -85,6 +92,9 @@ class SqliteConsumer(Consumer):
     def close(self) -> None:
         self._connection.close()
         self._lookout.close()
+
+    def _readably(self, call: Callable[[], _T]) -> _T:
+        return readably(self._database, self._clock, call)
 
     # --- reserving ---
 
@@ -172,7 +182,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
     while len(leases) < limit:
         asked = min(_PACK, limit - len(leases))
         (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
-        jobs = _decode_jobs(packed)
+        jobs = unpacked(_decode_jobs, packed)
         if jobs:
             seqs = as_json([job[0] for job in jobs])
             transaction.execute("reserve", {"token": token, "now": now, "seqs": seqs})
@@ -184,6 +194,8 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
 
 def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
     seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
+    if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
+        raise Unreadable(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
     return Lease(
         queue=queue,
         id=job_id,
@@ -199,8 +211,11 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
 
 
 def _large_body(transaction: Transaction, seq: int) -> bytes:
-    (body,) = transaction.execute("body", {"seq": seq}).fetchone()
-    return bytes(body)
+    row = transaction.execute("body", {"seq": seq}).fetchone()
+    if row is None:
+        raise Unreadable(f"number {seq} has no body")
+    body: bytes = row[0]
+    return body
 
 
 # --- settling --------------------------------------------------------------------------------------------
@@ -236,7 +251,7 @@ def _fence(lease: Lease) -> tuple[int, int]:
 
 def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]:
     (packed,) = transaction.execute("held", {"seqs": as_json(seqs), "now": now}).fetchone()
-    return dict(_decode_held(packed))
+    return dict(unpacked(_decode_held, packed))
 
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:

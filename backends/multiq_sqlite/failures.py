@@ -41,7 +41,15 @@ _ERRORS: dict[int, tuple[type[BackendError], str]] = {
     sqlite3.SQLITE_NOMEM: (BackendUnavailable, "cannot be used: the process ran out of memory"),
 }
 
+_UNREADABLE = ("JSON cannot hold BLOB values", "Could not decode to UTF-8", "cannot store ", "integer overflow")
 _TABLES_GONE = ("no such table", "no such column", "no such index", "no query solution", "already exists")
+
+
+class Unreadable(BackendCorrupt):
+    """A record in the file is not as multiq writes it."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"the file holds a record that multiq has not written, and that cannot be read ({why})")
 
 
 def is_busy(exc: sqlite3.Error) -> bool:
@@ -82,6 +90,8 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     if code in _ERRORS:
         error, sentence = _ERRORS[code]
         return error(f"{path} {sentence} ({exc})")
+    if any(words in str(exc) for words in _UNREADABLE):
+        return Unreadable(exc)
     if any(words in str(exc) for words in _TABLES_GONE):
         return BackendCorrupt(
             f"{path} does not hold the tables that multiq made: somebody dropped, renamed or replaced one ({exc}); "

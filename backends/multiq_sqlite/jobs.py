@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgspec
 
 from multiq.backend import STORED_STATES, JobRecord, State
 from multiq.clock import SECOND, nanoseconds
 
+from .failures import Unreadable
 from .statements import qualified
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
 
@@ -28,6 +29,8 @@ _LARGEST_INSERT = 128  # rows
 _INLINE = 2048  # bytes of the largest body that is kept in its job's row
 
 _ROW = 200  # bytes of a job without its body: ids, names and numbers, in the table and in two indexes
+
+_T = TypeVar("_T")
 
 _decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
 
@@ -68,8 +71,16 @@ def outlooks(packed: str) -> list[Outlook]:
     """What ``look`` answered."""
     return [
         Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at)
-        for queue, paused_until, has_ready, due_at, lease_ends_at in _decode_outlooks(packed)
+        for queue, paused_until, has_ready, due_at, lease_ends_at in unpacked(_decode_outlooks, packed)
     ]
+
+
+def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
+    """What a statement has packed into one row. Raises ``Unreadable`` if a column holds what multiq does not write."""
+    try:
+        return decode(packed)
+    except msgspec.DecodeError as exc:
+        raise Unreadable(exc) from exc
 
 
 def due(delay: float, now: int) -> tuple[int, int]:
@@ -156,6 +167,9 @@ def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
 # --- records ---------------------------------------------------------------------------------------------
 
 
+_KINDS = {(int, str, *[int] * 8, kind) for kind in (str, type(None))}
+
+
 class Row(NamedTuple):
     """A job as ``peek`` and ``jobs`` read it."""
 
@@ -179,6 +193,9 @@ class Row(NamedTuple):
 
     def record(self, queue: str, now: int) -> JobRecord:
         """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        kinds = tuple(map(type, self))
+        if kinds[:11] not in _KINDS or kinds[11] is not bytes:
+            raise Unreadable(f"columns of number {self.seq}")
         state = effective_state(self.state, self.due_at, now)
         return JobRecord(
             queue=queue,
@@ -198,4 +215,6 @@ class Row(NamedTuple):
 
 def effective_state(code: int, due_at: int, now: int) -> State:
     """A job's state, for which a due time in the past is ready."""
+    if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
+        raise Unreadable(f"a state of {code!r} and a due time of {due_at!r}")
     return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]

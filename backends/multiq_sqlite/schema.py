@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 from multiq.errors import BackendCorrupt
@@ -9,6 +10,9 @@ from multiq.errors import BackendCorrupt
 from .statements import qualified, script
 
 VERSION = 2
+
+_HAS_STRICT = sqlite3.sqlite_version_info >= (3, 37)
+_STRICT = re.compile(r",? STRICT;")
 
 
 def prepare(sqlite: sqlite3.Connection, path: str) -> None:
@@ -35,7 +39,7 @@ def bring_up(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
     scripts = ["schema"] if found is None else [f"upgrade_{step}" for step in range(found + 1, VERSION + 1)]
     for name in scripts:
         for text in script(name):
-            sqlite.execute(text)
+            sqlite.execute(text if _HAS_STRICT else _STRICT.sub(";", text))
 
 
 def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = "main") -> int | None:

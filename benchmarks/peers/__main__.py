@@ -12,7 +12,7 @@ import click
 import msgspec
 import pytest
 from peers import results
-from peers.catalogue import ENTRIES, Entry
+from peers.catalogue import ENTRIES, JOBS, Entry
 from peers.chart import picture
 from peers.client import ProgramError
 from peers.environments import NotInstalledError, interpreter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _RESULTS = Path(__file__).parents[1] / "results"
 _PAGE = Path(__file__).parents[2] / "docs" / "peers.md"
-_QUICK = Size(share=0.4, pickup_seconds=1.5, idle_seconds=2.0)
+_QUICK = Size(share=0.1, pickup_seconds=1.5, idle_seconds=2.0)
 _SHOWN = 300  # characters of a reason
 
 
@@ -80,7 +80,8 @@ def _run(chosen: Sequence[Entry], repeats: int, size: Size, console: Console) ->
                         row.turns.append(take_turn(entry, interpreters[entry.key], stores[entry.store], size))
                 progress.advance(task)
         records = {name: results.StoreRecord(store.version(), store.durability) for name, store in stores.items()}
-    return results.Run(results.today(), machine, repeats, records, list(rows.values()))
+    jobs = round(JOBS * size.share)
+    return results.Run(results.today(), machine, repeats, records, list(rows.values()), jobs)
 
 
 @contextlib.contextmanager

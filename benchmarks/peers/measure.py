@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 from peers import marks
+from peers.catalogue import JOBS
 from peers.client import Client
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from peers.marks import Mark
     from peers.stores import Store
 
+_AT_ONCE = 2000  # jobs that a library without bulk enqueues between two answers
 _WARM = 50  # jobs that are not measured, and accounted for
 _STANDSTILL = 15.0  # seconds without a job after which those that have not run are taken for lost
 _LATE_TWINS = 0.3  # seconds for jobs to be run once more
@@ -78,7 +80,7 @@ class Turn(msgspec.Struct, frozen=True):
     """Jobs a second, one by one."""
     bulk: float | None
     drain: float
-    """Jobs a second, from the first to begin to the last."""
+    """Jobs a second, from the first to begin to the last, of as many jobs for every library."""
     producer_cpu: float
     """Seconds of the producer's processor time per 10,000 jobs enqueued one by one."""
     cpu: float
@@ -89,6 +91,10 @@ class Turn(msgspec.Struct, frozen=True):
     """Milliseconds from when a delayed job was due to its beginning."""
     idle: float | None
     """Commands a second that idle workers send."""
+    long_bulk: float | None = None
+    """Jobs a second in bulk, of the long run; None: there is none."""
+    long_drain: float | None = None
+    """Jobs a second, drained in the long run."""
 
 
 def take_turn(entry: Entry, python: Path, store: Store, size: Size) -> Turn:
@@ -121,34 +127,54 @@ class Steps:
     def take(self) -> Turn:
         description = msgspec.convert(self._client.ask("describe"), Description)
         self._client.ask("prepare")
-        enqueue, producer_cpu = self._enqueue("enqueue", self._entry.one)
-        bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", self._entry.many)[0]
+        jobs = self._some(JOBS)
+        enqueue, producer_cpu = self._enqueue("enqueue", self._some(self._entry.one))
+        rest = jobs - self._next
+        bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", rest - _WARM)[0]
+        while (rest := jobs - self._next) > 0:  # where there is no bulk: not measured, as others do less of it
+            self._client.ask("enqueue", first=self._take(min(rest, _AT_ONCE)), count=min(rest, _AT_ONCE))
         drain, cpu = self._drain()
         pickup = self._pickup()
         late = self._delayed() if description.later else []
         idle = self._store.commands(self._size.idle_seconds)
         time.sleep(_LATE_TWINS)
         self._client.ask("stop")
+        long_bulk, long_drain = self._long_run() if self._entry.long else (None, None)
         early = sum(one < -_TOLERANCE for one in late)
         done = account(marks.read(self._client.marks), range(self._next), early)
         per_second = None if idle is None else idle / self._size.idle_seconds
-        return Turn(description, done, enqueue, bulk, drain, producer_cpu, cpu, pickup, late, per_second)
+        return Turn(
+            description, done, enqueue, bulk, drain, producer_cpu, cpu, pickup, late, per_second, long_bulk, long_drain
+        )
 
     def _enqueue(self, do: str, count: int) -> tuple[float, float]:
         """Jobs a second, and processor seconds per 10,000, after a few that connect and warm up."""
         self._client.ask(do, first=self._take(_WARM), count=_WARM)
-        count = max(_WARM, int(count * self._size.share))
         took = self._client.ask(do, first=self._take(count), count=count)
         return count / took["seconds"], took["cpu"] / count * 10_000
 
+    def _long_run(self) -> tuple[float, float]:
+        """Enqueue in bulk, and drain with new workers: jobs a second of both."""
+        count = self._some(self._entry.long)
+        bulk = self._enqueue("enqueue_bulk", count)[0]
+        drain = self._drain()[0]
+        time.sleep(_LATE_TWINS)
+        self._client.ask("stop")
+        return bulk, drain
+
+    def _some(self, jobs: int) -> int:
+        """This turn's share of so many."""
+        return max(_WARM, int(jobs * self._size.share))
+
     def _drain(self) -> tuple[float, float]:
-        """Jobs a second, and processor seconds per 10,000."""
+        """Jobs a second, and processor seconds per 10,000, of what waits and has not run before."""
+        ran_before = {mark.number for mark in marks.read(self._client.marks)}
         workers = [psutil.Process(pid) for pid in self._client.ask("start")["pids"]]
-        self._wait_for(1)
+        self._wait_for(len(ran_before) + 1)
         begun, before = marks.count(self._client.marks), _processor_seconds(workers)
         self._wait_for(self._next)
         used = _processor_seconds(workers) - before
-        ran = [mark.at for mark in marks.read(self._client.marks)]
+        ran = [mark.at for mark in marks.read(self._client.marks) if mark.number not in ran_before]
         return (len(ran) - 1) / (ran[-1] - ran[0]) * 1e9, used / max(1, len(ran) - begun) * 10_000
 
     def _pickup(self) -> list[float]:

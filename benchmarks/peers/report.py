@@ -52,7 +52,7 @@ def show(run: Run) -> None:
 def markdown(run: Run) -> str:
     """The whole page: tables, ratios, settings and caveats."""
     title = ["# multiq beside its peers", "[What is measured, and how](../../docs/peers.md).", _PICTURE, "## Figures"]
-    words = "\n".join(map(_words, run.rows))
+    words = "\n".join(_words(row, run) for row in run.rows)
     return "\n\n".join([*title, figures(run), "## Versions, settings, caveats", words]) + "\n"
 
 
@@ -75,12 +75,14 @@ def figures(run: Run) -> str:
         f"{run.when}, {run.machine}. Medians of {turns} of each library, and half of the spread where there are "
         "several; percentiles of the samples of all turns."
     )
+    if run.jobs:
+        about += f" Every library enqueued and drained {run.jobs:,} jobs a turn."
     parts = [about]
     for store, title in _STORES.items():
         if rows := run.rows_of(store):
             record = run.stores.get(store)
             kept_in = f"{record.version}; {record.durability}." if record else ""
-            parts += [f"### {title}", kept_in, _markdown_table(rows)]
+            parts += [f"### {title}", kept_in, _markdown_table(rows), *_long_runs(rows)]
     ratios = [f"- {line}" for line in _ratios(run)]
     if ratios:
         parts += ["### multiq beside the best peer", "\n".join(ratios)]
@@ -168,7 +170,15 @@ def _multiple(ours: Row, others: list[Row], name: str, what: str) -> str | None:
     return f"{what} {(ours.median(name) or 0) / (best.median(name) or 1):.1f} times {best.entry.name}"
 
 
-def _words(row: Row) -> str:
+def _long_runs(rows: list[Row]) -> Iterator[str]:
+    """A second run with more jobs, of those that are through with the first in no time."""
+    for row in rows:
+        if row.figures("long_drain"):
+            rates = f"in bulk {_rate(row, 'long_bulk')} /s, drain {_rate(row, 'long_drain')} /s"
+            yield f"{row.entry.name}, a long run of {row.entry.long:,} jobs: {rates}."
+
+
+def _words(row: Row, run: Run) -> str:
     about = row.description
     title = f"**{row.entry.name} on {_STORES[row.entry.store]}**"
     if about is None:
@@ -176,5 +186,6 @@ def _words(row: Row) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in about.versions.items())
     bulk = f"{about.bulk:,} jobs a bulk call" if about.bulk else ""
     sentences = [versions, about.settings, bulk, *about.caveats]
-    counts = f"{row.entry.one:,} jobs one by one" + (f", {row.entry.many:,} in bulk" if about.bulk else "")
-    return f"- {title}: {'; '.join(filter(None, sentences))}. A turn: {counts}."
+    rest = "in bulk" if about.bulk else "the same way (not measured)"
+    counts = f" A turn: {row.entry.one:,} jobs one by one, the rest of {run.jobs:,} {rest}." if run.jobs else ""
+    return f"- {title}: {'; '.join(filter(None, sentences))}.{counts}"

@@ -76,6 +76,8 @@ class Run(msgspec.Struct):
     repeats: int
     stores: dict[str, StoreRecord]
     rows: list[Row]
+    jobs: int = 0
+    """How many every library enqueued and drained in a turn; 0: each had a number of its own, before there was one."""
 
     def rows_of(self, store: str) -> list[Row]:
         """Of one store: multiq first, then the fastest to drain."""

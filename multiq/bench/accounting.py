@@ -1,18 +1,25 @@
-"""The proof: what was enqueued, beside what was run, beside what the store still has. Anything odd is a violation."""
+"""The proof: what was enqueued, beside what was run, beside what the store still has. Anything odd is a violation.
+
+Jobs are told apart by the number that each one carries as its argument. No count is set off against another: a job
+that is missing is lost, however many others came twice, and whatever the store says that it holds.
+"""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_right
 from collections import defaultdict
-from itertools import pairwise
+from itertools import accumulate, chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from multiq.text import many
+
 from .report import Accounting, Violation
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from .journal import Run
 
@@ -43,10 +50,12 @@ class Evidence(msgspec.Struct, kw_only=True):
 
     sent: list[Sent]
     runs: list[Run]
-    removed: int = 0
-    """Jobs that were purged, as the store counted them."""
-    left: int | None = 0
-    """Jobs that the store had at the end, in any state; None: it cannot tell."""
+    emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    """Numbers of the jobs that were taken out unread when the work was over, each as often as it was handed out."""
+    found_after: int = 0
+    """How many of those were found after the workload was done with its queue, which should have been empty then."""
+    left: Mapping[str, int | None] = {}
+    """State -> jobs that the store counted in it when the workload was done; None: it cannot tell."""
     fails: Mapping[int, int] = {}
     """Job number -> how many of its runs were to fail."""
     killed: Mapping[int, int] = {}
@@ -68,13 +77,14 @@ def account(evidence: Evidence) -> Accounting:
         ledger.out_of_order(),
         ledger.overlap(),
         ledger.invented(),
+        ledger.left_over(),
     ]
-    checked = ["lost", "doubled", "early", "overlap", "invented"]
+    checked = ["lost", "doubled", "early", "overlap", "invented", "left over"]
     if evidence.in_order:
         checked.insert(3, "out of order")
     return Accounting(
         enqueued=ledger.enqueued,
-        finished=len(ledger.finished),
+        finished=ledger.enqueued - len(ledger.missing),
         runs=len(evidence.runs),
         explained=ledger.explained,
         violations=[violation for violation in found if violation is not None],
@@ -90,14 +100,20 @@ class _Ledger:
         self._sent = sorted(evidence.sent)
         self._firsts = [sent.first for sent in self._sent]
         self.enqueued = sum(sent.jobs for sent in self._sent)
-        self._strangers: list[Run] = []
+        self._strangers: list[int] = []
         self._by_number: dict[int, list[Run]] = defaultdict(list)
         for run in sorted(evidence.runs, key=lambda run: run.start):
             if self._sent_with(run.number) is None:
-                self._strangers.append(run)
+                self._strangers.append(run.number)
             else:
                 self._by_number[run.number].append(run)
-        self.finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
+        finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
+        self._emptied = bytearray(
+            self.enqueued
+        )  # how often each job was taken out, up to 255: a million are a megabyte
+        self._strangers += self._note_emptied()
+        self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
+        """Neither run to the end nor taken out of the queue."""
         self.explained = sum(min(len(runs) - 1, self._may_rerun(runs)) for runs in self._by_number.values())
 
     def failed(self) -> Violation | None:
@@ -105,22 +121,34 @@ class _Ledger:
         return None if complaint is None else Violation("failed", 1, complaint)
 
     def lost(self) -> Violation | None:
-        """Neither run to the end, nor purged, nor in the store. What the store cannot tell is not lost for certain."""
-        if self._evidence.left is None:
+        """Neither run to the end, nor handed out when the queue was emptied.
+
+        That the store still counts some is no excuse: a job that is never handed out is of no use. Only where the work
+        broke off may what is missing be among those that the store still has.
+        """
+        if not self.missing or (self._evidence.complaint is not None and self._left != 0):
             return None
-        missing = self.enqueued - len(self.finished) - self._evidence.removed - self._evidence.left
-        if missing <= 0:
-            return None
-        return Violation("lost", missing, self._missing_one())
+        number = self.missing[0]
+        how = "begun and never ended" if number in self._by_number else "never begun"
+        example = f"job {number} was enqueued, was {how}, and the store does not hand it out"
+        return Violation("lost", len(self.missing), example)
 
     def doubled(self) -> Violation | None:
-        """Run more often than failures and killed processes explain."""
-        found = [(number, runs) for number, runs in self._by_number.items() if len(runs) - 1 > self._may_rerun(runs)]
+        """Handed out more often than failures and killed processes explain."""
+        found = [(number, runs, 0) for number, runs in self._by_number.items() if self._is_doubled(runs, 0)]
+        if self._evidence.emptied:
+            found = [
+                (number, self._by_number.get(number, []), taken)
+                for number, taken in self._jobs()
+                if self._is_doubled(self._by_number.get(number, []), taken)
+            ]
         if not found:
             return None
-        number, runs = found[0]
-        why = "nothing explains more than one" if not self._may_rerun(runs) else "not all of them explained"
-        return Violation("doubled", len(found), f"job {number} was run {len(runs)} times, {why}: {_times(runs)}")
+        number, runs, taken = found[0]
+        why = "not all of them explained" if runs and self._may_rerun(runs) else "nothing explains more than one"
+        times = f"handed out {len(runs) + taken} times" if taken else f"run {len(runs)} times"
+        example = f"job {number} was {times}, {why}: {_times(runs, taken)}"
+        return Violation("doubled", len(found), example)
 
     def early(self) -> Violation | None:
         """Begun before it was due, or before it was enqueued at all."""
@@ -174,10 +202,50 @@ class _Ledger:
     def invented(self) -> Violation | None:
         if not self._strangers:
             return None
-        numbers = {run.number for run in self._strangers}
+        numbers = set(self._strangers)
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and nobody enqueued it")
 
+    def left_over(self) -> Violation | None:
+        """In the store although all work is done. Where the work broke off, that is no news."""
+        after, left = self._evidence.found_after, self._left or 0
+        if self._evidence.complaint is not None or not (after or left):
+            return None
+        states = ", ".join(f"{count} {state}" for state, count in self._evidence.left.items() if count)
+        counted = f"the store counts {states}" if states else "the store counts none"
+        example = f"when all work was done, {counted}, and hands out {after or 'none'}"
+        return Violation("left over", max(after, left), example)
+
     # --- small questions ---
+
+    @property
+    def _left(self) -> int | None:
+        """Jobs that the store counted at the end, in any state; None: it cannot tell."""
+        counts = self._evidence.left.values()
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _jobs(self) -> Iterator[tuple[int, int]]:
+        """The number of each job that was enqueued, and how often it was taken out when the queue was emptied."""
+        numbers = chain.from_iterable(range(sent.first, sent.first + sent.jobs) for sent in self._sent)
+        return zip(numbers, self._emptied, strict=True)
+
+    def _note_emptied(self) -> list[int]:
+        """Count what was taken out; returns the numbers of those that nobody enqueued.
+
+        Where the work broke off, it is not known what was enqueued.
+        """
+        strangers = []
+        before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
+        for number in self._evidence.emptied:
+            place = bisect_right(self._firsts, number) - 1
+            if place < 0 or number >= self._sent[place].first + self._sent[place].jobs:
+                strangers.append(number)
+                continue
+            at = before[place] + number - self._firsts[place]
+            self._emptied[at] = min(255, self._emptied[at] + 1)
+        return strangers if self._evidence.complaint is None else []
+
+    def _is_doubled(self, runs: Sequence[Run], taken: int) -> bool:
+        return len(runs) + taken > 1 and len(runs) + taken - 1 > (self._may_rerun(runs) if runs else 0)
 
     def _sent_with(self, number: int) -> Sent | None:
         index = bisect_right(self._firsts, number) - 1
@@ -202,18 +270,8 @@ class _Ledger:
         """When a run was over; one that was cut short ended with its process."""
         return run.end or self._evidence.killed.get(run.pid, run.start)
 
-    def _missing_one(self) -> str:
-        unfinished = (
-            sent.first + index
-            for sent in self._sent
-            for index in range(sent.jobs)
-            if sent.first + index not in self.finished
-        )
-        number = next(unfinished)
-        how = "was begun and never ended" if number in self._by_number else "was never begun"
-        return f"job {number} was enqueued, {how}, and the store does not have it"
 
-
-def _times(runs: Sequence[Run]) -> str:
-    start = runs[0].start
-    return ", ".join(f"process {run.pid} at +{(run.start - start) / _MS:.1f} ms" for run in runs[:4])
+def _times(runs: Sequence[Run], taken: int = 0) -> str:
+    start = runs[0].start if runs else 0
+    parts = [f"process {run.pid} at +{(run.start - start) / _MS:.1f} ms" for run in runs[:4]]
+    return ", ".join([*parts, f"{many(taken, 'time')} when the queue was emptied"] if taken else parts)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from multiq.errors import MultiqError
+from multiq.text import many
 
 from .figures import label, when
 from .report import Metric  # noqa: TC001 - msgspec looks it up
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 
 THRESHOLD = 0.10
 """How much worse a figure may be and still be called the same."""
+
+ENOUGH = 5
+"""Repeats; with fewer, hardly any change can be told from chance."""
 
 _CONFIDENCE = 0.95  # of the intervals that are shown
 _FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls anything worse, over all its figures together
@@ -111,6 +115,11 @@ class Comparison(msgspec.Struct, frozen=True):
         return any(row.verdict == "worse" for row in self.rows)
 
     @property
+    def is_unsure(self) -> bool:
+        """Whether any figure is such that its repeats do not say if it has changed."""
+        return any(row.verdict == "cannot tell" for row in self.rows)
+
+    @property
     def allowed(self) -> float:
         """The threshold, with the machine's drift."""
         return self.threshold + abs(self.drift)
@@ -119,20 +128,25 @@ class Comparison(msgspec.Struct, frozen=True):
         """What is worse or better, the worst first."""
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
+    def suspects(self) -> list[Row]:
+        """What looks worse than is allowed, and for which its repeats do not vouch; the worst first."""
+        unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
+        return sorted(unsure, key=lambda row: row.harm, reverse=True)
+
     def count(self, verdict: Verdict) -> int:
         return Counter(row.verdict for row in self.rows)[verdict]
 
     def summary(self) -> str:
         """The verdict in a sentence."""
-        figures = f"of {len(self.rows)} figures"
+        figures = f"{len(self.rows)} figures"
         worse, better, unsure = self.count("worse"), self.count("better"), self.count("cannot tell")
-        rest = f"{better} better, {self.count('no difference')} no different, {unsure} too noisy to tell"
+        rest = f"{better} better, {self.count('no difference')} no different"
+        by = f"by more than {self.allowed:.0%}"
         if worse:
-            return f"regression: {figures} {worse} worse by more than {self.allowed:.0%}, {rest}"
-        if unsure == len(self.rows):
-            return f"cannot tell: {figures} all are too noisy to show a change of {self.allowed:.0%}"
-        verdict = "faster" if better else "no difference"
-        return f"{verdict}: {figures} none is worse by more than {self.allowed:.0%}, {rest}"
+            return f"regression: of {figures} {worse} worse {by}, {rest}, {unsure} too noisy to tell"
+        if unsure:
+            return f"cannot tell for {unsure} of {figures}: none is worse for certain {by}, {rest}"
+        return f"{'faster' if better else 'no difference'}: of {figures} none is worse {by}, {rest}"
 
 
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
@@ -156,6 +170,11 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
         caveats=[*obstacles, *_caveats(old, new, drift)],
         rows=_judged(pairs, threshold, drift),
     )
+
+
+def too_few(repeats: int) -> str:
+    """What to say of fewer repeats than ``ENOUGH``."""
+    return f"{many(repeats, 'repeat')}: with fewer than {ENOUGH} only large changes show, and often none"
 
 
 def _name(report: Report) -> str:
@@ -219,6 +238,8 @@ def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
         change = "slower" if drift > 0 else "faster"
         yield f"the machine itself was {abs(drift):.1%} {change} in the new run: times may differ by as much more"
     for word, report in (("old", old), ("new", new)):
+        if report.repeats < ENOUGH:
+            yield f"the {word} run has {too_few(report.repeats)}"
         if report.noise:
             yield f"the {word} run was noisy: {report.noise}"
         if report.violations:

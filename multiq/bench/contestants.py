@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .place import Profile
 
 PLANTED = "planted"
-"""Backends with a bug each, for the bench's own tests: ``planted:lose``."""
+"""Backends with a bug each, for the bench's own tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
 
 _PATIENCE = 15.0  # seconds that a queue may take to be empty: leases of workers that were killed have to end
 _REMOVED = (State.READY, State.DELAYED, State.BURIED)
@@ -57,7 +57,7 @@ class Entrant(msgspec.Struct):
     """The driver's: ``redis``."""
     place: Place
     is_ours: bool
-    """Whether the bench started the server."""
+    """Whether nobody else's jobs are there."""
     mark: str
     """What sets the queues of this run apart from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
@@ -116,7 +116,7 @@ def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | N
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
     ``BackendError``.
     """
-    if profile == "durable" and is_volatile(folder) and any("://" not in text for text in given):
+    if profile == "durable" and is_volatile(folder) and any(map(_is_ours, given)):
         raise FolderVolatile(
             f"{folder} lies in memory ({file_system_of(folder)}), where nothing can be durable: name a folder on a "
             "disk for the servers, as in TMPDIR=/var/tmp multiq bench ..."
@@ -125,7 +125,7 @@ def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | N
     with ExitStack() as stack:
         for number, (name, text) in enumerate(zip(_shown(given), given, strict=True)):
             place, backend = _place(text, profile, folder / str(number), stack)
-            entrant = Entrant(name, backend, place, "://" not in text, mark or os.urandom(5).hex())
+            entrant = Entrant(name, backend, place, _is_ours(text), mark or os.urandom(5).hex())
             stack.callback(entrant.remove_queues)
             entrants.append(entrant)
         yield entrants
@@ -151,6 +151,11 @@ def _place(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple
     return stack.enter_context(_startable(text).throwaway(_made(folder), profile)), text
 
 
+def _is_ours(text: str) -> bool:
+    """Whether nobody else's jobs are there: a server of the bench's own, or a planted backend."""
+    return "://" not in text or text.startswith(f"{PLANTED}:")
+
+
 def _startable(name: str) -> type[Bench]:
     """Raises ``BackendNotInstalled`` for what is no backend, or none that the bench can start."""
     bench = load_bench(name)
@@ -169,7 +174,7 @@ def _made(folder: Path) -> Path:
 
 def _shown(given: Sequence[str]) -> list[str]:
     """Unique names: ``redis``, ``redis 2``."""
-    masked = [redact(text) if "://" in text else text for text in given]
+    masked = [text if _is_ours(text) else redact(text) for text in given]
     shown: list[str] = []
     for at, name in enumerate(masked):
         number = masked[:at].count(name) + 1

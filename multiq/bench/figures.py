@@ -109,7 +109,7 @@ def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
 
 def proof(report: Report) -> Proof:
     """All repeats' accounts in one."""
-    accounts = [sample.accounting for result in report.results for sample in result.samples]
+    accounts = [sample.accounting for result in [*report.warm_ups, *report.results] for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
     return Proof(sum(one.enqueued for one in accounts), sum(one.explained for one in accounts), list(checked))
 

@@ -67,6 +67,7 @@ class _Section(NamedTuple):
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
     """The page, with the comparison of this run with an older one if there is one."""
+    suspects = comparison.suspects() if comparison else []
     names = [contestant.name for contestant in report.contestants]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
@@ -86,7 +87,8 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         calm=_svg(charts.calm(report, "How calm the machine was beside each repeat")),
         comparison=comparison,
         changes=comparison.changes() if comparison else [],
-        others=[row for row in comparison.rows if not row.is_change] if comparison else [],
+        suspects=suspects,
+        others=[row for row in comparison.rows if not row.is_change and row not in suspects] if comparison else [],
         colours={name: charts.colour(names, name) for name in names},
         dashes={name: charts.dash(names, name) for name in names},
         when=when(report),

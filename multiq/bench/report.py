@@ -31,11 +31,12 @@ class Metric(msgspec.Struct, frozen=True):
 class Violation(msgspec.Struct, frozen=True):
     """A promise that was broken. Any of them makes the run red."""
 
-    kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "failed"]
-    """``lost``: enqueued, never run to its end, and not in the store; ``doubled``: run again with no crash, lease end,
-    release or kick to explain it; ``early``: begun before its due time; ``out of order``: begun before one that was to
-    go first, with one consumer; ``overlap``: two ran the same job at the same time; ``invented``: run, and never
-    enqueued; ``failed``: the workload itself could not be carried out."""
+    kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "left over", "failed"]
+    """``lost``: enqueued, never run to its end, and not handed out when the queue is emptied; ``doubled``: handed out
+    again with no crash, lease end, release or kick to explain it; ``early``: begun before its due time; ``out of
+    order``: begun before one that was to go first, with one consumer; ``overlap``: two ran the same job at the same
+    time; ``invented``: run, and never enqueued; ``left over``: in the store when all work was done; ``failed``: the
+    workload itself could not be carried out."""
     count: int
     example: str
     """One of them, in a sentence: job, times, who."""
@@ -46,7 +47,7 @@ class Accounting(msgspec.Struct, frozen=True):
 
     enqueued: int
     finished: int
-    """Of those, the ones that ran to their end at least once."""
+    """Of those, the ones that ran to their end at least once, or were handed out when the queue was emptied."""
     runs: int
     explained: int
     """Runs beyond the first that a crash, a failure or a lease's end explains: at least once, and not a violation."""
@@ -140,6 +141,8 @@ class Report(msgspec.Struct, frozen=True):
     workloads: list[Workload]
     contestants: list[Contestant]
     results: list[Result]
+    warm_ups: list[Result] = []
+    """Jobs that no figure is of: what came before the workloads, and idle workers."""
     reference: float | None = None
     """Seconds of the fixed piece of work behind ``Sample.calm`` at its fastest: how fast the machine itself was."""
 
@@ -148,7 +151,7 @@ class Report(msgspec.Struct, frozen=True):
         """All broken promises, with where they were broken."""
         return [
             (result, violation)
-            for result in self.results
+            for result in [*self.warm_ups, *self.results]
             for sample in result.samples
             for violation in sample.accounting.violations
         ]

@@ -113,6 +113,7 @@ def run(setting: Setting, options: Options, tell: Listener) -> Report:
         workloads=[workload.definition() for workload in options.workloads],
         contestants=race.contestants,
         results=results,
+        warm_ups=race.warm_ups,
         reference=setting.meter.reference,
     )
 
@@ -135,6 +136,7 @@ class _Race:
         self._unfit: dict[tuple[str, str, str], str] = {}
         self._limits: dict[tuple[str, str], list[float]] = {}
         hands.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
+        self.warm_ups: list[Result] = []
         for entrant in entrants:
             self._say("warming up", entrant)
             self._warm_up(entrant)
@@ -193,12 +195,12 @@ class _Race:
         try:
             outcome = step.workload.run(stage, step.variant.parameters)
         except Unfit:
+            stage.empty()  # what was put until then
+            self._note_aside(entrant, step.workload.name, account(stage.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it was: this figure cannot be had, and the report says why
             stage.evidence.complaint = describe(exc)
-        finally:
-            evidence = stage.close()
-        return outcome, account(evidence)
+        return outcome, account(stage.close())
 
     def _result(self, entrant: Entrant, workload: Workload, variant: Variant) -> Result:
         key = (entrant.name, workload.name, variant.name)
@@ -224,7 +226,23 @@ class _Race:
             with stage.working(1) as crew:
                 stage.drain(crew)
         finally:
-            stage.close()
+            evidence = stage.close()
+        self._note_aside(entrant, "warm-up", account(evidence))
+
+    def _note_aside(self, entrant: Entrant, what: str, accounting: Accounting) -> None:
+        """Jobs that no figure is of: they are accounted for as all others are."""
+        sample = Sample(
+            started=time.monotonic() - self._began,
+            seconds=0.0,
+            metrics={},
+            accounting=accounting,
+            histograms={},
+            timeline=[],
+            calm=1.0,
+        )
+        self.warm_ups.append(
+            Result(contestant=entrant.name, workload=what, variant="", parameters={}, samples=[sample])
+        )
 
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests a second of one idle worker each, all of them at the same time: that takes nobody's time."""
@@ -236,7 +254,7 @@ class _Race:
             for entrant in self._entrants:
                 self._say("starting an idle worker", entrant)
                 stage = self._stage(entrant, "idle")
-                stack.callback(stage.close)
+                stack.callback(self._close_idle, stage, entrant)
                 crew = stack.enter_context(stage.working(1))
                 crew.wait_until_ready(1)
                 stages[entrant.name] = entrant.place
@@ -246,6 +264,9 @@ class _Race:
             spent = {name: place.counters().since(before[name]).commands for name, place in stages.items()}
         self._seconds += seconds
         return {name: None if commands is None else commands / seconds for name, commands in spent.items()}
+
+    def _close_idle(self, stage: Stage, entrant: Entrant) -> None:
+        self._note_aside(entrant, "idle", account(stage.close()))
 
     def _take_limits(self) -> None:
         """The leanest loops on each server, where a workload of this run is set beside one."""

@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from multiq.backend import State
+from multiq.backend import STORED_STATES, State
 
 from .accounting import Evidence, Sent
 from .hands import Hands, WorkerOptions
 from .journal import Journals
 from .place import Counters
-from .work import sweep
+from .work import numbers_of, sweep
 
 if TYPE_CHECKING:
+    from array import array
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
@@ -31,8 +32,9 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PATIENCE = 60.0
-"""Seconds without any progress after which a repeat has failed. A workload may have more where its jobs wait longer."""
+"""Seconds without any progress after which nothing more is waited for: what is missing then is a violation."""
 
+_START = 60.0  # seconds that a worker may take until its processes have begun
 _QUIET = 1.5  # seconds: nothing in the store, nothing running, and jobs missing for so long: they do not come any more
 _LOOK = 0.002  # seconds between looks at the journals
 _REST = 0.01  # seconds between looks at the store
@@ -74,10 +76,24 @@ class Crew:
 
     def wait_until_ready(self, processes: int) -> None:
         """Until all of its processes have begun to reserve."""
-        give_up_at = time.monotonic() + PATIENCE
+        self.wait_until_begun(processes)
+        time.sleep(0.05)  # from its journal to its first reserve
+
+    def wait_until_begun(self, processes: int = 1) -> None:
+        """Until so many of its processes have a journal."""
+        give_up_at = time.monotonic() + _START
         while len(self.journals.look()) < processes and time.monotonic() < give_up_at:
             time.sleep(_LOOK)
-        time.sleep(0.05)  # from its journal to its first reserve
+
+    def wait_until_ended(self, runs: int) -> None:
+        """Until so many runs have ended, or none has for a while."""
+        self.wait_until_begun()
+        ended, changed_at = 0, time.monotonic()
+        while ended < runs and time.monotonic() - changed_at < PATIENCE:
+            time.sleep(_LOOK)
+            before, ended = ended, self.journals.ended()
+            if ended != before:
+                changed_at = time.monotonic()
 
 
 class Stage:
@@ -108,7 +124,7 @@ class Stage:
         """A hand, ready to do *function* on this repeat's queue."""
         return self._hands.take(function, self.queue, *arguments)
 
-    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = PATIENCE) -> Cost:
+    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
         """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
         hand = self.take(function, *arguments)
         cost = Cost()
@@ -141,18 +157,21 @@ class Stage:
         self._journals.append(journals)
         capacity = 4 * (self.enqueued if runs is None else runs) + 1000
         crew = Crew(self._hands.hire(WorkerOptions(self.queue, folder, capacity, processes)), journals)
-        yield crew
-        crew.worker.stop()
-        self.evidence.runs += journals.runs()
+        try:
+            yield crew
+            crew.worker.stop()
+        finally:
+            self.evidence.runs += journals.runs()
         if cost is not None and cost.cpu is not None:
             cpu = journals.cpu()
             cost.cpu = None if cpu is None else cost.cpu + cpu
 
-    def drain(self, crew: Crew, runs: int | None = None, patience: float = PATIENCE) -> None:
+    def drain(self, crew: Crew, runs: int | None = None) -> None:
         """Wait until *runs* of them (if not one for each job) have ended and the store has nothing left."""
         expected = self.enqueued if runs is None else runs
+        crew.wait_until_begun()
         ended, changed_at = -1, time.monotonic()
-        while True:
+        while ended <= _again_and_again(expected):
             now, before = time.monotonic(), ended
             ended = crew.journals.ended()
             if ended != before:
@@ -165,29 +184,30 @@ class Stage:
                 return  # what is missing now is lost, and the accounting says so
             if left is None and now - changed_at >= _QUIET:
                 return
-            if now - changed_at >= patience:
-                self.evidence.complaint = (
-                    f"{ended} of {expected} runs had ended, and then none for {patience:.0f} s; the store has {left}"
-                )
-                return
+            if now - changed_at >= PATIENCE:
+                return  # what the store keeps is left over, and the accounting says so
             time.sleep(_REST)
 
     def sweep(self) -> None:
         """Take what is ready, batch by batch, in this process: the order is looked at where it is promised."""
-        self.evidence.runs += sweep(self.app, self.queue)
+        most = _again_and_again(self.enqueued)
+        runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
+        while runs:  # a store may say "nothing" while it has some: once more
+            self.evidence.runs += runs
+            most -= len(runs)
+            runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
 
     # --- looking, and tidying up ---
 
     def left(self) -> int | None:
         """Jobs in the store, in any state; None if it cannot tell."""
-        stats = self.app.queue(self.queue).stats()
-        parts = (stats.ready, stats.delayed, stats.reserved, stats.buried)
-        return None if None in parts else sum(part for part in parts if part is not None)
+        counts = self._counts().values()
+        return None if None in counts else sum(count for count in counts if count is not None)
 
-    def purge(self) -> None:
-        """Remove what is there, and note how much it was."""
-        self.evidence.removed += self.app.queue(self.queue).purge(list(_STORED))
+    def empty(self) -> None:
+        """Take out all that is ready, by its number: jobs that the work was not about."""
+        self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:
         """End all hands, ask the store what it has left, and remove that. Returns all that is known."""
@@ -195,10 +215,25 @@ class Stage:
         for journals in self._journals:
             journals.close()
         shutil.rmtree(self._folder, ignore_errors=True)
-        self.evidence.left = self.left()
-        if self.evidence.left:
+        self.evidence.left = self._counts()
+        found = self._numbers()  # asked for, whatever the store counts
+        self.evidence.emptied += found
+        self.evidence.found_after = len(found)
+        if self.left() != 0:
             self.app.queue(self.queue).purge(list(_STORED))
         return self.evidence
+
+    def _counts(self) -> dict[str, int | None]:
+        stats = self.app.queue(self.queue).stats()
+        return {state: getattr(stats, state) for state in STORED_STATES}
+
+    def _numbers(self) -> array[int]:
+        return numbers_of(self.app, self.queue, _again_and_again(self.enqueued))
+
+
+def _again_and_again(jobs: int) -> int:
+    """Runs of so many jobs beyond which it is certain that the store hands out the same ones again and again."""
+    return 2 * jobs + 1000
 
 
 def timeline(runs: list[Run], began: int, parts: int = 40) -> list[tuple[float, float]]:

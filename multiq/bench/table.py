@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from .report import Contestant, Metric, Report, Result, Workload
 
 _GAP = 2  # columns between columns
-_VERDICT_STYLES = {"worse": "bold red", "better": "green"}
+_SUSPECTS = 10  # figures that look worse and may not be: the worst of them are shown
+_VERDICT_STYLES = {"worse": "bold red", "better": "green", "cannot tell": "yellow"}
 
 
 def render(report: Report) -> RenderableType:
@@ -42,7 +43,7 @@ def render(report: Report) -> RenderableType:
 
 
 def render_comparison(comparison: Comparison) -> RenderableType:
-    """The verdict of a comparison, after the figures that are worse or better, the worst first."""
+    """The verdict of a comparison, after the figures that are worse or better, or look worse, the worst first."""
     return _Compared(comparison)
 
 
@@ -189,12 +190,17 @@ class _Compared:
         yield Text(safe(f"{found.new}, compared with {found.old}"))
         for caveat in found.caveats:
             yield Text(safe(caveat), style="yellow")
-        changes = found.changes()
-        if changes:
+        suspects = found.suspects()
+        shown = [*found.changes(), *suspects[:_SUSPECTS]]
+        if shown:
             yield Text()
-            yield from _changes(changes, options.max_width)
+            yield from _changes(shown, options.max_width)
+        if suspects[_SUSPECTS:]:
+            yield Text(f"and {many(len(suspects) - _SUSPECTS, 'figure')} more that may be worse, or not")
         yield Text()
-        yield Text(found.summary(), style="bold red" if found.regressed else "bold")
+        yield Text(
+            found.summary(), style="bold red" if found.regressed else "bold yellow" if found.is_unsure else "bold"
+        )
 
 
 def _changes(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from array import array
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
@@ -17,7 +18,7 @@ from .journal import Run
 from .place import PUT_AT_ONCE
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from multiq.backend import Lease
 
@@ -27,6 +28,7 @@ Go: TypeAlias = Callable[[], None]
 """Returns when it may begin."""
 
 _MAX_BODY = 2**27  # bytes
+_AT_ONCE = 500  # jobs that a sweep takes in one go
 
 
 def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
@@ -213,17 +215,40 @@ def leanest(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -
             }
 
 
-def sweep(app: BenchApp, queue: str, limit: int = 500) -> list[Run]:
-    """Take and ack all that is due, in batches: for jobs whose enqueuing was the work."""
-    runs: list[Run] = []
+def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
+    """Take and ack what is due, in batches, up to *most* and a batch: a store may hand out the same again and again.
+
+    It waits for the first up to *timeout* seconds.
+    """
+    return [
+        _run(lease, now + index)
+        for leases, now in _taken(app, queue, most, timeout)
+        for index, lease in enumerate(leases)
+    ]
+
+
+def numbers_of(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> array[int]:
+    """As ``sweep``, where nothing but the jobs' numbers matters: a million of them are eight megabytes."""
+    numbers = array("q")
+    for leases, _ in _taken(app, queue, most, timeout):
+        numbers.extend(_number(lease) for lease in leases)
+    return numbers
+
+
+def _taken(app: BenchApp, queue: str, most: int, timeout: float) -> Iterator[tuple[list[Lease], int]]:
+    """Batches, each acked with the call for the next one, and when it came, in ns."""
+    taken = 0
     with app.backend.consumer([queue]) as consumer:
-        leases = consumer.reserve(limit, 0)
+        leases = consumer.reserve(_AT_ONCE, timeout)
         while leases:
-            now = time.monotonic_ns()
-            runs += [_run(lease, now + index) for index, lease in enumerate(leases)]
-            lost, leases = consumer.exchange([Ack(lease) for lease in leases], limit, 0)
+            yield leases, time.monotonic_ns()
+            taken += len(leases)
+            verdicts = [Ack(lease) for lease in leases]
+            if taken > most:
+                _check(consumer.settle(verdicts))
+                return
+            lost, leases = consumer.exchange(verdicts, _AT_ONCE, 0)
             _check(lost)
-    return runs
 
 
 def _undisturbed(took: Sequence[float]) -> float:
@@ -237,8 +262,12 @@ def _check(lost: Sequence[Exception | None]) -> None:
 
 
 def _run(lease: Lease, now: int) -> Run:
+    return Run(_number(lease), now, now + 1, lease.attempt, os.getpid())
+
+
+def _number(lease: Lease) -> int:
     number: int = decode_envelope(lease.body, max_body=_MAX_BODY).args[0]
-    return Run(number, now, now + 1, lease.attempt, os.getpid())
+    return number
 
 
 def _sleep_until(moment: int) -> None:

@@ -7,7 +7,7 @@ import click
 from multiq import __version__
 
 from .group import LazyGroup
-from .options import connection_option, traceback_option
+from .options import connection_option, traceback_option, verbose_option
 
 #: what ``multiq --help`` lists, in its order: section -> command -> module of this package
 SECTIONS = {
@@ -46,6 +46,7 @@ SECTIONS = {
 )
 @click.version_option(__version__, prog_name="multiq")
 @connection_option
+@verbose_option
 @traceback_option
 def cli() -> None:
     """Job queues behind one API.

@@ -7,7 +7,10 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+import click
+
 from multiq.app import App
+from multiq.config import find_file, load_settings
 from multiq.errors import JobNotFound, MultiqError, OptionInvalid
 
 from .options import chosen_connection
@@ -51,6 +54,17 @@ def load_app(path: str) -> App:
     if connection is not None:
         _move(app, app.settings.resolve(connection), path)
     return app
+
+
+def default_app() -> str:
+    """The app that the settings name. Its module may also lie where their file is. Raises ``SettingsInvalid``."""
+    path = load_settings().app
+    if path is None:
+        raise click.UsageError("Missing argument 'APP': give it like shop.tasks:app, or set app in multiq.toml.")
+    source = find_file(None, os.environ)
+    if source is not None:
+        sys.path.append(str(source.absolute().parent))
+    return path
 
 
 def visible_queues(app: App) -> list[str]:

@@ -11,7 +11,7 @@ import click
 
 from multiq.text import many
 
-from .exits import BROKEN, FAILED, OK
+from .exits import BROKEN, FAILED, OK, UNSURE
 from .options import traceback_option
 from .output import Column, note, print_json, show, table
 
@@ -47,7 +47,7 @@ _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no jo
     "old_file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="OLD.json",
-    help="Set it beside an earlier report; exits with 1 if something is slower.",
+    help="Set it beside an earlier report; exits with 1 if something is worse, 7 if that cannot be told.",
 )
 @click.option(
     "--threshold", type=click.FloatRange(0, 10), help="How much slower is still the same (0.1: ten per cent)."
@@ -75,8 +75,8 @@ def bench(  # noqa: PLR0917 - click passes them all by name
       multiq bench redis://localhost sqlite:///jobs.db --html report.html
 
     A name starts a server of its own from the installed program, and ends it again; a URL uses yours, in queues of its
-    own that it removes. Exits with 6 if a job was lost, doubled, early or out of order. It needs an extra: pip install
-    'multiq[bench]'.
+    own that it removes. Exits with 6 if a job was lost, doubled, early, out of order or left over. It needs an extra:
+    pip install 'multiq[bench]'.
     """
     from multiq.bench import need_extra
 
@@ -95,6 +95,10 @@ def bench(  # noqa: PLR0917 - click passes them all by name
     if not given:
         raise click.UsageError("name what to run: multiq bench redis sqlite, or a URL")
     old = None if old_file is None else report.read(old_file)
+    if old is not None:
+        for word, count in (("earlier report", old.repeats), ("new run", options.repeats)):
+            if count < compare.ENOUGH:
+                note(f"warning: the {word} has {compare.too_few(count)}")
     done = _run(given, options)
     comparison = None
     try:
@@ -105,7 +109,9 @@ def bench(  # noqa: PLR0917 - click passes them all by name
         _write(done, comparison, json_file, html_file)
     if done.violations:
         return BROKEN
-    return FAILED if comparison is not None and comparison.regressed else OK
+    if comparison is None:
+        return OK
+    return FAILED if comparison.regressed else UNSURE if comparison.is_unsure else OK
 
 
 def _chosen(names: tuple[str, ...]) -> Sequence[Workload]:

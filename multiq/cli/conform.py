@@ -30,10 +30,13 @@ _FAILURE_LINES = 6  # of what happened, for each promise that was broken
 @click.argument("target", metavar="URL|NAME")
 @click.option("-k", "--select", multiple=True, metavar="WORD", help="Only a topic, a paragraph (4.3), part of a name.")
 @click.option("--walks", type=int, metavar="N", help="So many random walks; 0 for none.")
+@click.option("--harness", metavar="MODULE:CLASS", help="A UrlHarness of yours, for what a URL does not tell.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option
-def conformance(target: str, select: tuple[str, ...], walks: int | None, markdown: bool, as_json: bool) -> int:
+def conformance(  # noqa: PLR0917 - click passes them by name
+    target: str, select: tuple[str, ...], walks: int | None, harness: str | None, markdown: bool, as_json: bool
+) -> int:
     """Run the conformance suite against a backend, and print which promises it keeps, refuses or breaks.
 
     \b
@@ -41,16 +44,19 @@ def conformance(target: str, select: tuple[str, ...], walks: int | None, markdow
       multiq conformance sqlite:///jobs.db -k lease -k 7.1
 
     It works in real time, in queues of its own that it empties afterwards; it touches no other. Exits with 6 if a
-    promise is broken, or claimed without a test that ran. It needs an extra: pip install 'multiq[conformance]'.
+    promise is broken, or claimed without a test that ran. What this harness has no hook for (a server that hangs, say)
+    is printed as not tried, and breaks nothing. It needs an extra: pip install 'multiq[conformance]'.
     """
     from multiq.config import load_settings
     from multiq.conformance import run
+    from multiq.conformance.harness import load_harness
 
     if markdown and as_json:
         raise click.UsageError("--markdown or --json: choose one")
     url = load_settings().resolve(target)
+    made = None if harness is None else load_harness(harness)
     with _progress() as progress:
-        report = run(url, progress=progress, walks=walks, select=_words(select))
+        report = run(url, progress=progress, walks=walks, select=_words(select), harness=made)
     if as_json:
         _print_json(report)
     elif markdown:
@@ -109,6 +115,8 @@ def _show(report: Report) -> None:
         show(
             "", table([Column("REFUSED"), Column("WHY", folds=True)], [[safe(power), safe(why)] for power, why in gaps])
         )
+    if report.not_tried:
+        show("", table([Column("NOT TRIED", folds=True)], [[safe(why)] for why in report.why_not_tried()]))
     for row in report.failed:
         _show_failure(row)
     click.echo()
@@ -142,7 +150,7 @@ def _paragraphs_table(report: Report) -> Table:
 def _show_failure(row: Row) -> None:
     place = f" ({', '.join(row.paragraphs)})" if row.paragraphs else ""
     click.echo()
-    click.secho(safe(f"broken{place}: {row.topic}: {_sentence(row)}"), fg="red")
+    click.secho(safe(f"broken{place} after {row.seconds:.1f} s: {row.topic}: {_sentence(row)}"), fg="red")
     lines = (row.reason or "").splitlines()
     for line in lines[:_FAILURE_LINES]:
         click.echo(f"  {safe(line)[:400]}")

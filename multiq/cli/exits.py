@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
 import shutil
 import sys
 import textwrap
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import click
 
@@ -30,7 +32,9 @@ RESERVED = 4
 UNSUPPORTED = 5
 """The backend cannot do this, and says so."""
 BROKEN = 6
-"""``multiq conformance``: a promise is not kept."""
+"""``multiq conformance``, ``multiq bench``: a promise is not kept."""
+UNSURE = 7
+"""``multiq bench --compare``: nothing is worse for certain, and for some figures it cannot be told."""
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by answering no."""
 
@@ -46,6 +50,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (ImportError, USAGE),  # an extra that is not installed
 )
 
+_UNWRITABLE = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF}
 _LINES = 16  # of a message: with the prompt around it, it stays on one screen
 _COLUMNS = 600  # of a line of it
 
@@ -63,6 +68,12 @@ def exit_code(error: Exception) -> int:
 
 def report(error: Exception, arguments: Sequence[str]) -> int:
     """Tell an error on standard error, as text or, under ``--json``, as a line of JSON. Returns its exit code."""
+    with contextlib.suppress(OSError):  # where that cannot be written, the code is all that is left
+        _tell(error, arguments)
+    return exit_code(error)
+
+
+def _tell(error: Exception, arguments: Sequence[str]) -> None:
     flags = list(arguments)[: list(arguments).index("--")] if "--" in arguments else arguments
     with_traceback = "--traceback" in flags or os.environ.get("MULTIQ_TRACEBACK", "") not in {"", "0"}
     if with_traceback:
@@ -77,7 +88,6 @@ def report(error: Exception, arguments: Sequence[str]) -> int:
         hint = _hint(error)
         if hint and not with_traceback:
             click.echo(hint, err=True)
-    return exit_code(error)
 
 
 def _kind(error: Exception) -> str:
@@ -101,7 +111,28 @@ def _sentence(error: Exception) -> str:
         return "stopped"
     if isinstance(error, errors.MultiqError):
         return safe(str(error), keep="\n")
+    if _is_of_system(error):
+        return _system_sentence(error)
     return safe(f"this should not happen: {type(error).__name__}: {error}", keep="\n")
+
+
+def _is_of_system(error: Exception) -> TypeGuard[OSError]:
+    """Whether a standard stream cannot be written to, or the current folder is gone: drivers' errors are multiq's."""
+    return isinstance(error, OSError) and (_is_folder_gone() or (error.filename is None and error.errno in _UNWRITABLE))
+
+
+def _system_sentence(error: OSError) -> str:
+    if _is_folder_gone():
+        return "the current folder is not there any more: it was deleted or moved; change to another one"
+    return safe(f"standard output cannot be written to: {error.strerror}")
+
+
+def _is_folder_gone() -> bool:
+    try:
+        os.getcwd()  # noqa: PTH109 - whether it can be told
+    except OSError:
+        return True
+    return False
 
 
 def _fit(message: str) -> str:
@@ -126,6 +157,6 @@ def _hint(error: Exception) -> str:
     """Where to read on, under the message."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
-    if not isinstance(error, click.ClickException | errors.MultiqError):
+    if not isinstance(error, click.ClickException | errors.MultiqError) and not _is_of_system(error):
         return "add --traceback to see where"
     return ""

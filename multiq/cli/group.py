@@ -10,9 +10,37 @@ from typing import TYPE_CHECKING, Any, NoReturn, cast
 import click
 
 from .exits import OK, report
+from .output import take_standard_streams
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+
+_FIND = "multiq jobs QUEUE buried lists the jobs that failed for good"
+_KICK = "multiq kick QUEUE all makes buried jobs ready again, multiq kick --id ID one of them"
+_LIST = "multiq stats lists the queues, multiq jobs QUEUE the jobs of one"
+_ADD = "multiq enqueue APP TASK --args JSON adds a job"
+_WHEN = "multiq enqueue ... --delay 5m (or --at TIME) adds a job for later, multiq reschedule ID --delay 5m moves one"
+_RUN = "multiq worker APP runs the jobs of an app"
+_STOP = (
+    "Ctrl-C or SIGTERM ends a worker; multiq down has all workers take no more jobs, multiq pause QUEUE those of one"
+)
+
+#: words that other tools have, and what leads there
+_HINTS = {
+    **dict.fromkeys(("failed", "failures", "dead", "buried", "errors"), _FIND),
+    **dict.fromkeys(("retry", "requeue", "retry-failed"), _KICK),
+    **dict.fromkeys(("list", "ls", "queues", "status", "info", "count"), _LIST),
+    **dict.fromkeys(("add", "put", "push", "send", "call"), _ADD),
+    **dict.fromkeys(("schedule", "delay", "at", "later"), _WHEN),
+    **dict.fromkeys(("run", "start", "work", "consume"), _RUN),
+    **dict.fromkeys(("stop", "quit", "shutdown"), _STOP),
+    **dict.fromkeys(("workers", "ps", "monitor", "watch"), "multiq top shows the workers, and what each one runs"),
+    **dict.fromkeys(("clear", "flush", "empty"), "multiq purge QUEUE deletes a queue's jobs"),
+    **dict.fromkeys(("cancel", "remove", "rm"), "multiq delete ID deletes a job that nobody runs"),
+    **dict.fromkeys(("show", "inspect", "get"), "multiq peek ID shows a job"),
+    **dict.fromkeys(("migrate", "init"), "multiq schema up makes what a MySQL database needs; others need nothing"),
+}
 
 
 class LazyGroup(click.Group):
@@ -30,6 +58,7 @@ class LazyGroup(click.Group):
         """Run, and exit with the command's code; an error is told in one message, never as a traceback."""
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra["standalone_mode"] = False
+        take_standard_streams()
         try:
             code = super().main(arguments, prog_name or "multiq", **extra)
         except Exception as exc:  # noqa: BLE001 - the end of the line: all of them become a message and a code
@@ -51,7 +80,8 @@ class LazyGroup(click.Group):
         name = args[0]
         if name not in self._modules and not name.startswith("-"):
             close = difflib.get_close_matches(name, self._modules, n=1)
-            ctx.fail(f"there is no command {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+            hint = f": {_HINTS[name]}" if name in _HINTS else f"; did you mean {close[0]!r}?" if close else ""
+            ctx.fail(f"there is no command {name!r}{hint}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

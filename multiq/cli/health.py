@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from multiq.text import duration, safe
 from .exits import FAILED, OK
 from .options import Duration, json_option, traceback_option
 from .output import say
+
+_LARGEST = 1 << 20  # bytes
 
 
 @click.command(short_help="Tell whether the worker of a health file is well.")
@@ -38,9 +41,11 @@ def health(path: Path, max_age: float, as_json: bool) -> int:
 def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
     """What the file says, and how many seconds ago the worker was well; None: nobody writes there, or it never was."""
     try:
-        document = json.loads(path.read_bytes())
-        well_at = path.stat().st_mtime
-    except (OSError, ValueError):
+        handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
+        with os.fdopen(handle, "rb") as file:
+            document = json.loads(file.read(_LARGEST + 1)[:_LARGEST] or b"")
+            well_at = os.fstat(file.fileno()).st_mtime
+    except (OSError, ValueError, RecursionError):
         return None, None
     return (document if isinstance(document, dict) else None), (max(0.0, time.time() - well_at) if well_at else None)
 
@@ -48,7 +53,8 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
 def _sentence(path: Path, document: dict[str, Any] | None, age: float | None, *, is_well: bool) -> str:
     if document is None:
         return f"no worker writes {path}"
-    worker, reasons = document.get("worker"), "; ".join(map(str, document.get("waits_for", [])))
+    waits_for = document.get("waits_for")
+    worker, reasons = document.get("worker"), "; ".join(map(str, waits_for if isinstance(waits_for, list) else []))
     if is_well:
         return f"{worker} is {document.get('state')}" + (f"; it waits: {reasons}" if reasons else "")
     since = "has not been well yet" if age is None else f"was last well {duration(age)} ago"

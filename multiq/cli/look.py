@@ -13,7 +13,7 @@ from multiq.backend import STORED_STATES, State
 from multiq.text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 from .options import JobId, QueueName, common_options, queue_option
-from .output import Column, note, print_json, show, table
+from .output import Column, lines_of, note, print_json, show, table, width
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from multiq.backend import QueueStats
     from multiq.job import JobInfo
 
+_PAGE = 1000  # jobs: longer listings are printed by pages of so many
+_NARROW = 110  # columns: an id, its numbers, a reason and a job do not fit into less
 _BODY_LINES = 24  # of a body that peek shows
 _BODY_CHARACTERS = 4000
 COUNTS = ("ready", "delayed", "reserved", "buried")
@@ -103,15 +105,56 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     if after is not None and state is None:
         raise click.UsageError("--after goes on with one state's page: name the state")
     with open_app() as app:
-        found, cursors = _collect(app, queue, [state] if state else _STATES, limit, after)
+        states = [state] if state else _STATES
+        if limit > _PAGE and not as_json:
+            cursors = _stream(app, queue, states, limit, after)
+            _note_more(queue, cursors)
+            return
+        found, cursors = _collect(app, queue, states, limit, after)
     if as_json:
         print_json({"queue": queue, "jobs": [job_document(job) for job in found], "after": cursors})
     elif not found:
         click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
     else:
-        show(_jobs_table(found, state))
-        for name, cursor in cursors.items():
-            note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}")
+        room = width()
+        if room is not None and room < _NARROW and any(job.reason for job in found):
+            show(_jobs_list(found, state, room))
+        else:
+            show(_jobs_table(found, state))
+        _note_more(queue, cursors)
+
+
+def _note_more(queue: str, cursors: dict[str, str]) -> None:
+    for name, cursor in cursors.items():
+        note(f"there are more: multiq jobs {queue} {name} --after={shlex.quote(safe(cursor))}")
+
+
+def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str | None) -> dict[str, str]:
+    """Print a long listing page by page: it is never held as a whole. Returns the cursors of what is left."""
+    state = states[0] if len(states) == 1 else None
+    columns = _columns(state)
+    widths, cursors, is_empty = [len(column.title) for column in columns], dict[str, str](), True
+    room = width()
+    for each in states:
+        left, cursor = limit, after
+        while left:
+            page = app.queue(queue).jobs(each, limit=min(left, _PAGE), after=cursor)
+            rows: list[list[str]] = [_row(job, state) for job in page.jobs]
+            if rows and is_empty:
+                rows.insert(0, [column.title for column in columns])
+                is_empty = False
+            text = "".join(
+                (line if room is None else shorten(line, room)) + "\n" for line in lines_of(columns, rows, widths)
+            )
+            click.echo(text, nl=False)
+            left, cursor = left - len(page), page.after
+            if cursor is None:
+                break
+        if cursor is not None:
+            cursors[each] = cursor
+    if is_empty:
+        click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
+    return cursors
 
 
 def _collect(
@@ -143,16 +186,45 @@ def job_document(job: JobInfo) -> dict[str, Any]:
 
 
 def _jobs_table(found: Sequence[JobInfo], state: str | None) -> Table:
+    return table(_columns(state), [_row(job, state) for job in found])
+
+
+def _columns(state: str | None) -> list[Column]:
     columns = [Column("ID"), *([Column("STATE")] if state is None else [])]
     if state == State.BURIED:
-        columns += [Column("TRY", right=True), Column("REASON", gives_way=True), Column("JOB", gives_way=True)]
-        rows = [[safe(job.id), _tries(job), safe(job.reason or "-"), summary(job)] for job in found]
-        return table(columns, rows)
+        return [
+            *columns,
+            Column("TRY", right=True),
+            Column("REASON", gives_way=True),
+            Column("JOB", gives_way=True),
+        ]
     columns += [Column("PRI", right=True), Column("TRY", right=True), Column("DUE", right=True)]
-    columns.append(Column("JOB", gives_way=True))
-    return table(
-        columns, [[*_place_of(job, state), str(job.priority), _tries(job), _due(job), _what(job)] for job in found]
-    )
+    return [*columns, Column("JOB", gives_way=True)]
+
+
+def _row(job: JobInfo, state: str | None) -> list[str]:
+    if state == State.BURIED:
+        return [safe(job.id), _tries(job), safe(job.reason or "-"), summary(job)]
+    return [*_place_of(job, state), str(job.priority), _tries(job), _due(job), _what(job)]
+
+
+def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
+    """On a narrow terminal: beside an id there is no room, so the reason and the job have lines of their own."""
+    from rich.text import Text
+
+    titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]
+    rows = [[*_place_of(job, state), str(job.priority), _tries(job), _due(job)] for job in found]
+    widths = [max(map(len, column)) for column in zip(titles, *rows, strict=True)]
+    lines = Text()
+    for cells, job in [(titles, None), *zip(rows, found, strict=True)]:
+        line = "  ".join(f"{cell:<{size}}" for cell, size in zip(cells, widths, strict=True))
+        lines.append(line.rstrip() + "\n", style="bold" if job is None else "")
+        if job is not None and job.reason:
+            lines.append(f"  {shorten(safe(job.reason), room - 2)}\n")
+        if job is not None:
+            lines.append(f"  {summary(job, room - 2)}\n", style="dim")
+    lines.rstrip()
+    return lines
 
 
 def _place_of(job: JobInfo, state: str | None) -> list[str]:

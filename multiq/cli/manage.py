@@ -9,8 +9,8 @@ import click
 from multiq.backend import State
 from multiq.text import count, duration, many, safe
 
-from .options import Duration, JobId, QueueName, common_options, due_options, queue_option
-from .output import say
+from .options import Duration, JobCount, JobId, QueueName, common_options, due_options, queue_option
+from .output import need_stdin, say
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -18,22 +18,24 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
+_SLICE = 1000  # jobs kicked by one call
 _PURGEABLE = (State.READY, State.DELAYED, State.BURIED)
 
 
 @click.command(short_help="Make buried jobs ready again.")
 @click.argument("queue", type=QueueName(), required=False)
-@click.argument("number", type=click.IntRange(min=1), required=False, metavar="[N]")
+@click.argument("number", type=JobCount(), required=False, metavar="[N|all]")
 @click.option("--id", "job_id", type=JobId(), metavar="ID", help="Kick this one job; it may be delayed, too.")
 @click.option("-q", "--queue", "job_queue", type=QueueName(), metavar="QUEUE", help="With --id: the job's queue.")
 @common_options
-def kick(queue: str | None, number: int | None, job_id: str | None, job_queue: str | None, as_json: bool) -> None:
-    """Make buried jobs ready again: N of a queue (1 unless given), the longest buried first, or one by its id.
+def kick(queue: str | None, number: float | None, job_id: str | None, job_queue: str | None, as_json: bool) -> None:
+    """Make buried jobs ready again: N (1 unless given) or all of a queue, the longest buried first, or one by its id.
 
     A kicked job gets one more attempt.
 
     \b
       multiq kick mail 10
+      multiq kick mail all
       multiq kick --id 019b7c2e-...
     """
     from .apps import find_queue, open_app
@@ -47,12 +49,25 @@ def kick(queue: str | None, number: int | None, job_id: str | None, job_queue: s
         say(as_json, f"job {job_id} of queue {place} is ready", queue=place, id=job_id, kicked=1)
         return
     if queue is None or job_queue is not None:
-        raise click.UsageError("say what to kick: QUEUE [N], or --id ID")
+        raise click.UsageError("say what to kick: QUEUE [N|all], or --id ID")
     with open_app() as app:
-        kicked = app.queue(queue).kick(number or 1)
+        kicked = _kick(app, queue, number or 1)
         left = app.backend.stats(queue).buried
     text = f"kicked {many(kicked, 'job')} of queue {queue}"
     say(as_json, f"{text}; {count(left)} still buried" if left else text, queue=queue, kicked=kicked, buried=left)
+
+
+def _kick(app: App, queue: str, number: float) -> int:
+    """*number* jobs, those that are buried by now at most: of those that fail again at once there is no end."""
+    buried = app.backend.stats(queue).buried
+    left = number if buried is None else min(number, buried)
+    kicked = 0
+    while left > 0:
+        more = app.queue(queue).kick(int(min(left, _SLICE)))
+        kicked, left = kicked + more, left - more
+        if not more:
+            break
+    return kicked
 
 
 @click.command(short_help="Delete a job that nobody runs.")
@@ -165,4 +180,5 @@ def _ask(app: App, queue: str, states: list[State]) -> None:
 
     stats = app.backend.stats(queue)
     numbers = ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
+    need_stdin("nobody can be asked; --yes deletes without a question")
     click.confirm(f"Delete the jobs of queue {queue} on {safe(redact(app.url))}: {numbers}?", abort=True, err=True)

@@ -8,9 +8,11 @@ import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
 from multiq.names import check_name
+from multiq.text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,6 +24,7 @@ else:
 F = TypeVar("F", bound="Callable[..., Any]")
 
 _CONNECTION = "multiq.connection"
+_VERBOSE = "multiq.verbose"
 _UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 _DURATION = re.compile(r"(?:\d+(?:\.\d+)?(?:ms|s|m|h|d))+")
 _PART = re.compile(r"(\d+(?:\.\d+)?)(ms|s|m|h|d)")
@@ -81,6 +84,23 @@ class QueueName(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:  # noqa: ARG002
         return check_name(value)
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return complete_queue(ctx, param, incomplete)
+
+
+class JobCount(_Type):
+    """How many jobs: a number from 1, or ``all``, which is infinite."""
+
+    name = "number"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        text = str(value)
+        if text == "all":
+            return float("inf")
+        if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) > 0):
+            self.fail(f"{_shown(value)} is not a number of jobs: write it like 10, or all", param, ctx)
+        return int(text)
+
 
 class JobId(_Type):
     """A job's id: whatever the backend gave out, but nothing that could be more than one word to it."""
@@ -138,6 +158,33 @@ def _keep_connection(ctx: click.Context, _param: click.Parameter, value: str | N
         ctx.meta[_CONNECTION] = value
 
 
+def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The queues that begin like this; none where they cannot be asked for."""
+    from multiq.app import App
+
+    from .apps import visible_queues
+
+    before, comma, incomplete = incomplete.rpartition(",")
+    try:
+        with App(ctx.meta.get(_CONNECTION)) as app:
+            app.backend.make_nothing()
+            names = visible_queues(app)
+    except Exception:  # noqa: BLE001 - in the middle of a line that is being typed, nothing may be printed
+        return []
+    return [CompletionItem(before + comma + name) for name in names if name.startswith(incomplete)]
+
+
+def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    from multiq.config import load_settings
+    from multiq.errors import MultiqError
+
+    try:
+        names = load_settings().connections
+    except MultiqError:
+        return []
+    return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+
+
 def connection_option(function: F) -> F:
     """``-c``: a connection's name or a URL, before or after the command; after it wins."""
     return click.option(
@@ -145,8 +192,9 @@ def connection_option(function: F) -> F:
         "--connection",
         metavar="URL|NAME",
         callback=_keep_connection,
+        shell_complete=_complete_connection,
         expose_value=False,
-        help="A URL, or a configured connection.",
+        help="A configured connection, or a URL (other users see its password: see password_env).",
     )(function)
 
 
@@ -165,9 +213,30 @@ def json_option(function: F) -> F:
     return click.option("--json", "as_json", is_flag=True, help="Print JSON.")(function)
 
 
+def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> None:
+    if not value or ctx.meta.get(_VERBOSE):
+        return
+    ctx.meta[_VERBOSE] = True
+    from multiq.config import describe_sources
+
+    click.echo(f"settings: {safe(describe_sources())}", err=True)
+
+
+def verbose_option(function: F) -> F:
+    """``-v``: say where the settings come from, before or after the command."""
+    return click.option(
+        "-v",
+        "--verbose",
+        is_flag=True,
+        callback=_tell_settings,
+        expose_value=False,
+        help="Say which configuration file is used.",
+    )(function)
+
+
 def common_options(function: F) -> F:
     """What every command that talks to a backend takes."""
-    return connection_option(json_option(traceback_option(function)))
+    return connection_option(json_option(verbose_option(traceback_option(function))))
 
 
 def queue_option(function: F) -> F:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,13 +12,30 @@ import click
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from rich.console import Console, RenderableType
     from rich.table import Table
     from rich.text import Text
 
 _PIPE_WIDTH = 4096  # columns: nothing is cut or wrapped on its way into a file or another program
+
+
+def take_standard_streams() -> None:
+    """Where a standard stream is closed, what is printed goes nowhere, and no connection or file gets its number."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
+        os.set_inheritable(number, True)
+    os.close(number)
+    if sys.stdout is None:
+        sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115 - as long as the process
+    if sys.stderr is None:
+        sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+
+
+def need_stdin(what: str) -> None:
+    """Raise ``UsageError`` if standard input is closed: nothing can be read there, which is not the same as empty."""
+    if sys.stdin is None:
+        raise click.UsageError(f"standard input is closed: {what}")
 
 
 class Column(NamedTuple):
@@ -57,7 +76,8 @@ def _escape(character: str) -> str:
 
 def note(message: str) -> None:
     """A remark beside the result: on standard error, so that pipes carry results only."""
-    click.secho(message, err=True, dim=True)
+    with contextlib.suppress(OSError):  # a full disk takes none, and the result is there
+        click.secho(message, err=True, dim=True)
 
 
 def console() -> Console:
@@ -66,6 +86,11 @@ def console() -> Console:
 
     plain = not sys.stdout.isatty()
     return Console(markup=False, highlight=False, emoji=False, soft_wrap=False, width=_PIPE_WIDTH if plain else None)
+
+
+def width() -> int | None:
+    """The columns of the terminal that standard output is; None: it is none, and nothing is cut."""
+    return console().width if sys.stdout.isatty() else None
 
 
 def show(*renderables: RenderableType) -> None:
@@ -111,6 +136,21 @@ def table(columns: Sequence[Column], rows: Sequence[Sequence[str | Text]], *, fo
         grid.add_section()
         grid.add_row(*footer, style="bold")
     return grid
+
+
+def lines_of(columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: list[int]) -> Iterator[str]:
+    """A long table, line by line, as ``show`` prints it into a pipe: many times faster than what lays out a screen.
+
+    *widths* are those of the columns so far (at first those of their titles), and grow with these rows.
+    """
+    for at in range(len(columns)):
+        widths[at] = max([widths[at], *(len(row[at]) for row in rows)])
+    for row in rows:
+        cells = [
+            cell.rjust(size) if column.right else cell.ljust(size)
+            for column, size, cell in zip(columns, widths, row, strict=True)
+        ]
+        yield "  ".join(cells).rstrip()
 
 
 def _one_line(cell: str | Text) -> Text:

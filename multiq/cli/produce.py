@@ -10,7 +10,7 @@ import click
 from multiq.text import duration
 
 from .options import Json, QueueName, common_options, due_options
-from .output import note, print_json
+from .output import need_stdin, note, print_json
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -97,6 +97,8 @@ def _plain_job(queue: str, body: str | None, raw: str | None, options: dict[str,
 
 
 def _bytes_of(text: str) -> bytes:
+    if text == "-":
+        need_stdin("give the body itself, or pipe it in")
     # surrogateescape: bytes of the command line that are not UTF-8 come through as they were typed
     return sys.stdin.buffer.read() if text == "-" else text.encode("utf-8", "surrogateescape")
 

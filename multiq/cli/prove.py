@@ -151,6 +151,8 @@ def _options_table(backend: Installed) -> Table:
 
 def _measure(name: str, declared: Capabilities) -> str:
     value = getattr(declared, name)
+    if name == "poll_interval" and declared.waits_in_server:
+        return "none"
     if name == "max_body":
         return "memory" if value is None else size(value)
     return f"{value:g} s" if value >= 0.001 else f"{value * 1e6:g} us"

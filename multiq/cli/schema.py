@@ -9,7 +9,7 @@ import click
 from multiq.text import safe
 
 from .exits import FAILED, OK
-from .options import chosen_connection, common_options, connection_option, traceback_option
+from .options import chosen_connection, common_options, connection_option, traceback_option, verbose_option
 from .output import note, print_json
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ _MEANING = {
 
 @click.group(short_help="Bring up a database's tables.", invoke_without_command=True)
 @connection_option
+@verbose_option
 @traceback_option
 @click.pass_context
 def schema(ctx: click.Context) -> None:

@@ -14,7 +14,7 @@ from multiq.errors import BackendUnavailable
 from multiq.text import UNKNOWN, count, duration, many, safe
 
 from .options import Duration, common_options
-from .output import Column, console, print_json, show, table
+from .output import Column, console, print_json, show, table, width
 from .workers import Workers, headline, jobs_table, workers_table
 
 if TYPE_CHECKING:
@@ -29,6 +29,9 @@ if TYPE_CHECKING:
     from .workers import WorkerNow
 
 _COUNTS = ("ready", "delayed", "reserved", "buried")
+_SHORT = ("ready", "del", "res", "bur")
+_GAP = 2  # columns between two of a table
+_NAME_ROOM = 20  # columns: a queue's name is not cut to less for the sake of changes and long titles
 _FRAME = 6  # lines around the rows: title, header with its rule, total, "and N more", foot
 _WORKERS_FRAME = 6  # lines around the workers and their jobs: a blank line and a header with its rule, twice each
 _LEAST = 0.1  # seconds between looks
@@ -80,7 +83,7 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
             if as_json:
                 _stream(app, workers, interval, once=once)
             else:
-                show(frame(look(app, workers), None, place=_place(app), rows=None))
+                show(frame(look(app, workers), None, place=_place(app), rows=None, width=width()))
 
 
 def look(app: App, workers: Workers | None = None) -> Look:
@@ -92,8 +95,13 @@ def look(app: App, workers: Workers | None = None) -> Look:
     return Look(time.monotonic(), stats, None if workers is None else workers.now())
 
 
-def frame(now: Look, before: Look | None, *, place: str, rows: int | None, trouble: str = "") -> RenderableType:
-    """One screen of at most *rows* rows (None: all): queues, the busiest first, with their change, then workers."""
+def frame(
+    now: Look, before: Look | None, *, place: str, rows: int | None, width: int | None = None, trouble: str = ""
+) -> RenderableType:
+    """One screen of at most *rows* rows (None: all): queues, the busiest first, with their change, then workers.
+
+    Where they would leave no room for the queues' names in *width* columns, changes and then long titles are left out.
+    """
     from rich.console import Group
     from rich.text import Text
 
@@ -103,7 +111,7 @@ def frame(now: Look, before: Look | None, *, place: str, rows: int | None, troub
     title.overflow = "ellipsis"
     parts: list[RenderableType] = [title]
     if ordered:
-        parts.append(_table(before, shown))
+        parts.append(_fitting_table(before, shown, width))
     else:
         parts.append(Text("no queue holds a job", style="dim"))
     if len(shown) < len(ordered):
@@ -146,11 +154,26 @@ def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[Render
     return parts
 
 
-def _table(before: Look | None, shown: list[QueueStats]) -> Table:
+def _fitting_table(before: Look | None, shown: list[QueueStats], width: int | None) -> Table:
+    """The fullest table that leaves the longest name, or a good part of it, its room."""
+    name = min(_NAME_ROOM, max(len(safe(stats.queue)) for stats in shown))
+    is_paused = any(stats.paused_for is not None for stats in shown)
+    for old, titles in ((before, _COUNTS), (None, _COUNTS), (None, _SHORT)):
+        sizes = [
+            max(len(title), *(len(count(getattr(stats, field))) for stats in shown))
+            for title, field in zip(titles, _COUNTS, strict=True)
+        ]
+        sizes += [*([len("+1,234")] * len(titles) if old is not None else []), *([len("59m 59s")] if is_paused else [])]
+        if width is None or name + sum(sizes) + _GAP * len(sizes) <= width:
+            break
+    return _table(old, shown, titles)
+
+
+def _table(before: Look | None, shown: list[QueueStats], titles: Sequence[str]) -> Table:
     with_change, with_pause = before is not None, any(stats.paused_for is not None for stats in shown)
     columns = [Column("QUEUE", gives_way=True, fills=with_change)]
-    for name in _COUNTS:
-        columns.append(Column(name.upper(), right=True))
+    for title in titles:
+        columns.append(Column(title.upper(), right=True))
         columns += [Column("+/-", right=True, style="dim")] if with_change else []
     columns += [Column("PAUSED", right=True)] if with_pause else []
     rows: list[list[str]] = []
@@ -196,7 +219,10 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
     with _keys() as wait_for_key, Live(console=out, screen=True, auto_refresh=False) as live:
         while True:
             rows = out.height - _FRAME
-            live.update(_Screen(frame(now, before, place=place, rows=rows, trouble=trouble), interval), refresh=True)
+            live.update(
+                _Screen(frame(now, before, place=place, rows=rows, width=out.width, trouble=trouble), interval),
+                refresh=True,
+            )
             if wait_for_key(interval) in {"q", "Q", "\x03", "\x1b"}:
                 return
             try:
@@ -240,7 +266,7 @@ class _Screen:
 @contextmanager
 def _keys() -> Iterator[Any]:
     """A function that waits for a key for so many seconds; keys need no Enter meanwhile."""
-    if not sys.stdin.isatty():
+    if sys.stdin is None or not sys.stdin.isatty():
         yield _sleep
         return
     import termios

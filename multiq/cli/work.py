@@ -15,21 +15,34 @@ import click
 from multiq.errors import MultiqError
 from multiq.weights import POLICIES
 
-from .options import connection_option, traceback_option
+from .options import complete_queue, connection_option, traceback_option, verbose_option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
+    from multiprocessing.process import BaseProcess
 
     from multiq.app import App
 
 _log = logging.getLogger("multiq.cli")
 
+_MOST_TOLD = 10  # tasks that this worker does not run
+
 
 @click.command(short_help="Run an app's jobs.")
-@click.argument("app_path", metavar="APP")
-@click.option("-q", "--queues", multiple=True, metavar="NAMES", help="high,default: in this order; or high=3,low=1.")
+@click.argument("app_path", metavar="[APP]", required=False)
 @click.option(
-    "--policy", type=click.Choice(POLICIES), metavar="POLICY", help="strict (the default), weighted or round-robin."
+    "-q",
+    "--queues",
+    multiple=True,
+    metavar="NAMES",
+    shell_complete=complete_queue,
+    help="high,default: in this order; or high=3,low=1.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    metavar="POLICY",
+    help="strict, weighted or round-robin.",
 )
 @click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
 @click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
@@ -58,19 +71,21 @@ _log = logging.getLogger("multiq.cli")
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
+@click.option("--log-jobs", is_flag=True, help="A line for each job that is done, too; by default at debug only.")
 @connection_option
+@verbose_option
 @traceback_option
 def worker(*, check: bool, **options: Any) -> int:
-    """Run the jobs of APP (module:attribute, like shop.tasks:app).
+    """Run the jobs of APP (module:attribute, like shop.tasks:app), or of the app that the settings name.
 
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    What is not given comes from the settings. The first SIGTERM or Ctrl-C finishes what runs and gives back the
-    rest, a second one gives back everything at once. SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the
-    code that is there then, SIGQUIT shows what runs.
+    Without -q it serves all queues of the app's tasks. What is not given comes from the settings.
+
+    The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
+    SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the code that is there then, SIGQUIT shows what runs.
     """
-    _take_standard_numbers()
     if check:
         return _work(check=True, **options)
     with _stopping_while_it_starts() as end:
@@ -80,7 +95,7 @@ def worker(*, check: bool, **options: Any) -> int:
 
 def _work(
     *,
-    app_path: str,
+    app_path: str | None,
     queues: tuple[str, ...],
     policy: str | None,
     processes: int | None,
@@ -103,20 +118,26 @@ def _work(
     check: bool,
     log_level: str | None,
     log_format: str | None,
+    log_jobs: bool,
 ) -> int:
     from multiq.log import setup_logging
     from multiq.worker import Worker, watching
 
     if once and max_jobs is not None:
         raise click.UsageError("--once is --max-jobs 1: give one of the two")
+    from .apps import default_app
+
     try:
+        app_path = app_path or default_app()
         app = _load(app_path)
     except (MultiqError, click.UsageError) as exc:
         if watch:
             watching.wait_if_rolled(exc)
         raise
     log = app.settings.log
-    setup_logging(log_level or log.level, log_format or log.format)
+    is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
+    if log_format == "json" and not is_ours:
+        _log.warning("--log-format has no effect: the app has set up logging itself")
     runner = Worker(
         app,
         queues=_names(queues),
@@ -136,6 +157,7 @@ def _work(
         force=force,
         health_file=health_file,
         http=http,
+        log_jobs=log_jobs or None,
     )
     if watch:
         watching.check_library()
@@ -145,19 +167,28 @@ def _work(
         return 0
     runner.owns_process = True
     runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
-    _announce(app, app_path)
+    _announce(app, app_path, runner.queues)
     with contextlib.ExitStack() as stack:
         stack.enter_context(app)
         if watch:
             stack.enter_context(watching.watching(watching.folders_of(app_path.partition(":")[0])))
-        threads_before = set(threading.enumerate())
+        before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
-    _leave_threads(threads_before, code)
+    _leave(before, code)
     return code
 
 
-def _leave_threads(before: set[threading.Thread], code: int) -> None:
-    """The interpreter waits for threads that are no daemons. Those that jobs have begun end with the worker."""
+def _processes_begun() -> list[BaseProcess]:
+    """With ``multiprocessing``, as far as they have not ended."""
+    module = sys.modules.get("multiprocessing.process")
+    return [] if module is None else module.active_children()
+
+
+def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
+    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+
+    Such a process goes on, as it does when a supervisor's child ends.
+    """
     from multiq.text import many
     from multiq.worker import forking
 
@@ -165,18 +196,19 @@ def _leave_threads(before: set[threading.Thread], code: int) -> None:
     left = [
         thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
     ]
-    if left:
-        _log.warning("%s that jobs have begun did not end; the process ends without them", many(len(left), "thread"))
+    processes = [process for process in _processes_begun() if process not in before and not process.daemon]
+    if left or processes:
+        _log.warning(
+            "%s and %s that jobs have begun did not end; the worker ends without them",
+            many(len(left), "thread"),
+            "1 process" if len(processes) == 1 else f"{len(processes)} processes",
+        )
+        for process in _processes_begun():
+            if process.daemon:  # as the interpreter does it
+                process.terminate()
         logging.shutdown()
         forking.flush()
         os._exit(code)
-
-
-def _take_standard_numbers() -> None:
-    """Where 0, 1 or 2 is closed, no connection is to get that number: programs that jobs start would write to it."""
-    while (number := os.open(os.devnull, os.O_RDWR)) <= 2:
-        os.set_inheritable(number, True)
-    os.close(number)
 
 
 class _End:
@@ -184,15 +216,19 @@ class _End:
 
     code = 0
 
-    def __call__(self, _number: int, _frame: object) -> None:
-        # not by an exception, which what is imported just now may catch; nothing runs that would have to end
-        os._exit(self.code)
+    def __call__(self, number: int, _frame: object) -> None:
+        from multiq.worker import rolling
+
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
+        # unless this is a roll: then there are children of before
+        if not rolling.note(number):
+            os._exit(self.code)
 
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
     """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
-    from multiq.worker import forking
+    from multiq.worker import forking, rolling
 
     end = _End()
     if threading.current_thread() is not threading.main_thread():
@@ -201,7 +237,7 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     taken = {number: forking.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = forking.take(number, lambda *_: None)
+        taken[number] = forking.take(number, rolling.note)
     try:
         yield end
     finally:
@@ -232,7 +268,7 @@ def _names(words: Sequence[str]) -> list[str] | None:
     return [name.strip() for word in words for name in word.split(",")] or None
 
 
-def _announce(app: App, path: str) -> None:
+def _announce(app: App, path: str, queues: Sequence[str]) -> None:
     from multiq import __version__
     from multiq.text import many, safe
     from multiq.url import redact
@@ -240,3 +276,9 @@ def _announce(app: App, path: str) -> None:
     _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
     if not app.backend.capabilities.shared:
         _log.warning("the %s backend lives in this process: no other one can enqueue", app.backend.declared.backend)
+    elsewhere = [
+        f"{task.name} ({task.default.queue})" for task in app.tasks.values() if task.default.queue not in queues
+    ]
+    if elsewhere:
+        shown = ", ".join(elsewhere[:_MOST_TOLD]) + (", ..." if len(elsewhere) > _MOST_TOLD else "")
+        _log.warning("not run here, as -q or worker.queues does not name their queues: %s", shown)

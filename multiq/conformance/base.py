@@ -13,16 +13,30 @@ from multiq.capabilities import Gap
 from multiq.errors import LeaseLost, MultiqError
 from multiq.ids import new_id
 
-from .marks import MEANINGLESS, REFUSED, REQUIRES, WITHOUT, noted, promise, requires, without
+from .marks import (
+    MEANINGLESS,
+    NOT_TRIED,
+    REFUSED,
+    REQUIRES,
+    WITHOUT,
+    NotTriedError,
+    noted,
+    promise,
+    requires,
+    without,
+)
 from .threads import Background
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from multiq.backend import Backend, JobRecord, Lease, Verdict
     from multiq.capabilities import Capabilities
 
+    from .callers import CallersConnection
     from .harness import Harness
+    from .proxy import Proxy
 
 T = TypeVar("T")
 
@@ -41,6 +55,10 @@ class Witness(Consumer):
         self.held: dict[str, Lease] = {}
         self.is_closed = False
         self._inner = inner
+
+    @property
+    def asked_at(self) -> float:  # type: ignore[override]
+        return self._inner.asked_at
 
     def reorder(self, queues: Sequence[str]) -> None:
         self._inner.reorder(queues)
@@ -96,6 +114,7 @@ class Topic:
         self._backends: list[Backend] = []
         self._consumers: list[Witness] = []
         self._threads: list[Background[Any]] = []
+        self._proxies: list[Proxy] = []
         self._worker: Witness | None = None
         try:
             self.backend = self.another_backend()
@@ -129,6 +148,27 @@ class Topic:
         consumer = Witness((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
+
+    # --- what the harness may lack ---
+
+    def proxied(self) -> tuple[Proxy, Backend]:
+        """A proxy, and a backend all of whose connections go through it."""
+        try:
+            proxy, backend = self.harness.proxied()
+        except NotTriedError as exc:
+            self.not_tried(str(exc))
+        self._proxies.append(proxy)
+        self._backends.append(backend)
+        backend.stats(self.queue)
+        assert proxy.accepted > 0, "Harness.proxied() opened a backend that does not go through its proxy"
+        return proxy, backend
+
+    def transaction(self) -> AbstractContextManager[CallersConnection]:
+        """A caller's own connection."""
+        try:
+            return self.harness.transaction()
+        except NotTriedError as exc:
+            self.not_tried(str(exc))
 
     # --- enqueuing ---
 
@@ -291,6 +331,11 @@ class Topic:
         self._request.node.user_properties.append((MEANINGLESS, why))
         pytest.skip(f"does not apply: {why}")
 
+    def not_tried(self, why: str) -> NoReturn:
+        """Leave a test that this harness has no hook for: nothing is known then."""
+        self._request.node.user_properties.append((NOT_TRIED, why))
+        pytest.skip(f"not tried: {why}")
+
     # --- the end ---
 
     def _leave(self) -> None:
@@ -303,6 +348,8 @@ class Topic:
             self._give_up(consumer)
         for backend in self._backends:
             backend.close()
+        for proxy in self._proxies:
+            proxy.close()
         self.harness.close()
 
     def _give_up(self, consumer: Witness) -> None:

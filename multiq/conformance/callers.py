@@ -7,6 +7,8 @@ from urllib.parse import unquote
 
 from multiq.url import split
 
+from .marks import NotTriedError
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from urllib.parse import SplitResult
@@ -25,9 +27,9 @@ def connect(url: str) -> CallersConnection:
     parts = split(url)
     scheme = parts.scheme.partition("+")[0]
     if scheme not in _CONNECT:
-        raise NotImplementedError(
-            f"transactional_enqueue is claimed, but how to connect to {scheme}:// without multiq is not known here: "
-            "run the suite under pytest, with a Harness that overrides transaction()"
+        raise NotTriedError(
+            f"transactional_enqueue: how to connect to {scheme}:// without multiq is not known here: name a harness "
+            "that overrides transaction() with --harness, or run the suite under pytest"
         )
     return _CONNECT[scheme](parts)
 

@@ -13,11 +13,13 @@ from .topics.delete import DeleteTests
 from .topics.enqueue import EnqueueTests
 from .topics.errors import ErrorsTests, NamesTests
 from .topics.give_back import GiveBackTests
+from .topics.hangs import HangsTests
 from .topics.kick import KickTests
 from .topics.kick_job import KickJobTests
 from .topics.lease import LeaseTests
 from .topics.lifecycle import LifecycleTests
 from .topics.looking import JobsTests, PeekTests, QueuesTests, StatsTests
+from .topics.lost_replies import LostRepliesTests
 from .topics.pause import PauseTests
 from .topics.purge import PurgeTests
 from .topics.release import ReleaseTests
@@ -28,6 +30,7 @@ from .topics.settle import SettleTests
 from .topics.touch import TouchTests
 from .topics.transaction import TransactionTests
 from .topics.waiting import WaitingTests
+from .topics.waking import WakingTests
 from .topics.walk import WalkTests
 
 if TYPE_CHECKING:
@@ -41,7 +44,7 @@ TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
     PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
-    TransactionTests, WaitingTests, ConcurrencyTests, WalkTests,
+    TransactionTests, WaitingTests, WakingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,
 )  # fmt: skip
 
 

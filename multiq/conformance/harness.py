@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
+import os
 import secrets
+import sys
 import time
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, ClassVar
+from urllib.parse import urlunsplit
 
 import msgspec
 
 from multiq.backend import NewJob, State
 from multiq.clock import SECOND, ManualClock
-from multiq.errors import JobNotFound
+from multiq.errors import JobNotFound, OptionInvalid
 from multiq.ids import new_id
-from multiq.registry import open_backend
+from multiq.registry import installed, load_driver, open_backend
+from multiq.url import split
+
+from .marks import NotTriedError
+from .proxy import Proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -24,6 +32,9 @@ if TYPE_CHECKING:
     from multiq.capabilities import Capabilities, Gap
 
     from .callers import CallersConnection
+
+
+_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # where a URL names none
 
 
 class Harness(ABC):
@@ -49,6 +60,9 @@ class Harness(ABC):
 
     patience: float = 10.0
     """Seconds after which a waiting consumer that should have woken counts as asleep."""
+
+    deadline: float = 1.0
+    """Seconds that a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
     """Powers that the driver claims and this installation lacks (a server without a log, say), each with its gap."""
@@ -80,12 +94,21 @@ class Harness(ABC):
     def transaction(self) -> AbstractContextManager[CallersConnection]:
         """A DB-API connection to the backend's database, in a transaction of its own, that knows nothing of multiq.
 
-        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Needed where
-        ``transactional_enqueue`` is claimed.
+        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without it
+        ``transactional_enqueue`` is not tried.
         """
-        raise NotImplementedError(
-            "transactional_enqueue is claimed, but there is no connection to prove it with: override "
+        raise NotTriedError(
+            "transactional_enqueue: there is no connection to prove it with: override "
             f"{type(self).__name__}.transaction()"
+        )
+
+    def proxied(self) -> tuple[Proxy, Backend]:
+        """A proxy in front of the server, and a backend whose connections all go through it. The suite closes both.
+
+        Its calls have ``self.deadline`` seconds. Without this hook lost replies and servers that hang are not tried.
+        """
+        raise NotTriedError(
+            f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
         )
 
     def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
@@ -183,6 +206,21 @@ class UrlHarness(Harness):
 
         return self._transaction(connect(self.url))
 
+    def proxied(self) -> tuple[Proxy, Backend]:
+        parts = split(self.url)
+        options = load_driver(parts.scheme).options if parts.scheme in installed() else {}
+        credentials, at, place = parts.netloc.rpartition("@")
+        if "," in place or not parts.hostname or "timeout" not in options or not (parts.port or parts.scheme in _PORTS):
+            raise NotTriedError(
+                "there is no proxy between the backend and its server: the URL must name one host with its port, "
+                "without TLS, of a driver that takes ?timeout=; or name a harness with proxied() by --harness"
+            )
+        proxy = Proxy((parts.hostname, parts.port or _PORTS[parts.scheme]))
+        query = "&".join(pair for pair in parts.query.split("&") if pair and not pair.startswith("timeout="))
+        query += f"{'&' if query else ''}timeout={self.deadline:g}"
+        parts = parts._replace(netloc=f"{credentials}{at}{proxy.host}:{proxy.port}", query=query)
+        return proxy, open_backend(urlunsplit(parts))
+
     @contextlib.contextmanager
     def _transaction(self, connection: CallersConnection) -> Iterator[CallersConnection]:
         try:
@@ -214,3 +252,18 @@ def first_contact(harness: Harness) -> Capabilities:
         capabilities = harness.capabilities(backend)
     harness.close()
     return capabilities
+
+
+def load_harness(path: str) -> type[UrlHarness]:
+    """The class that ``module:Class`` names, in the current folder or installed. Raises ``OptionInvalid``."""
+    name, _, attribute = path.partition(":")
+    folder = os.getcwd()  # noqa: PTH109 - sys.path holds strings
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        found = getattr(importlib.import_module(name), attribute)
+    except (ImportError, AttributeError, ValueError) as exc:
+        raise OptionInvalid(f"--harness must be MODULE:CLASS, got {path!r}: {exc}") from exc
+    if not (isinstance(found, type) and issubclass(found, UrlHarness)):
+        raise OptionInvalid(f"--harness must name a subclass of multiq.conformance.UrlHarness, got {path!r}: {found!r}")
+    return found

@@ -24,6 +24,7 @@ PARAGRAPHS: dict[str, str] = {
     "3.7": "a waiting consumer wakes",
     "3.8": "interrupt ends a wait",
     "3.9": "reorder changes the order of the queues",
+    "3.10": "a waiting consumer has the job in time",
     "4.1": "a lease lasts its ttr",
     "4.2": "an ended lease makes the job ready by itself",
     "4.3": "late verdicts are refused",
@@ -73,6 +74,8 @@ PARAGRAPHS: dict[str, str] = {
     "11.6": "usable again after close",
     "11.7": "jobs outlive their process",
     "11.8": "what is declared was tried",
+    "11.9": "a lost reply: one effect, and a true answer",
+    "11.10": "a server that hangs: BackendTimeout in time",
 }
 
 #: paragraph -> what the suite cannot show of it, and where that is shown instead

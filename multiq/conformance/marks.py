@@ -18,6 +18,11 @@ REQUIRES = "__multiq_requires__"
 WITHOUT = "__multiq_without__"
 REFUSED = "multiq.refused"  # names of the properties that a report reads off a test
 MEANINGLESS = "multiq.meaningless"
+NOT_TRIED = "multiq.not-tried"
+
+
+class NotTriedError(Exception):
+    """Raised by a hook that a harness lacks: the test that needs it is told as not tried, with this reason."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:

@@ -7,24 +7,27 @@ Each is the memory backend but for a few lines, and each mistake was made by som
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+
+import msgspec
 
 from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 from multiq.clock import SECOND
 from multiq.ids import new_id
-from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer
+from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer, Store
 
 from .harness import ManualHarness
+from .proxy import Proxy
+from .wired import WiredBackend, WiredConsumer, WireServer
 
 if TYPE_CHECKING:
     import itertools
     from collections.abc import Callable, Sequence
     from typing import Any
 
-    from multiq.backend import NewJob, Verdict
+    from multiq.backend import Backend, NewJob, Verdict
     from multiq.clock import Clock
     from multiq.errors import LeaseLost
-    from multiq.memory import Store
 
 
 class PlantedBug(NamedTuple):
@@ -47,9 +50,28 @@ class PlantedBug(NamedTuple):
 
         class PlantedHarness(ManualHarness):
             patience = 0.5  # who is not woken is found asleep after so long
+            deadline = 0.3
+
+            def __init__(self) -> None:
+                super().__init__()
+                self._servers: list[WireServer] = []
 
             def open(self) -> MemoryBackend:
                 return bug.open(name=self.prefix, clock=self.clock)
+
+            def proxied(self) -> tuple[Proxy, Backend]:
+                if not issubclass(bug.backend, WiredBackend):
+                    return super().proxied()
+                self._servers.append(WireServer(bug.backend.on_repeat))
+                proxy = Proxy(self._servers[-1].address)
+                far = bug.backend(name=f"{bug.name}/{self.prefix}", clock=self.clock)
+                far.connect((proxy.host, proxy.port), self.deadline)
+                return proxy, far
+
+            def close(self) -> None:
+                super().close()
+                for server in self._servers:
+                    server.close()
 
         return PlantedHarness
 
@@ -628,3 +650,366 @@ class _Deaf(MemoryConsumer):
 )
 class _WakesForNothing(_Planted):
     consumer_class = _Deaf
+
+
+# --- lost replies, and no replies ------------------------------------------------------------------------
+
+
+def _again(_: object, call: Callable[[], object]) -> object:
+    """A server that does not know that it was asked this before."""
+    return call()
+
+
+@_plant(
+    "delete denied",
+    "a delete that is repeated because its reply was lost says that there was no such job",
+    "LostReplies.test_a_delete_whose_reply_is_lost_does_not_say_that_there_was_no_job",
+)
+class _DeleteDenied(WiredBackend):
+    on_repeat: ClassVar = {"delete": _again}
+
+
+@_plant(
+    "kick answers 0",
+    "a kick that is repeated because its reply was lost finds nothing to kick, and says so",
+    "LostReplies.test_a_kick_whose_reply_is_lost_counts_what_it_kicked",
+)
+class _KickAnswersZero(WiredBackend):
+    on_repeat: ClassVar = {"kick": lambda *_: 0}
+
+
+@_plant(
+    "purge answers 0",
+    "a purge that is repeated because its reply was lost finds nothing to delete, and says so",
+    "LostReplies.test_a_purge_whose_reply_is_lost_counts_what_it_deleted",
+)
+class _PurgeAnswersZero(WiredBackend):
+    on_repeat: ClassVar = {"purge": _again}
+
+
+def _and_one_more(leases: Any, call: Callable[[], Any]) -> list[Lease]:
+    return [*leases, *call()[:1]]
+
+
+@_plant(
+    "three for two",
+    "a reserve that is repeated because its reply was lost hands out what it got, and more",
+    "LostReplies.test_a_reserve_whose_reply_is_lost_hands_out_no_more_than_was_asked_and_loses_none",
+)
+class _ThreeForTwo(WiredBackend):
+    on_repeat: ClassVar = {"reserve": _and_one_more}
+
+
+@_plant(
+    "lost with the reply",
+    "the jobs of a waiting reserve whose reply was lost stay reserved, and nobody has them",
+    "LostReplies.test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes",
+)
+class _LostWithTheReply(WiredBackend):
+    on_repeat: ClassVar = {"reserve": lambda *_: []}
+
+
+@_plant(
+    "ack called lost",
+    "an ack that counted, and is repeated because its reply was lost, is refused",
+    "LostReplies.test_an_ack_whose_reply_is_lost_is_answered_as_it_was_carried_out",
+)
+class _AckCalledLost(WiredBackend):
+    on_repeat: ClassVar = {"settle": _again}
+
+
+def _under_new_ids(ids: object, call: Any) -> object:
+    _, queue, jobs = call.args
+    call.func("enqueue", queue, [msgspec.structs.replace(job, id=new_id()) for job in jobs])
+    return ids
+
+
+@_plant(
+    "enqueued twice",
+    "an enqueue that is repeated because its reply was lost makes its jobs again",
+    "LostReplies.test_an_enqueue_whose_reply_is_lost_adds_its_jobs_once",
+)
+class _EnqueuedTwice(WiredBackend):
+    on_repeat: ClassVar = {"enqueue": _under_new_ids}
+
+
+@_plant(
+    "nobody home",
+    "counts zero of everything if the reply is lost",
+    "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
+)
+class _NobodyHome(WiredBackend):
+    on_repeat: ClassVar = {"stats": lambda stats, _: msgspec.structs.replace(stats, ready=0)}
+
+
+@_plant(
+    "patient",
+    "each of its tries waits for the whole of a deadline, and more",
+    "Hangs.test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time",
+)
+class _Patient(WiredBackend):
+    deadlines = 8.0
+
+
+@_plant(
+    "silence is no job",
+    "a reserve on a server that does not answer finds no job",
+    "Hangs.test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time",
+)
+class _SilenceIsNoJob(WiredBackend):
+    on_silence: ClassVar = {"reserve": []}
+
+
+# --- waking late -----------------------------------------------------------------------------------------
+
+_NOW_AND_THEN = 3.0  # seconds between two looks, which hide that nobody is woken
+
+
+class _RingingStore(Store):
+    """With a bell that only some verbs ring."""
+
+    rings = 0
+
+    def ring(self) -> None:
+        with self.changed:
+            self.rings += 1
+            self.changed.notify_all()
+
+
+class _Listening(MemoryConsumer):
+    """Sleeps until the bell rings, and looks now and then anyway."""
+
+    rings_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
+    listens_after: ClassVar[float] = 0.0
+    """Seconds after its last look at which it begins to listen; 0: before it looks, as one should."""
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        give_up_at = time.monotonic() + timeout
+        store = cast("_RingingStore", self._store)
+        while True:
+            heard = store.rings
+            with store.lock:
+                leases = self._take(limit, store.clock())
+            left = give_up_at - time.monotonic()
+            if leases or left <= 0 or self._interrupted:
+                self._interrupted = False
+                return leases
+            if self.listens_after:
+                time.sleep(self.listens_after)
+                heard = store.rings
+            with store.changed:
+                store.changed.wait_for(
+                    lambda heard=heard: store.rings != heard or self._interrupted,  # type: ignore[misc]
+                    min(left, _NOW_AND_THEN),
+                )
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        answers = super().settle(verdicts)
+        if any(isinstance(verdict, self.rings_after) for verdict in verdicts):
+            cast("_RingingStore", self._store).ring()
+        return answers
+
+
+class _Ringing(_Planted):
+    """Rings after each verb that may give a consumer a job, but for the *silent* ones."""
+
+    store_class = _RingingStore
+    consumer_class = _Listening
+    silent: ClassVar[frozenset[str]] = frozenset()
+
+    def _ring(self, verb: str) -> None:
+        if verb not in self.silent:
+            cast("_RingingStore", self._store).ring()
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        ids = super().enqueue(queue, jobs, connection=connection)
+        self._ring("enqueue")
+        return ids
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        new = super().reschedule(queue, job_id, delay)
+        self._ring("reschedule")
+        return new
+
+    def kick(self, queue: str, limit: int) -> int:
+        count = super().kick(queue, limit)
+        self._ring("kick")
+        return count
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        super().kick_job(queue, job_id)
+        self._ring("kick_job")
+
+    def resume(self, queue: str) -> None:
+        super().resume(queue)
+        self._ring("resume")
+
+
+_IN_TIME = "Waking.test_a_waiting_consumer_has_the_job_in_time"
+
+
+@_plant("no bell", "nobody is ever woken: consumers look every three seconds", f"{_IN_TIME}[enqueue]")
+class _NoBell(_Ringing):
+    silent = frozenset({"enqueue", "reschedule", "kick", "kick_job", "resume"})
+
+
+@_plant("reschedule wakes nobody", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
+class _RescheduleWakesNobody(_Ringing):
+    silent = frozenset({"reschedule"})
+
+
+@_plant("kick wakes nobody", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
+class _KickWakesNobody(_Ringing):
+    silent = frozenset({"kick"})
+
+
+@_plant("resume wakes nobody", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
+class _ResumeWakesNobody(_Ringing):
+    silent = frozenset({"resume"})
+
+
+@_plant("release wakes nobody", "a released job waits for the next look", f"{_IN_TIME}[release]")
+class _ReleaseWakesNobody(_Ringing):
+    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
+        rings_after = ()
+
+
+@_plant(
+    "rings too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
+)
+class _RingsTooEarly(_Ringing):
+    silent = frozenset({"enqueue"})
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        cast("_RingingStore", self._store).ring()
+        time.sleep(0.02)  # the commit
+        return super().enqueue(queue, jobs, connection=connection)
+
+
+@_plant(
+    "listens too late",
+    "a consumer begins to listen when it has looked: what comes in between is found at the next look",
+    "Waking.test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time",
+)
+class _ListensTooLate(_Ringing):
+    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
+        listens_after = 0.02
+
+
+class _PollingConsumer(WiredConsumer):
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        give_up_at = time.monotonic() + timeout
+        while not (leases := super().reserve(limit, 0)) and time.monotonic() < give_up_at:
+            time.sleep(0.2)
+        return leases
+
+
+@_plant(
+    "polls",
+    "a consumer that is said to wait in the server asks it five times a second",
+    "Waiting.test_an_idle_consumer_asks_the_server_seldom",
+)
+class _Polls(WiredBackend):
+    def consumer(self, queues: Sequence[str]) -> WiredConsumer:
+        return _PollingConsumer(self, queues)
+
+
+# --- times and places ------------------------------------------------------------------------------------
+
+
+class _PutsBehind(MemoryConsumer):
+    def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+        if isinstance(verdict, Release) and verdict.delay > 0:
+            job.sequence = queue.next_sequence()
+        super()._carry_out(verdict, queue, job, now)
+
+
+@_plant(
+    "put off, put behind",
+    "a job that is released with a delay takes a new place",
+    "Reserve.test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due",
+)
+class _PutOffPutBehind(_Planted):
+    consumer_class = _PutsBehind
+
+
+@_plant(
+    "duplicates re-time",
+    "enqueuing the id of a delayed job again gives it the new delay",
+    "Enqueue.test_a_known_id_does_not_re_time_a_delayed_job",
+)
+class _DuplicatesReTime(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def add(self, new: NewJob, now: int) -> str:
+            job = self.jobs.get(new.id)
+            if job is not None and job.state is State.DELAYED and new.delay > 0:
+                self.make_due(job, new.delay, now)
+            return super().add(new, now)
+
+
+@_plant(
+    "delays cut",
+    "delays are cut to hundredths of a second, though microseconds are declared",
+    "Enqueue.test_no_fraction_of_a_delay_is_cut_off[enqueue]",
+)
+class _DelaysCut(_Planted):
+    class queue_class(JobQueue):  # noqa: N801 - stands for the attribute of this name
+        def make_due(self, job: Job, delay: float, now: int) -> None:
+            super().make_due(job, int(delay * 100) / 100, now)
+
+
+class _SeesNoPause(MemoryConsumer):
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        with self._store.lock:
+            queues = [self._store.queue(name, self._store.clock()) for name in self.queues]
+            pauses = [queue.paused_until for queue in queues]
+            for queue in queues:
+                queue.paused_until = 0
+            try:
+                return super().exchange(verdicts, limit, 0)
+            finally:
+                for queue, paused_until in zip(queues, pauses, strict=True):
+                    queue.paused_until = paused_until
+
+
+@_plant(
+    "exchange sees no pause",
+    "an exchange hands out jobs of a paused queue",
+    "Pause.test_an_exchange_hands_out_nothing_of_a_paused_queue",
+)
+class _ExchangeSeesNoPause(_Planted):
+    consumer_class = _SeesNoPause
+
+
+class _OtherClock(MemoryConsumer):
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        leases = super().reserve(limit, timeout)
+        self.asked_at = time.time()
+        return leases
+
+
+@_plant(
+    "asked by another clock",
+    "a consumer tells when it asked by the time of day",
+    "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
+)
+class _AskedByAnotherClock(_Planted):
+    consumer_class = _OtherClock
+
+
+class _StaleConsumer(_Listening):
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        if timeout <= 0:
+            self.asked_at = time.monotonic()
+        return super().reserve(limit, timeout)
+
+
+@_plant(
+    "asked long ago",
+    "after a wait a consumer tells when it asked the time before",
+    "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
+)
+class _AskedLongAgo(_Ringing):
+    consumer_class = _StaleConsumer

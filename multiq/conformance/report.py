@@ -11,7 +11,7 @@ from .ledger import PARAGRAPHS
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Outcome: TypeAlias = Literal["kept", "refused", "failed", "does not apply"]
+Outcome: TypeAlias = Literal["kept", "refused", "failed", "does not apply", "not tried"]
 Verdict: TypeAlias = Literal["kept", "kept in part", "refused", "broken", "not tried"]
 
 
@@ -31,7 +31,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gap: str | None = None
     """Refused: "not done", "cannot today" or "never"."""
     reason: str | None = None
-    """Refused: why it is missing. Does not apply: why not. Failed: what happened, in a line or some."""
+    """Refused: why it is missing. Does not apply, not tried: why not. Failed: what happened, in a line or some."""
     detail: str | None = None
     """Failed: the whole of it."""
 
@@ -56,7 +56,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """What was tested, a URL with its password masked or a harness's name."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
-    """Powers that are claimed, and of which no test was run."""
+    """Powers that are claimed, and of which no test was run, though the harness has all that they take."""
     is_whole: bool
     """Whether all topics were run. A part of the suite proves no power."""
     seconds: float
@@ -77,6 +77,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def refused(self) -> list[Row]:
         return self._with("refused")
 
+    @property
+    def not_tried(self) -> list[Row]:
+        """The tests that the harness has no hook for. They say nothing of the backend, and break nothing."""
+        return self._with("not tried")
+
     def topics(self) -> dict[str, list[Row]]:
         """The rows by topic, in the order of the run."""
         topics: dict[str, list[Row]] = {}
@@ -91,6 +96,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     def summary(self) -> str:
         """The verdict in a line."""
         parts = [f"{len(self.kept)} kept", f"{len(self.refused)} refused", f"{len(self.failed)} broken"]
+        if self.not_tried:
+            parts.append(f"{len(self.not_tried)} not tried")
         if self.unproved:
             parts.append(f"claimed without proof: {', '.join(self.unproved)}")
         return f"{self.backend}: {', '.join(parts)} ({self.seconds:.1f} s)"
@@ -117,8 +124,15 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             lines.append(f"| {paragraph.number} | {paragraph.title} | {paragraph.verdict} | {tests} |")
         lines += self._section("Refused", self._gaps())
         lines += self._section("Claimed without proof", self.unproved)
-        lines += self._section("Broken", (f"{row.topic}: {_sentence(row.name)}: {_line(row)}" for row in self.failed))
+        lines += self._section("Not tried", self.why_not_tried())
+        broken = (f"{row.topic}: {_sentence(row.name)} ({row.seconds:.1f} s): {_line(row)}" for row in self.failed)
+        lines += self._section("Broken", broken)
         return "\n".join(lines) + "\n"
+
+    def why_not_tried(self) -> list[str]:
+        """The reasons for which tests were not tried, each with the number of its tests."""
+        reasons = [_line(row) for row in self.not_tried]
+        return [f"{reason} ({reasons.count(reason)} tests)" for reason in dict.fromkeys(reasons)]
 
     # --- how ---
 
@@ -129,10 +143,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         rows = [row for row in self.rows if number in row.paragraphs]
         outcomes = [row.outcome for row in rows]
         kept, failed, refused = (outcomes.count(outcome) for outcome in ("kept", "failed", "refused"))
+        is_partial = bool(refused) or "not tried" in outcomes
         return Paragraph(
             number=number,
             title=title,
-            verdict=_verdict(kept, failed, refused),
+            verdict=_verdict(kept, failed, refused, is_partial=is_partial),
             kept=kept,
             failed=failed,
             refused=tuple(dict.fromkeys(_gap(row) for row in rows if row.outcome == "refused")),
@@ -147,11 +162,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return ["", f"{title}:", "", *bullets] if bullets else []
 
 
-def _verdict(kept: int, failed: int, refused: int) -> Verdict:
+def _verdict(kept: int, failed: int, refused: int, *, is_partial: bool) -> Verdict:
     if failed:
         return "broken"
     if kept:
-        return "kept in part" if refused else "kept"
+        return "kept in part" if is_partial else "kept"
     return "refused" if refused else "not tried"
 
 

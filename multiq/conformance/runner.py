@@ -21,7 +21,7 @@ from multiq.url import redact
 
 from . import need_extra
 from .harness import UrlHarness, first_contact
-from .marks import MEANINGLESS, PROMISES, REFUSED, REQUIRES, noted
+from .marks import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
 from .report import Report, Row
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest keeps modules by name: each run's file has a new one
+_OF_NO_OMISSION = {"kept", "failed", "not tried"}  # outcomes of a test that was there to be run
 _SHORT = 12  # lines of a failure's summary
 _TOLD_OF = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # what a user's shell says to pytest is not for us
 
@@ -42,16 +43,20 @@ def run(
     progress: Callable[[Row, int, int], None] | None = None,
     walks: int | None = None,
     select: Sequence[str] = (),
+    harness: type[UrlHarness] | None = None,
 ) -> Report:
     """Run the suite against the backend of *url*, in real time, in queues of its own that it empties afterwards.
 
     *walks* is the number of random walks, 0 for none. *select* runs only what fits any of its words: a topic
     (``lease``), a paragraph (``4.3``) or section (``4``) of the contract, or a part of a test's name. *progress* is
-    called after each test. ``KeyboardInterrupt`` comes through when the running test has cleaned up.
+    called after each test. *harness* is a subclass of ``UrlHarness`` with hooks that a URL alone does not give.
+    ``KeyboardInterrupt`` comes through when the running test has cleaned up.
 
     Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and whatever keeps the backend from answering at all.
     """
-    return run_harness(UrlHarness.of(url), target=redact(url), progress=progress, walks=walks, select=select)
+    return run_harness(
+        (harness or UrlHarness).of(url), target=redact(url), progress=progress, walks=walks, select=select
+    )
 
 
 def run_harness(
@@ -78,7 +83,7 @@ def run_harness(
             f"select={list(select)!r} fits no test: name a topic, a paragraph, or a part of a test's name"
         )
     claimed = {power for power in POWERS if capabilities.claim(power)}
-    tried = {power for row in collector.rows if row.outcome in {"kept", "failed"} for power in row.powers}
+    tried = {power for row in collector.rows if row.outcome in _OF_NO_OMISSION for power in row.powers}
     return Report(
         backend=capabilities.backend,
         target=target or harness_class.__name__,
@@ -255,6 +260,8 @@ def _with_outcome(row: Row, reports: Sequence[pytest.TestReport]) -> Row:
     elif REFUSED in properties:
         power, kind, reason = properties[REFUSED]
         changes = {"outcome": "refused", "power": power, "gap": kind, "reason": reason}
+    elif NOT_TRIED in properties:
+        changes = {"outcome": "not tried", "reason": properties[NOT_TRIED]}
     elif any(report.skipped for report in reports):
         changes = {"outcome": "does not apply", "reason": properties.get(MEANINGLESS, "it was skipped")}
     return msgspec.structs.replace(row, **changes)

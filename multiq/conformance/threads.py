@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import threading
+import time
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from typing import Self
 
 T = TypeVar("T")
 
@@ -57,3 +59,30 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 
     threads = [Background(at_once(work)) for work in works]
     return [thread.result(HANGS) for thread in threads]
+
+
+class Lag:
+    """How late this machine runs what is due, measured while the block lasts: a time limit must be longer by that."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._is_over = threading.Event()
+        self._thread = threading.Thread(target=self._measure, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(HANGS)
+
+    def _measure(self) -> None:
+        woken_at = time.monotonic()
+        while not self._is_over.wait(_TICK):
+            now = time.monotonic()
+            self.seconds += max(0.0, now - woken_at - 2 * _TICK)
+            woken_at = now
+
+
+_TICK = 0.01  # seconds

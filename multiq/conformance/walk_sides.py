@@ -67,8 +67,9 @@ class Side:
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
         queue, job = self.places[number]
-        # what is still there stays as it is; what is gone comes anew, at once
-        ids = self.backend.enqueue(queue, [NewJob(b"again", self.ids[number], job.priority, 0, job.ttr)])
+        # what is still there stays as it is; what is gone comes anew
+        again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
+        ids = self.backend.enqueue(queue, [again])
         return [self._known(queue, job_id) for job_id in ids]
 
     def reserve(self, step: Reserve) -> Answer:
@@ -228,8 +229,9 @@ class Pace:
         if self.is_real:
             self.step = 2 * max(can.delay_resolution, 0.3)  # half of it is a delay that the backend can tell
         else:
-            # no round number of seconds, if the backend can tell others: what cuts or rounds them is found out
-            self.step = max(can.delay_resolution, 0.75)
+            # no round number, if the backend can tell others: what cuts or rounds delays is found out. A power of two
+            # divides it, so that sums of ticks are exact, and it is a whole number of microseconds
+            self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
     def delay(self, ticks: int) -> float:

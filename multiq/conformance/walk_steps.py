@@ -45,7 +45,11 @@ class Enqueue(NamedTuple):
 
 
 class EnqueueAgain(NamedTuple):
+    """The id of a job once more, with other options."""
+
     job: int
+    ticks: int
+    priority: int
 
 
 class Reserve(NamedTuple):
@@ -185,7 +189,7 @@ def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step
         enqueue, enqueue, enqueue, reserve, reserve, reserve, settle, settle,
         st.builds(Exchange, consumer, verdicts, limit),
         st.builds(Reorder, consumer),
-        *([st.builds(EnqueueAgain, recent)] if can.client_ids else []),
+        *([st.builds(EnqueueAgain, recent, later, st.sampled_from(PRIORITIES))] if can.client_ids else []),
         st.builds(Kick, queue, limit),
         st.builds(KickJob, recent),
         st.builds(Reschedule, recent, later),

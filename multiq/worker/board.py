@@ -62,6 +62,8 @@ class WorkerRow(Row):
     """Children that ended because they were to be replaced, so far."""
     restarts = _Cell(9)
     """How often the keeper was told by the backend that all workers are to restart."""
+    restart_mark = _Cell(11)
+    """Which restart the keeper has heard of last: another number for each, 1 for none; 0: it has not asked yet."""
     keeper_beat = _Cell(10)
     """When the keeper last went round; four times a second, unless it waits for the backend."""
     asked_at = _Cell(8)

@@ -33,6 +33,7 @@ from .policies import sharing
 from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
+from .summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -52,6 +53,8 @@ EXIT_CUT_SHORT = 130
 """A second signal, or the end of the grace, cut jobs short; they were given back."""
 EXIT_OVERDUE = 13
 """A job did not heed its time limit, so its process had to end."""
+EXIT_STUCK = 15
+"""The event loop was held for longer than any job on it may run, and nobody can tell which of them did it."""
 
 _IDLE = 5.0  # seconds: an idle worker looks up this often
 _VETOED = 1.0  # seconds until a before_fetch hook is asked again
@@ -144,10 +147,15 @@ class Child:
         self._taken = 0
         self._taken_before = int(self._row.taken)  # by those that filled this place before
         self._is_asked = False
+        self._is_through = threading.Event()  # the loop has come to its end
+        self._told = threading.Event()  # subscribers have heard that it stops
+        self._told.set()
+        self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
         consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
         self._pump = Pump(consumer, app.events, self.name, inflight)
+        self._summary = Summary(self.name, self._pump.settled, app.settings.log.summary)
         self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
         self._runner = Runner(app, self._limits)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
@@ -162,6 +170,7 @@ class Child:
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
+        self._loop_thread = threading.get_ident()
         self._heartbeat.start()
         self._stay = self._events.join(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
@@ -169,7 +178,11 @@ class Child:
             while self._goes_on():
                 self._turn()
             self._drain()
+            self._is_through.set()
+            if not self._aborted:
+                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
         finally:
+            self._is_through.set()
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
             self._heartbeat.close()
@@ -185,19 +198,33 @@ class Child:
         if not self._is_asked:
             self._is_asked = True
             self._deadline = time.monotonic() + self._settings.grace
+            self._hold(True)  # to watch that: the loop may hang in a hook of the user's
         self._end("asked to", EXIT_OK)
 
     def abort(self, *, by_signal: bool = False) -> None:
         """Give everything back, now. What runs is not waited for, and its result will not count.
 
-        A job that has the main thread goes on there, unless this process may be ended: it is a worker's own, or the
-        operator has sent a second signal (*by_signal*).
+        A job, or a hook, that has the main thread goes on there, unless this process may be ended: it is a worker's
+        own, or the operator has sent a second signal (*by_signal*).
         """
         self._aborted = self._is_asked = True
         self._end("asked to, at once", EXIT_OK)
         self._let_go()
-        if self._is_inline and self._leave is not None and (self._owns_process or by_signal):
+        if self._leave is None or not (self._owns_process or by_signal):
+            return
+        is_elsewhere = threading.get_ident() != self._loop_thread
+        if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
             self._leave(self._stopped())
+
+    @property
+    def grace(self) -> float:
+        """Seconds that running jobs get after ``stop``."""
+        return self._settings.grace
+
+    @property
+    def running(self) -> int:
+        """How many jobs run at this moment."""
+        return len(self._executor.running())
 
     @property
     def is_asked_to_stop(self) -> bool:
@@ -266,7 +293,8 @@ class Child:
 
     def _look_around(self) -> None:
         """What is to be done in each turn, whether there are jobs or not."""
-        self._row.beat = time.monotonic()
+        self._row.beat = now = time.monotonic()
+        self._summary.look(now)
         if self._reassert is not None:
             self._reassert(also_wakeups=True)
         self._pump.beat()
@@ -281,8 +309,13 @@ class Child:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
         if self._stopping is None:
             self._exit_code = code
+            self._told.clear()
             self._stopping = reason
-            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            self._nudge()  # the loop need not wait for subscribers
+            try:
+                self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+            finally:
+                self._told.set()
         self._nudge()
 
     @property
@@ -349,7 +382,7 @@ class Child:
             return
         if self._executor.busy == 0:
             self._hold(False)
-        self._changed.wait(patience)
+        self._changed.wait(min(patience, self._pump.retry_in()))
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
@@ -401,7 +434,8 @@ class Child:
             self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
         self._unsettled = oldest
         self._heed_board()
-        if self._stopping is not None and time.monotonic() >= self._deadline and not self._aborted:
+        is_late = time.monotonic() >= self._deadline and not self._is_through.is_set()
+        if self._stopping is not None and is_late and not self._aborted:
             self.abort()
 
     def _watch_limits(self) -> None:
@@ -409,12 +443,21 @@ class Child:
         overdue = self._limits.look()
         for limit in overdue:
             self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
-        if overdue and self._inflight is not None and self._leave is not None:
-            self._end("a job does not heed its time limit", EXIT_OVERDUE)
-            self._let_go(overdue)
-            self._events.emit(WorkerStopped(worker=self.name, exit_code=EXIT_OVERDUE))
-            self._stay.close(_CUT_EVENTS)
-            self._leave(EXIT_OVERDUE)
+        if self._inflight is None or self._leave is None:
+            return
+        if overdue:
+            self._leave_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
+        elif self._limits.is_loop_stuck():
+            is_known = self._limits.is_held_by_leftover()
+            self._leave_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
+
+    def _leave_for(self, overdue: Sequence[Limit], reason: str, code: int) -> None:
+        assert self._leave is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
+        self._end(reason, code)
+        self._let_go(overdue)
+        self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
+        self._stay.close(_CUT_EVENTS)
+        self._leave(code)
 
     def _after_inline_job(self) -> None:
         """Between two jobs of a batch, which is many turns of the others' loop."""
@@ -427,7 +470,7 @@ class Child:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
         if holding:
             self._heartbeat.holding.set()
-        else:
+        elif not self._is_asked:
             self._heartbeat.holding.clear()
 
     def _give_back_waiting(self) -> None:
@@ -504,6 +547,7 @@ class Child:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self) -> int:
+        self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
         self._stay.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)

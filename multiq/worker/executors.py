@@ -13,12 +13,12 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import GiveBack
-from multiq.job import job_tasks
+from multiq.job import JobTasks, job_tasks
 
 from .daemons import DaemonThreads
 from .heartbeat import TICK
 from .limits import frame_of, stack_of
-from .loop import PATIENCE, close_loop, end_tasks, new_event_loop
+from .loop import PATIENCE, close_loop, end_tasks, is_closing, new_event_loop, threads_of_loop
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Sequence
@@ -145,12 +145,18 @@ class Executor(ABC):
         self._running[held] = None
         if self._inflight is not None:
             self._inflight.begin(held)
+            if time.monotonic() >= held.ends_at:  # another thread was stuck in between: it may have been given back
+                del self._running[held]
+                self._skip(held)
+                return False
         return True
 
     def _skip(self, held: Held) -> None:
         _log.debug("[%s] %s does not begin: its lease is over, or its worker ends", held.lease.queue, held.lease.id)
         held.began_at = 0.0
         held.verdict = GiveBack(held.lease)
+        if self._inflight is not None:
+            self._inflight.end(held)
         self._finished.append(held)
 
     def _end(self, held: Held) -> None:
@@ -312,12 +318,13 @@ class CoroutineExecutor(Executor):
         self._in_pool = 0
         self._is_pool_short = False
         self._is_refused = False  # a thread, by the system, less than a moment ago
-        self.loop = self._loop = new_event_loop()
+        self._threads_of_loop = threads_of_loop()
+        self.loop = self._loop = new_event_loop(self._threads_of_loop)
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
         if limits is not None:
-            limits.share(self._loop, self._holder)
+            limits.share(self._loop, self)
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
-        self._tasks: dict[asyncio.Task[None], tuple[Held, set[asyncio.Task[Any]]]] = {}
+        self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
         self._asked_at: float | None = None  # since when the loop has not come round to what waits
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
@@ -367,11 +374,48 @@ class CoroutineExecutor(Executor):
     def stack_of(self, limit: Limit) -> str | None:
         if limit.thread is not None:
             return super().stack_of(limit)
-        if self._holder() is limit.held:
-            return stack_of(frame_of(self._thread.ident))
+        if self.holder() is limit.held:
+            return self.stack()
         for task, (held, _) in list(self._tasks.items()):
             if held is limit.held:
                 return "".join(f"{frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
+        return None
+
+    def holder(self) -> Held | None:
+        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
+        current = asyncio.current_task(self._loop)
+        of_callback = self._tasks_of_callback()
+        for task, (held, tasks) in list(self._tasks.items()):
+            if task is current or tasks is of_callback or current in tasks:
+                return held
+        held_by = list(self._tasks.values())
+        # a callback without a job's context: where only one job is on the loop, it is that one's
+        return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether a callback of a job that has ended holds the loop."""
+        tasks = self._tasks_of_callback()
+        return tasks is not None and tasks.is_over
+
+    def jobs(self) -> int:
+        """How many jobs the loop runs."""
+        return len(self._tasks)
+
+    def stack(self) -> str | None:
+        """Where the loop is in its code."""
+        return stack_of(frame_of(self._thread.ident))
+
+    def _tasks_of_callback(self) -> JobTasks | None:
+        """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
+
+        None: there is none, or it was made in no job's context: by a thread, or with a context of its own.
+        """
+        frame = frame_of(self._thread.ident)
+        while frame is not None:
+            if frame.f_code is asyncio.Handle._run.__code__:  # noqa: SLF001 - there is no other way to ask
+                context: Context = frame.f_locals["self"]._context  # noqa: SLF001
+                return context.get(job_tasks)
+            frame = frame.f_back
         return None
 
     def close(self) -> None:
@@ -414,21 +458,23 @@ class CoroutineExecutor(Executor):
                 self._on_done()
 
     def _begin_coroutine(self, held: Held) -> None:
-        context, tasks = self._runner.fresh_context(), set[asyncio.Task[Any]]()
+        context, tasks = self._runner.fresh_context(), JobTasks()
         context.run(job_tasks.set, tasks)
         task = self._loop.create_task(self._run_one(held, tasks), context=context)
         self._tasks[task] = held, tasks  # the loop itself keeps only weak references
         task.add_done_callback(self._make_room)
 
     def _make_room(self, task: asyncio.Task[None]) -> None:
-        held, _ = self._tasks.pop(task)
+        held, tasks = self._tasks.pop(task)
+        tasks.is_over = True
+        self._threads_of_loop.write_off()
         if held.verdict is None:  # it was cancelled before its first step: its job has not begun
             held.verdict = GiveBack(held.lease)
             self._end(held)
             self._on_done()
         self._fill()
 
-    async def _run_one(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
+    async def _run_one(self, held: Held, tasks: JobTasks) -> None:
         verdict: Verdict = GiveBack(held.lease)
         try:
             verdict = await self._runner.arun(held)
@@ -438,8 +484,9 @@ class CoroutineExecutor(Executor):
             self._on_done()
             self._cancel_leftovers(held, tasks)
 
-    def _cancel_leftovers(self, held: Held, tasks: set[asyncio.Task[Any]]) -> None:
-        left = [task for task in tasks if not task.done() and task is not asyncio.current_task()]
+    def _cancel_leftovers(self, held: Held, tasks: JobTasks) -> None:
+        this = asyncio.current_task()
+        left = [task for task in tasks if not (task.done() or task is this or is_closing(task))]
         for task in left:
             task.cancel()
         if left:
@@ -474,15 +521,6 @@ class CoroutineExecutor(Executor):
         self._is_pool_short = False
         self._fill()
         self._on_done()
-
-    def _holder(self) -> Held | None:
-        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
-        current = asyncio.current_task(self._loop)
-        for task, (held, tasks) in list(self._tasks.items()):
-            # a callback is no task; where only one job is on the loop, it is that one's
-            if task is current or current in tasks or (current is None and len(self._tasks) == 1):
-                return held
-        return None
 
 
 def _make_task(

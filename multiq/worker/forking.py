@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from multiq.forks import forks
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
     from typing import NoReturn
 
 _log = logging.getLogger("multiq.worker")
+
+
+#: signal.getsignal makes an enum of what it finds, which takes longer
+handler_of = import_module("_signal").getsignal
 
 
 class _Taken(threading.local):

@@ -106,7 +106,7 @@ class Entry(msgspec.Struct, frozen=True):
     kill_at: float
     """When its process must end, if the job still runs then."""
     ends_at: float
-    """From when on the child does not begin the job any more, as its lease is over for all that the child knows."""
+    """From when on the child neither begins nor touches the job any more, if it has not begun: the lease is over."""
     serial: float
     """The lease's number in this life of the table, from 1."""
 
@@ -267,10 +267,10 @@ class InFlight:
         self._serial = serial
         return slots
 
-    def touch(self, held: Held) -> None:
-        """Its lease was renewed, and lasts until ``ends_at``."""
+    def touch(self, held: Held, ends_at: float) -> None:
+        """Its lease is about to be renewed, and lasts until *ends_at* then."""
         if held.slot is not None:
-            self._cells[held.slot + _ENDS_AT] = held.ends_at
+            self._cells[held.slot + _ENDS_AT] = ends_at
 
     def begin(self, held: Held) -> None:
         """Its job begins to run, at ``began_at``."""

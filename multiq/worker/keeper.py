@@ -28,6 +28,7 @@ import os
 import select
 import signal
 import time
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,9 +36,11 @@ from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
 from multiq.control import Control
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
+from multiq.job import JobInfo
+from multiq.outages import Outage
 from multiq.roll_call import Answering
 
-from .child import EXIT_OVERDUE
+from .child import EXIT_OVERDUE, EXIT_STUCK
 from .inflight import ACKED, DEAD, ENDED, FREE, LIVE, WAITING
 from .limits import Limits
 from .runner import Runner
@@ -102,9 +105,9 @@ class Keeper:
         self._children: dict[tuple[int, float], _Process] = {}  # by their tables' number and life
         self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
         self._lost: set[tuple[int, float, float]] = set()
+        self._handing_on, self._touching = Outage(), Outage()
         self._control = Control(app.backend)
         self._listens_to_down = not force
-        self._last_restart: str | None = ""
         self._ask_at = 0.0
         self._row = board.worker
         self._vitals = vitals
@@ -112,6 +115,7 @@ class Keeper:
         self._answer_at = 0.0
         self._health_file = health_file
         self._server = server
+        self._is_to_kill = False
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
@@ -129,13 +133,17 @@ class Keeper:
             if self._can_settle:
                 self._touch_for_the_stuck()
             if is_alone:
-                self._bury_orphans(killing=time.monotonic() >= kill_at)
+                self._bury_orphans(killing=self._is_to_kill or time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
                     return 0
                 time.sleep(_LOOK)
             else:
                 self._listen(time.monotonic())
+
+    def kill(self) -> None:
+        """Once the supervisor is gone: kill its children now. May come from a signal's handler."""
+        self._is_to_kill = True
 
     def _listen(self, now: float) -> None:
         """Heed what is said to all workers, and tell those who look at them of this one."""
@@ -160,11 +168,11 @@ class Keeper:
         if is_down != bool(self._row.is_down):
             _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
             self._row.is_down = is_down
-        if last_restart != self._last_restart:
-            if self._last_restart != "" and last_restart is not None:
-                _log.warning("all workers of this connection are to restart: this one ends")
-                self._row.restarts += 1
-            self._last_restart = last_restart
+        mark = 1.0 if last_restart is None else 2.0 + zlib.crc32(last_restart.encode())
+        before, self._row.restart_mark = self._row.restart_mark, mark  # there, so that the next keeper knows it, too
+        if before not in {0.0, mark} and last_restart is not None:
+            _log.warning("all workers of this connection are to restart: this one ends")
+            self._row.restarts += 1
 
     def _supervisor_lives(self) -> bool:
         """Wait for its bell. False: it is gone."""
@@ -184,6 +192,7 @@ class Keeper:
         """Settle what dead children held. While the backend is away, their tables stay for the next time."""
         for table in self._tables:
             if table.state == DEAD:
+                self._row.keeper_beat = time.monotonic()  # each may wait for the backend for as long as a call takes
                 self._settle(table, table.entries() if self._can_settle else [])
 
     def _settle(self, table: Table, entries: list[Entry]) -> None:
@@ -195,11 +204,13 @@ class Keeper:
             said = [self._verdict(table, entry, entries) for entry in entries]
             lost = self._settler().settle([verdict for verdict, _ in said])
         except MultiqError as exc:
-            _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
+            if self._handing_on.is_news(str(exc)):
+                _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
             time.sleep(_TRY_AGAIN)
             if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
                 table.free()
             return
+        self._handing_on.forget()
         table.free()  # before any code of the user's: a subscriber that hangs must not keep it
         for (_, say), error in zip(said, lost, strict=True):
             if error is None:
@@ -211,7 +222,8 @@ class Keeper:
         if not entry.is_running:
             return _unsaid(lease, entry), _nothing
         is_over = entry.kill_at <= table.died_at
-        if table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1:
+        is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
+        if is_stuck or table.left == EXIT_STUCK:
             return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
         if table.is_cut:
             return GiveBack(lease), _nothing
@@ -222,7 +234,10 @@ class Keeper:
         return self._crashed(lease, f"its worker process died: {how}")
 
     def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
-        event = JobCrashed(queue=lease.queue, job_id=lease.id, reason=reason)
+        task = None
+        with contextlib.suppress(MultiqError):  # it is gone, or the verdict will meet the same trouble
+            task = JobInfo.of(self._backend.peek(lease.queue, lease.id)).task
+        event = JobCrashed(queue=lease.queue, job_id=lease.id, task=task, reason=reason)
         return Abandon(lease, reason), lambda: self._events.emit(event)
 
     def _timed_out(self, lease: Lease) -> tuple[Verdict, Callable[[], None]]:
@@ -257,6 +272,7 @@ class Keeper:
                 continue
             due = [entry for entry in table.entries() if self._is_due(table, entry, now)]
             if due:
+                self._row.keeper_beat = time.monotonic()
                 self._keep_alive(table, due, now)
 
     def _is_due(self, table: Table, entry: Entry, now: float) -> bool:
@@ -277,8 +293,10 @@ class Keeper:
         try:
             lost = self._settler().settle(verdicts)
         except MultiqError as exc:
-            _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
+            if self._touching.is_news(str(exc)):
+                _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
             return
+        self._touching.forget()
         for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
             key = table.number, table.life, entry.serial
             self._touched[key] = now

@@ -17,12 +17,13 @@ What goes on for ``kill_after`` seconds after it was told is overdue.
 from __future__ import annotations
 
 import contextlib
+import logging
 import signal
 import sys
 import threading
 import time
 import traceback
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from multiq import notices
 from multiq.retry import SoftTimeout
@@ -32,11 +33,13 @@ from .stepping import Steps
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
     from .inflight import Held, InFlight
     from .runner import Call
+
+_log = logging.getLogger("multiq.worker")
 
 INTERRUPT = signal.SIGURG
 """The signal for a job in the main thread. By default it is ignored, so it harms no process that gets it too late."""
@@ -112,6 +115,22 @@ class Limit:
         self.notice.is_told = value
 
 
+class SharedLoop(Protocol):
+    """An event loop on which several jobs run."""
+
+    def holder(self) -> Held | None:
+        """The job whose code it runs at this moment; None: that of none that runs, or it cannot be told."""
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether it runs the code of a job that has ended."""
+
+    def jobs(self) -> int:
+        """How many jobs it runs."""
+
+    def stack(self) -> str | None:
+        """Where it is in its code."""
+
+
 class Limits:
     """The limits of all jobs that run now. ``look`` is called by the heartbeat, the rest by the jobs' own threads.
 
@@ -125,16 +144,18 @@ class Limits:
         self._running: dict[Limit, None] = {}
         self._lock = threading.Lock()
         self._interrupts = False
+        self._handler = self._interrupt  # one object: a bound method is another one each time
         self._steps = Steps(self._raise_if_over)
         self._loop: AbstractEventLoop | None = None
-        self._holder: Callable[[], Held | None] = lambda: None
+        self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
+        self._told_of = 0.0  # the moment since which the loop was held, when that was told
         self._looked_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
         """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
-        before = forking.take(INTERRUPT, self._interrupt)
+        before = forking.take(INTERRUPT, self._handler)
         self._interrupts = True
         try:
             yield
@@ -142,13 +163,15 @@ class Limits:
             self._interrupts = False
             forking.give_back(INTERRUPT, before)
 
-    def share(self, loop: AbstractEventLoop, holder: Callable[[], Held | None]) -> None:
-        """Coroutines share this loop; *holder* tells whose job it runs at this moment."""
-        self._loop, self._holder = loop, holder
+    def share(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
+        """Coroutines share this loop; *shared* tells whose job it runs at this moment."""
+        self._loop, self._shared = loop, shared
 
     def begin(self, call: Call, held: Held, *, thread: int | None) -> Limit:
         """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
         limit = Limit(call, held, call.deadline, self._kill_after, thread)
+        if self._interrupts and limit.is_in_main_thread and forking.handler_of(INTERRUPT) is not self._handler:
+            signal.signal(INTERRUPT, self._handler)  # a job before it has taken that
         with self._lock:
             self._running[limit] = None
         self._write(limit)
@@ -197,7 +220,28 @@ class Limits:
             if limit.thread is None and holder is not False and holder is not limit.held:
                 limit.blocked += now - max(limit.counted_at, self._loop_answered_at)
             limit.counted_at = now
+        if holder is None:
+            self._tell_of_stuck_loop(running, now)
         return [limit for limit in running if self._is_overdue(limit, now, holder)]
+
+    def is_loop_stuck(self) -> bool:
+        """Whether code of no job that runs has held the shared loop for longer than any of them may.
+
+        To be called after ``look``. A job without a limit may hold it for ever: then that is none, unless it is known
+        whose code it is.
+        """
+        shared = self._shared
+        if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
+            return False
+        with self._lock:
+            longest = [limit.call.timeout or 0.0 for limit in self._running if limit.thread is None]
+        if not longest or time.monotonic() - self._loop_answered_at <= max(longest) + self._kill_after:
+            return False
+        return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether a job that has ended holds the shared loop: none of those that run is to blame."""
+        return self._shared is not None and self._shared.is_held_by_leftover()
 
     def _is_overdue(self, limit: Limit, now: float, holder: Held | bool | None) -> bool:
         """*holder* is False while the loop goes round, else the job that keeps it from doing so, if that is known."""
@@ -212,6 +256,17 @@ class Limits:
             return False
         limit.kill_at = float("inf")
         return True
+
+    def _tell_of_stuck_loop(self, running: Sequence[Limit], now: float) -> None:
+        """Once, as soon as a job cannot be told of its limit for it."""
+        since, shared = self._loop_answered_at, self._shared
+        if shared is None or since == self._told_of:
+            return
+        if not any(limit.thread is None and now >= limit.tell_at for limit in running):
+            return
+        self._told_of = since
+        whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of no job that is known"
+        _log.error("the event loop is held by %s, for %.1f s now:\n%s", whose, now - since, shared.stack())
 
     def _tell(self, limit: Limit, thread: int, now: float) -> None:
         if not limit.has_notice:
@@ -271,7 +326,9 @@ class Limits:
         answered_at = min(self._loop_answered_at, now)
         self._loop_answered_at = answered_at
         loop.call_soon_threadsafe(self._loop_answers)
-        return self._holder() if now - answered_at > _LOOP_IS_BLOCKED else False
+        if self._shared is None or now - answered_at <= _LOOP_IS_BLOCKED:
+            return False
+        return self._shared.holder()
 
     def _loop_answers(self) -> None:
         self._loop_answered_at = time.monotonic()

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import threading
 import time
+from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
+from multiq.codec import decode_json
 from multiq.errors import BackendError
 from multiq.events import BackendDown, BackendUp, JobLost
+from multiq.job import task_of
 
 from .inflight import Held
 
@@ -40,6 +43,8 @@ class Pump:
         self._events = events
         self._worker = worker
         self._inflight = inflight
+        self.settled: defaultdict[type[Verdict], int] = defaultdict(int)
+        """How many verdicts of each kind have counted."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
         self._is_partial = False  # whether only a part of the backend is gone
@@ -55,26 +60,37 @@ class Pump:
         While only a part of it is gone, the verdicts for that part wait, and the rest has jobs.
         """
         with self._lock:
-            waiting: list[Held] = []
-            if self._is_partial and time.monotonic() < self._retry_at:
-                waiting, self._unsettled = self._unsettled, waiting
-            to_settle = self._collect(finished)
-            try:
-                lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
-            except BackendError as exc:
-                self._unsettled = waiting + to_settle
-                self._is_partial = exc.is_partial
-                failure = exc
-                helds = self._reserve_elsewhere(limit) if exc.is_partial else []
-                if helds:
-                    self._went_down(failure)
-                    return helds
-            else:
-                self._unsettled = waiting
-                self._settled(to_settle, lost)
-                return self._hold(leases) if leases else []
-        self._wait_out(failure)
-        return []
+            helds, pause = self._exchange(finished, limit, timeout)
+        if pause:  # until the next try, but not beyond an interruption
+            self._nudge.wait(pause)
+            self._nudge.clear()
+        return helds
+
+    def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
+        """The jobs, or the seconds until the backend is to be tried again."""
+        waiting: list[Held] = []
+        pause = self._pause_left()
+        if pause and self._is_partial:
+            waiting, self._unsettled = self._unsettled, waiting
+            timeout = min(timeout, pause)
+        to_settle = self._collect(finished)
+        if pause and not self._is_partial:
+            self._unsettled = to_settle
+            return [], pause
+        if self._tries and not waiting:
+            timeout = 0.0  # that the backend is back is told at once, not with the next job
+        try:
+            lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
+        except BackendError as exc:
+            self._unsettled = waiting + to_settle
+            helds = self._reserve_elsewhere(limit) if exc.is_partial else []
+            pause = self._went_down(exc)
+            return helds, 0.0 if helds else pause
+        self._unsettled = waiting
+        self._settled(to_settle, lost)
+        if leases or not to_settle:
+            self._was_answered()
+        return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
         """Settle these now. False: the backend is gone, they go along with the next call."""
@@ -115,6 +131,10 @@ class Pump:
         """Whether verdicts wait for the backend to come back."""
         return bool(self._unsettled)
 
+    def retry_in(self) -> float:
+        """Seconds until verdicts that wait are sent again; infinite if none wait."""
+        return self._pause_left() if self._unsettled else float("inf")
+
     @property
     def is_down(self) -> bool:
         """Whether the last call did not reach the backend."""
@@ -127,14 +147,13 @@ class Pump:
         to_settle = self._collect(finished)
         if not to_settle:
             return True
-        if time.monotonic() < self._retry_at:
+        if self._pause_left():
             self._unsettled = to_settle
             return False
         try:
             lost = self._consumer.settle(_verdicts(to_settle))
         except BackendError as exc:
             self._unsettled = to_settle
-            self._is_partial = exc.is_partial
             self._went_down(exc)
             return False
         self._settled(to_settle, lost)
@@ -149,7 +168,20 @@ class Pump:
         return self._hold(leases) if leases else []
 
     def _touch(self, now: float) -> None:
-        due = [held for held in self._held if held.touch_at <= now and held.verdict is None]
+        pause = self._pause_left()
+        if pause and not self._is_partial:
+            self._plan(now + pause)
+            return
+        due = []
+        for held in self._held:
+            if held.touch_at > now or held.verdict is not None:
+                continue
+            if held.ends_at <= now and not held.began_at:
+                held.touch_at = float("inf")  # it never begins here, and the keeper may give it back at any moment
+                continue
+            due.append(held)
+            if self._inflight is not None:  # the keeper goes by what stands there, so first
+                self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
         except BackendError as exc:
@@ -159,11 +191,11 @@ class Pump:
             if error is None:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = now + held.lease.ttr
-                if self._inflight is not None:
-                    self._inflight.touch(held)
             else:
                 held.touch_at = float("inf")  # the verdict will be refused, and that is told then
         self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
+        if None in lost:
+            self._was_answered()
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
         """What is to be settled now: an abort may have settled some of these before their jobs ended."""
@@ -195,22 +227,31 @@ class Pump:
         for held, error in zip(settled, lost, strict=True):
             del self._held[held]
             held.is_lost = error is not None
+            if error is None and held.verdict is not None:
+                self.settled[type(held.verdict)] += 1
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
-                self._events.emit(JobLost(queue=held.lease.queue, job_id=held.lease.id))
+                lease = held.lease
+                task = task_of(decode_json(lease.body))
+                self._events.emit(JobLost(queue=lease.queue, job_id=lease.id, task=task))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
+        if None in lost:  # a lease may be known to be lost without a word from the backend
+            self._was_answered()
+
+    def _was_answered(self) -> None:
+        """The backend has answered a call: if it was gone, and nothing waits for another part of it, it is back."""
         if self._tries and not self._unsettled:
             self._tries = 0
             self._is_partial = False
             self._events.emit(BackendUp(worker=self._worker))
 
-    def _wait_out(self, failure: BackendError) -> None:
-        """Pause before the next try, but not beyond an interruption."""
-        self._nudge.wait(self._went_down(failure))
-        self._nudge.clear()
+    def _pause_left(self) -> float:
+        """Seconds until the backend, or the part of it that is gone, is to be tried again."""
+        return max(0.0, self._retry_at - time.monotonic()) if self._tries else 0.0
 
     def _went_down(self, failure: BackendError) -> float:
         """Note a failed call. Returns the pause before the next, longer each time, with jitter against stampedes."""
+        self._is_partial = failure.is_partial
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._tries)
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
         self._tries = min(self._tries + 1, 20)

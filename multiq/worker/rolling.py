@@ -1,18 +1,34 @@
-"""What a roll leaves to the program that follows in the same process: the children of before, and their lifeline."""
+"""What a roll leaves to the program that follows in the same process: the children of before, and their lifeline.
+
+It also leaves signals blocked, so that none ends the program before it can take it. Whatever the app starts while it is
+imported would inherit that. So as soon as multiq itself is imported, they are let through and noted (``note_signals``)
+until the supervisor takes them.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import signal
-from typing import TYPE_CHECKING
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import forking
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
 #: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), the pids of its
 #: children, and those of keepers, as negative numbers
 _ROLLED = "MULTIQ_ROLLED"
+
+HELD_BACK = frozenset(
+    {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
+)
+"""What a supervisor takes, and what is blocked when the program that follows begins."""
+
+_noted: list[signal.Signals] = []
+_tokens: dict[signal.Signals, Any] = {}  # what gives back the handlers that note signals
 
 
 def rolled_environment(
@@ -26,6 +42,39 @@ def rolled_environment(
 def was_rolled() -> bool:
     """Whether this program was begun anew by a roll, and has not taken over yet."""
     return os.environ.get(_ROLLED, "").split()[:1] == [str(os.getpid())]
+
+
+def note_signals() -> None:
+    """After a roll, let through the signals that it has blocked, and note them: ``noted`` returns them."""
+    if not was_rolled() or threading.current_thread() is not threading.main_thread():
+        return
+    for number in HELD_BACK - {signal.SIGCHLD}:
+        _tokens[number] = forking.take(number, note)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HELD_BACK)
+
+
+def note(number: int, _frame: object = None) -> bool:
+    """The handler, also for others that take signals meanwhile. False: this is no roll, or it is over."""
+    if _tokens:
+        _noted.append(signal.Signals(number))
+    return bool(_tokens)
+
+
+def noted() -> list[signal.Signals]:
+    """The signals that have come so far, in their order. They are not noted any more."""
+    came = _noted[:]
+    del _noted[: len(came)]
+    return came
+
+
+@contextlib.contextmanager
+def taking_over() -> Iterator[None]:
+    """While it lasts, signals are somebody else's to take; then they are as before the roll."""
+    try:
+        yield
+    finally:
+        for number in list(_tokens):
+            forking.give_back(number, _tokens.pop(number))
 
 
 class Before:
@@ -49,7 +98,9 @@ class Before:
         os.close(words[1])
         pids = words[3:]
         for pid in pids:
-            if pid > 0:  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            if pid > 0 and is_child(
+                pid
+            ):  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
@@ -72,3 +123,12 @@ class Before:
                 self.children.discard(pid)
                 self.keepers.discard(pid)
         return not self.pids
+
+
+def is_child(pid: int) -> bool:
+    """Whether a process is this one's child: its number is no other's, then, until it has been waited for."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True

@@ -21,9 +21,10 @@ from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.forks import forks
 from multiq.job import JobContext, describe, running
+from multiq.log import log_slow, slow_after
 from multiq.notices import Notice
 from multiq.options import check_reason
-from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout
+from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, tighter
 
 from .forking import LeavingClones, leave_clone
 from .loop import JobLoop
@@ -72,6 +73,7 @@ class Runner:
         self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
+        self._slow_after = slow_after(app)
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
@@ -99,6 +101,9 @@ class Runner:
         running.set(call.job)
         try:
             result = await self._await(call, held, thread=None)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                await asyncio.sleep(0)  # where the job has cancelled itself and has not heard of it: here it does
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             if self.is_ending and isinstance(exc, asyncio.CancelledError):
                 return GiveBack(held.lease)  # by a worker that ends: not the job's doing
@@ -170,7 +175,7 @@ class Runner:
             task.check_arguments(envelope.args, envelope.kwargs)
         except ArgumentsInvalid as exc:
             return self._bury(job, str(exc), task)
-        timeout = task.timeout if envelope.timeout is None else envelope.timeout
+        timeout = task.timeout_of(envelope)
         if not timeout:  # 0: no limit, as everywhere
             return Call(job, task, envelope, policy, None)
         deadline = time.monotonic() + timeout
@@ -182,13 +187,15 @@ class Runner:
         reason = f"this worker knows no task {envelope.task[:128]!r} (registered: {known})"
         policy = UNKNOWN_TASK
         if envelope.max_attempts is not None:
-            policy = msgspec.structs.replace(policy, max_attempts=envelope.max_attempts)
+            policy = msgspec.structs.replace(policy, max_attempts=tighter(policy.attempts(), envelope.max_attempts))
         verdict = policy.after_failure(job.lease, reason)
         return self._announce(job, verdict, reason)
 
     def _start(self, call: Call) -> float:
         if self._events.wants(JobStarted):
             self._events.emit(JobStarted(job=call.job))
+            if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
+                msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
         return time.perf_counter()
 
     # --- the call itself ---
@@ -284,6 +291,8 @@ class Runner:
     def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
         if self._events.wants(JobDone):
             self._events.emit(JobDone(job=call.job, seconds=seconds))
+        if seconds > self._slow_after:
+            log_slow(call.job, seconds)
         if call.task.on_success is not None:
             _isolated(call, call.task.on_success, result)
         return Ack(call.job.lease)
@@ -344,6 +353,7 @@ class Runner:
         task: Task[Any, Any] | None = None,
         error: BaseException | None = None,
     ) -> Verdict:
+        reason = verdict.reason or reason  # as it is kept: cut, and of characters that can be written
         if isinstance(verdict, Release):
             self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
             hook = None if task is None else task.on_retry

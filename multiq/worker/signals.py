@@ -16,7 +16,6 @@ import select
 import signal
 import socket
 import threading
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from . import forking
@@ -25,10 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
     from types import TracebackType
     from typing import Self
-
-
-#: signal.getsignal makes an enum of what it finds, which takes longer
-_getsignal = import_module("_signal").getsignal
 
 
 class SignalInbox:
@@ -99,7 +94,7 @@ class SignalInbox:
             return
         handler = self._handler
         for number in self._numbers:
-            if _getsignal(number) is not handler:
+            if forking.handler_of(number) is not handler:
                 signal.signal(number, handler)
         if also_wakeups:
             self._take_wakeups()

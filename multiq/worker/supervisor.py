@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 from multiq.text import many
 
 from . import forking
-from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE
+from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
 from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
-from .rolling import Before, rolled_environment
+from .rolling import HELD_BACK, Before, noted, rolled_environment, taking_over
 from .signals import SignalInbox
 from .slot import Post, Slot
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import NoReturn
 
     from .board import Board
@@ -56,7 +56,7 @@ _ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, 
 _TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
-HEEDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, *FORWARDED)
+HEEDED = tuple(HELD_BACK)
 NOW = signal.SIGUSR1
 """What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
 every process of the group, so that children get it twice, and it must not count twice."""
@@ -64,6 +64,7 @@ every process of the group, so that children get it twice, and it must not count
 
 _REPLACED = {
     EXIT_OVERDUE: "had a job that did not heed its time limit",
+    EXIT_STUCK: "had an event loop that was held for longer than any job on it may run",
     EXIT_MEMORY: "used more memory than it may",
     EXIT_RECYCLED: "has worked for long enough",
 }
@@ -110,6 +111,7 @@ class Supervisor:
         self._round_at = NEVER
         self._kill_none_before = 0.0
         self._kill_at = NEVER
+        self._are_keepers_told = False
         self._codes: list[int] = []
         self._inbox = SignalInbox(HEEDED)
         self._had_terminal = _has_terminal()
@@ -124,7 +126,9 @@ class Supervisor:
         self._lifeline, self._life = os.pipe()
         self._bell, self._keepers_bell = socket.socketpair()
         self._bell.setblocking(False)
-        with self._inbox:
+        with taking_over(), self._inbox:
+            for number in noted():
+                self._inbox.put(number)
             while True:
                 self._note_time()
                 self._reap()
@@ -152,6 +156,8 @@ class Supervisor:
         if number in {signal.SIGTERM, signal.SIGINT}:
             self._stops += 1
             self._board.stops = self._stops
+            if self._stops == 1:
+                tell_of_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
             self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
             self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
         elif number in FORWARDED:
@@ -375,9 +381,9 @@ class Supervisor:
             self._board.replaced += 1
             slot.early_deaths = slot.early_deaths + 1 if died_young and left == EXIT_MEMORY else 0
             slot.start_at = now + _brake(slot.early_deaths, _WORKING_BRAKE)
-            _log.warning(
-                "worker process %d %s; another one starts", pid, _REPLACED[EXIT_OVERDUE if was_late else left or 0]
-            )
+            why = EXIT_OVERDUE if was_late else left or 0
+            level = logging.INFO if why == EXIT_RECYCLED else logging.WARNING
+            _log.log(level, "worker process %d %s; another one starts", pid, _REPLACED[why])
             return
         self._board.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
@@ -413,7 +419,7 @@ class Supervisor:
             self._kill_at = now + _HEALTHY  # and again, should it be of no use
             for slot in self._slots:
                 slot.is_cut = True
-            self._signal_all(signal.SIGKILL)
+            self._kill_all()
             return
         if now < self._kill_none_before:
             return
@@ -425,6 +431,16 @@ class Supervisor:
             if slot.pid is not None and slot.kill_at() <= now:
                 slot.is_timed_out = True
                 os.kill(slot.pid, signal.SIGKILL)
+
+    def _kill_all(self) -> None:
+        """Kill the children. Those of before a roll are their own keeper's to kill at first, which knows then why."""
+        if not self._are_keepers_told:
+            self._are_keepers_told = True
+            _signal(self._before.keepers, NOW)
+            if self._before.keepers:
+                self._signal_slots(signal.SIGKILL)
+                return
+        self._signal_all(signal.SIGKILL)
 
     def _end_keeper(self) -> None:
         """Wait until it has handed on what the last children held."""
@@ -453,17 +469,37 @@ class Supervisor:
         return max(0.0, min([_LOOK, self._kill_at - now, *starts]))
 
     def _signal_all(self, number: signal.Signals) -> None:
-        pids = [slot.pid for slot in self._slots if slot.pid is not None]
+        self._signal_slots(number)
         if number in {NOW, signal.SIGKILL}:  # that they are to end, those of before a roll know already
-            pids += self._before.children
-        for pid in pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+            _signal(self._before.children, number)
+
+    def _signal_slots(self, number: signal.Signals) -> None:
+        _signal([slot.pid for slot in self._slots if slot.pid is not None], number)
+
+
+def _signal(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _brake(early_deaths: int, longest: float) -> float:
     """Seconds until a child is replaced that was, with those before it, the so manieth that ended young."""
     return min(longest, _FIRST_BRAKE * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
+
+
+def tell_of_waiting(running: int, grace: float) -> None:
+    """Say what a worker does that was told to stop while jobs run."""
+    if running:
+        what = "them" if running > 1 else "it"
+        verb = "run" if running > 1 else "runs"
+        _log.info(
+            "stopping: waits for %s that %s, up to %.1f s; a second signal (Ctrl-C) gives %s back at once",
+            many(running, "job"),
+            verb,
+            grace,
+            what,
+        )
 
 
 def _has_terminal() -> bool:

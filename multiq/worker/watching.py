@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from multiq.errors import ExtraNotInstalled
 
-from .rolling import was_rolled
+from .rolling import HELD_BACK, noted, was_rolled
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -75,7 +75,14 @@ def wait_if_rolled(problem: Exception) -> None:
     if not was_rolled():
         return
     _log.error("the new code does not start: %s; its old processes go on until it is changed", problem)
-    if signal.sigwait([signal.SIGHUP, signal.SIGTERM, signal.SIGINT]) == signal.SIGHUP:
+    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
+    came: list[int] = []
+    while not came:
+        came = [number for number in noted() if number in heeded]  # a thread of the app's may let them through
+        if not came and (info := signal.sigtimedwait(heeded, _LOOK_MS / 1000)) is not None:
+            came = [info.si_signo]
+    if came[0] == signal.SIGHUP:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
 
 

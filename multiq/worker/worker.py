@@ -28,7 +28,7 @@ from .keeper import Keeper
 from .meters import Meters
 from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
-from .supervisor import HEEDED, NOW, OVERTIME, Supervisor
+from .supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
 from .vitals import Vitals
 
 if TYPE_CHECKING:
@@ -46,21 +46,21 @@ _SPARE_SLOTS = 8
 class Worker:
     """Runs the jobs of an app's queues.
 
-    *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. With *policy*
-    ``"weighted"`` each gets jobs in proportion to its weight (``{"high": 3, "low": 1}``), with ``"round-robin"`` all
-    get as many, while they have any. *processes* run under a supervisor, which replaces those that die and ends those
-    whose job does not heed its time limit; 0 works in this process, without one. *threads* above 1 run that many jobs
-    at a time in each process; *concurrency* runs that many coroutines at a time on one event loop instead (plain
-    functions then go to a pool of threads beside it). *prefetch* is how many short jobs a process may hold beyond
-    those, *grace* the seconds that running jobs get after SIGTERM, *kill_after* those that a job gets after its
-    ``timeout``.
+    *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. Where neither
+    they nor the settings name any, those of the app's tasks are, by round-robin. With *policy* ``"weighted"`` each gets
+    jobs in proportion to its weight (``{"high": 3, "low": 1}``), with ``"round-robin"`` all get as many, while they
+    have any. *processes* run under a supervisor, which replaces those that die and ends those whose job does not heed
+    its time limit; 0 works in this process, without one. *threads* above 1 run that many jobs at a time in each
+    process; *concurrency* runs that many coroutines at a time on one event loop instead (plain functions then go to a
+    pool of threads beside it). *prefetch* is how many short jobs a process may hold beyond those, *grace* the seconds
+    that running jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``.
 
     *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
     connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
     worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
-    What is not given comes from the settings.
+    With *log_jobs* each job that is done is a line in the log. What is not given comes from the settings.
 
     Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
     that is not shared.
@@ -87,14 +87,23 @@ class Worker:
         force: bool = False,
         health_file: str | Path | None = None,
         http: str | None = None,
+        log_jobs: bool | None = None,
     ) -> None:
         default = app.settings.worker
-        weights = read_queues(default.queues if queues is None else queues)
-        policy = check_policy(default.policy if policy is None else policy, weights)
         self._app = app
+        self._queues = default.queues if queues is None else queues
+        self._policy = default.policy if policy is None else policy
+        weights, policy = self._weights()
         if processes is None:
             processes = default.processes or 0
         self._processes = check_count(processes, "processes", least=0)
+        if threads is not None:
+            if concurrency and check_count(threads, "threads") > 1:
+                raise OptionInvalid(
+                    f"threads={threads} and concurrency={concurrency} exclude each other: jobs run on threads, or as "
+                    "coroutines on one event loop"
+                )
+            concurrency = concurrency or 0  # over one in the settings
         self._settings = ChildSettings(
             queues=tuple(weights),
             shares=shares(policy, weights),
@@ -111,6 +120,7 @@ class Worker:
             recycle_time=None if recycle_time is None else check_timeout(recycle_time, "recycle_time"),
             memory=None if memory is None else check_count(memory, "memory"),
         )
+        self._log_jobs = app.settings.log.jobs if log_jobs is None else log_jobs
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
@@ -134,6 +144,11 @@ class Worker:
         self._running: Child | Supervisor | None = None
         self._stop_early = False
         self._is_over = False
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        """The queues that it works off, in the order in which they were named."""
+        return tuple(self._weights()[0])
 
     def run(self) -> int:
         """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 when jobs were cut short.
@@ -159,7 +174,9 @@ class Worker:
             running.stop()
 
     def _run(self) -> int:
-        log_events(self._app)
+        log_events(self._app, each_job=self._log_jobs)
+        weights, policy = self._weights()  # tasks may have come since this was made
+        self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
         if self._processes == 0:
@@ -186,6 +203,14 @@ class Worker:
                 self._listener.close()
             if self._health_file is not None:
                 self._health_file.unlink(missing_ok=True)
+
+    def _weights(self) -> tuple[dict[str, int], str]:
+        """The queues with their weights, and the policy. Queues that nobody named have no order: none is to starve."""
+        if self._queues is not None:
+            weights = read_queues(self._queues)
+            return weights, check_policy(self._policy or "strict", weights)
+        weights = read_queues([task.default.queue for task in self._app.tasks.values()] or ["default"])
+        return weights, check_policy(self._policy or "round-robin", weights)
 
     def _run_child(self, post: Post | None) -> int:
         """One process's work; under a supervisor it has a *post*."""
@@ -233,10 +258,8 @@ class Worker:
 
     def _run_keeper(self, bell: socket.socket, lifeline: int) -> int:
         """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        forking.take(NOW, _take_no_notice)  # the supervisor's handlers for the others stay, and do nothing here
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
         vitals = Vitals(self._board, self._settings)
-        return Keeper(
+        keeper = Keeper(
             self._app,
             self._board,
             bell,
@@ -247,7 +270,11 @@ class Worker:
             vitals=vitals,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(vitals),
-        ).run()
+        )
+        # the supervisor's handlers for the others stay, and do nothing here
+        forking.take(NOW, lambda _number, _frame: keeper.kill())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
+        return keeper.run()
 
     def _serve(self, vitals: Vitals) -> Server:
         """Answer for probes and Prometheus, from the keeper's process."""
@@ -255,11 +282,8 @@ class Worker:
 
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
-        return Server(self._listener, Pages(vitals, exposition.text))
-
-
-def _take_no_notice(_number: int, _frame: object) -> None:
-    """Unlike a signal that is ignored, programs that are started here do not inherit this."""
+        names = () if self._http is None else (self._http.host,)
+        return Server(self._listener, Pages(vitals, exposition.text, names))
 
 
 def _is_down(app: App) -> bool:
@@ -303,5 +327,7 @@ def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Ca
 def _stop(child: Child, *, by_signal: bool = False) -> None:
     if child.is_asked_to_stop:
         child.abort(by_signal=by_signal)
-    else:
-        child.stop()
+        return
+    if by_signal:
+        tell_of_waiting(child.running, child.grace)
+    child.stop()

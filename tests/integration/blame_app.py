@@ -80,6 +80,12 @@ async def patient(number: int) -> None:
     note("end", number)
 
 
+@app.task(ttr=30, timeout=1.0, max_attempts=2)
+async def lenient(number: int) -> None:
+    """The same, with a second attempt."""
+    await patient.function(number)
+
+
 @app.task(ttr=30, timeout=60)
 async def block(number: int, seconds: float) -> None:
     """Keeps the loop to itself for less than it may run."""
@@ -94,6 +100,34 @@ async def block_for_ever(number: int) -> None:
     note("start", number)
     await asyncio.sleep(0.1)
     where_it_hangs("deaf")
+
+
+@app.task(ttr=30, timeout=0.5, max_attempts=1)
+async def hold_by_callback(number: int) -> None:
+    """A callback of this job keeps the loop to itself, while the job itself waits."""
+    note("start", number)
+    await asyncio.sleep(0.1)
+    asyncio.get_running_loop().call_soon(where_it_hangs, "deaf")
+    await asyncio.sleep(300)
+
+
+@app.task(ttr=30, timeout=0.5, max_attempts=1)
+async def leave_timer(number: int) -> None:
+    """A timer keeps the loop to itself when its job has ended long ago."""
+    note("start", number)
+    asyncio.get_running_loop().call_later(0.2, where_it_hangs, "deaf")
+
+
+@app.task(ttr=30, timeout=0.5, max_attempts=3)
+async def hold_by_thread(number: int) -> None:
+    """A thread of this job has the loop call what holds it: nobody can tell whose that is. Only the first time."""
+    note("start", number)
+    await asyncio.sleep(0.1)
+    if multiq.current_job().attempt == 1:
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=loop.call_soon_threadsafe, args=(where_it_hangs, "deaf")).start()
+        await asyncio.sleep(300)
+    note("end", number)
 
 
 @app.task(ttr=600)

@@ -216,6 +216,22 @@ async def leave_thread_decorated(number: int) -> None:
 
 
 @app.task(max_attempts=1)
+async def fill_pool(number: int) -> None:
+    """Leaves so many threads behind that a loop's own pool has no other."""
+    note("start", number)
+    _kept.extend(asyncio.create_task(asyncio.to_thread(time.sleep, 60)) for _ in range(40))
+    await asyncio.sleep(1)
+    note("end", number)
+
+
+@app.task(max_attempts=1)
+async def use_pool(number: int) -> None:
+    note("start", number)
+    await asyncio.to_thread(note, "in-thread", number)
+    note("end", number)
+
+
+@app.task(max_attempts=1)
 async def leave_generator(number: int) -> None:
     """An asynchronous generator that is in the middle of something that takes long."""
     note("start", number)

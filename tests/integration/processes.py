@@ -30,7 +30,13 @@ class WorkerProcess:
             "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
             f"worker = multiq.Worker(worker_app.app, {arguments}); worker.owns_process = True; sys.exit(worker.run())"
         )
-        environment = {**os.environ, "MULTIQ_URL": url, "WORKER_TEST_DIARY": str(self.diary), "PYTHONPATH": str(HERE)}
+        environment = {
+            **os.environ,
+            "MULTIQ_URL": url,
+            "MULTIQ_LOG_JOBS": "true",  # what a failed test shows, and some tests read
+            "WORKER_TEST_DIARY": str(self.diary),
+            "PYTHONPATH": str(HERE),
+        }
         with self._log.open("w") as log:
             self.process = subprocess.Popen(
                 [sys.executable, "-c", code],

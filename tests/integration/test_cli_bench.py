@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from msgspec import structs
 
 from multiq.bench import report
 from multiq.bench.workloads import WORKLOADS
@@ -46,7 +47,11 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
             assert value is not None, where
             assert value > 0, where
             assert sample.accounting.violations == []
-            assert sample.accounting.enqueued > 0, where
+            assert sample.accounting.finished == sample.accounting.enqueued > 0, where
+    assert {(result.workload, result.contestant) for result in done.warm_ups} == {
+        ("warm-up", "sqlite"),
+        ("warm-up", "memory"),
+    }
     by_name = {(result.workload, result.contestant): result for result in done.results}
     (recovered,) = by_name["recovery", "sqlite"].samples
     assert recovered.accounting.explained >= 1  # the job in whose middle its process was killed
@@ -94,8 +99,22 @@ def test_a_report_is_set_beside_an_earlier_one(shell: Shell) -> None:
     _, _, done = bench(shell, "memory", "-w", "enqueue-one")
     old = shell.folder / "old.json"
     report.write(done, old)
-    code, out, _ = bench(shell, "memory", "-w", "enqueue-one", "--compare", str(old), "--threshold", "9")
-    assert code == 0, out
+    again = shell("bench", "memory", "-w", "enqueue-one", "--quick", "--repeats", "1", "--compare", str(old))
+    assert again.code == 7, again  # of one repeat nothing can be told
+    assert "cannot tell for " in again.out.splitlines()[-1]
+    assert "no difference" not in again.out.splitlines()[-1].partition(":")[0]
+    assert "1 repeat: with fewer than 5 only large changes show" in again.err
+
+
+def test_a_report_beside_itself_is_no_difference(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, _, done = bench(shell, "memory", "-w", "settle")
+    settled = structs.replace(done.results[0], samples=done.results[0].samples * 5)
+    five = structs.replace(done, repeats=5, results=[settled])
+    report.write(five, shell.folder / "old.json")
+    monkeypatch.setattr("multiq.bench.runner.run", lambda *_: five)
+    same = shell("bench", "memory", "-w", "settle", "--quick", "--compare", str(shell.folder / "old.json"))
+    assert same.code == 0, same
+    assert same.out.splitlines()[-1].startswith("no difference: ")
 
 
 def test_a_run_whose_work_is_another_is_not_compared(shell: Shell) -> None:

@@ -142,11 +142,42 @@ def test_conformance_names_what_is_refused_and_why(shell: Shell) -> None:
     assert "never: the jobs end with the process" in done.out
 
 
+HARNESS = """
+from multiq.conformance import UrlHarness
+from multiq.conformance.planted import PlantedBug
+from multiq.conformance.wired import WiredBackend
+
+wired = PlantedBug("wired", "nothing wrong", "", WiredBackend).harness()
+
+class Mine(UrlHarness):
+    def proxied(self):
+        return self.wired.proxied()
+
+    def open(self):
+        return self.wired.open()
+
+    def __init__(self, url):
+        super().__init__(url)
+        self.wired = wired()
+"""
+
+
+def test_what_the_harness_has_no_hook_for_is_not_tried_and_breaks_nothing(shell: Shell) -> None:
+    done = shell.run("conformance", "memory://", "-k", "a_pause_and_a_resume_whose")
+    assert done.code == 0
+    assert "there is no proxy between the backend and its server" in " ".join(done.out.split())
+    assert "1 not tried" in done.out.splitlines()[-1]
+    # a harness of one's own has the hook
+    (shell.folder / "mine.py").write_text(HARNESS)
+    done = shell.run("conformance", "memory://", "-k", "a_pause_and_a_resume_whose", "--harness", "mine:Mine")
+    assert (done.code, "1 kept" in done.out, "not tried" in done.out.splitlines()[-1]) == (0, True, False), done.out
+
+
 def test_a_broken_promise_ends_with_6_and_is_shown(shell: Shell, with_broken_driver: str) -> None:
     done = shell.run("conformance", "broken://", "-k", "9.4", PYTHONPATH=with_broken_driver)
     assert done.code == 6
     assert re.search(r"^ *9\.4 .* broken ", done.out, re.MULTILINE)
-    assert "broken (9.4" in done.out
+    assert re.search(r"^broken \(9\.4.*\) after [\d.]+ s: Queues", done.out, re.MULTILINE)
     assert "Traceback" not in done.err
 
 
@@ -174,6 +205,8 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
         (["kafka://x"], 2, "no backend 'kafka' is installed"),
         (["sqlite:///no/such/folder/x.db"], 2, "no/such/folder"),
         (["memory://", "--json", "--markdown"], 2, "choose one"),
+        (["memory://", "--harness", "nowhere:Mine"], 2, "must be MODULE:CLASS, got 'nowhere:Mine'"),
+        (["memory://", "--harness", "multiq.memory:MemoryBackend"], 2, "must name a subclass of multiq.conformance"),
         ([], 2, "missing argument 'URL|NAME'"),
     ],
 )

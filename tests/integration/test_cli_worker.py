@@ -98,6 +98,23 @@ def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signal
     assert "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("options", "lines", "level"),
+    [((), 0, ""), (("--log-jobs",), 2, " info "), (("--log-level", "debug"), 2, " debug ")],
+)
+def test_a_line_for_each_job_is_told_on_request_only(
+    shell: Shell, options: tuple[str, ...], lines: int, level: str
+) -> None:
+    enqueue(shell, "ann", "bob")
+    done = shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty", *options)
+    told = [line for line in done.err.splitlines() if " done      mail." in line]
+    assert len(told) == lines, done.err
+    assert all(level in line for line in told)
+    (summary,) = [line for line in done.err.splitlines() if " summary " in line]
+    assert " 2 jobs in " in summary
+    assert "done 2 retried 0 buried 0" in summary
+
+
 def test_no_log_has_the_arguments_of_a_job(shell: Shell) -> None:
     enqueue(shell, "ann@secret.example")
     done = shell.run("worker", "shop.tasks:app", "-q", "mail", "--stop-when-empty", "--log-level", "debug")

@@ -12,7 +12,22 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 import pytest
-from blame_app import ahang, app, block, block_for_ever, hang, patient, rest, step, stop_us, wait_in
+from blame_app import (
+    ahang,
+    app,
+    block,
+    block_for_ever,
+    hang,
+    hold_by_callback,
+    hold_by_thread,
+    leave_timer,
+    lenient,
+    patient,
+    rest,
+    step,
+    stop_us,
+    wait_in,
+)
 from processes import HERE, until
 from stores import STORES
 from worker_app import read_diary
@@ -141,6 +156,46 @@ def test_the_job_that_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_p
         assert second.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert (worker.words("JobTimedOut"), worker.words("JobBuried")) == ([2], [2])
         assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
+
+
+def test_a_job_whose_callback_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_path: Path, url: str) -> None:
+    first = patient.enqueue(1)
+    second = hold_by_callback.enqueue(2)
+    with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
+        worker.until(lambda: second.state() is State.BURIED)
+        worker.until(lambda: first.state() in {State.GONE, State.BURIED})
+        assert second.peek().reason == "the task ran longer than its timeout of 0.5 s"
+        assert (worker.words("JobTimedOut"), worker.words("JobBuried")) == ([2], [2])
+        assert worker.words("stack-not-shown") == []
+        assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
+
+
+def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_timed_out(
+    tmp_path: Path, url: str
+) -> None:
+    # Given a timer whose job has ended, which holds the loop that others have a limit on
+    first, second = patient.enqueue(1), patient.enqueue(2)
+    leave_timer.enqueue(3)
+    with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
+        # When it has done so for longer than any of them may run, then they run again, and to their end
+        worker.until(lambda: first.state() is second.state() is State.GONE)
+        assert sorted(worker.words("start")) == [1, 1, 2, 2, 3]
+        assert worker.words("JobTimedOut") == worker.words("JobBuried") == []
+        # And the log says where the loop was
+        assert "by a job that has ended" in worker.log
+        assert "where_it_hangs" in worker.log
+
+
+def test_where_nobody_can_tell_who_holds_the_loop_all_jobs_on_it_count_a_crash(tmp_path: Path, url: str) -> None:
+    # Given a job that has a thread post what holds the loop, and another job
+    first, second = lenient.enqueue(1), hold_by_thread.enqueue(2)
+    with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
+        # When that has lasted longer than both may run, then both have crashed, and run to their end
+        worker.until(lambda: first.state() is second.state() is State.GONE)
+        assert sorted(worker.words("start")) == [1, 1, 2, 2]
+        assert worker.words("JobTimedOut") == worker.words("JobBuried") == []
+        assert worker.log.count("crashed") == 2
+        assert "where_it_hangs" in worker.log
 
 
 def test_plain_jobs_beyond_the_pool_wait_for_whoever_has_room(tmp_path: Path, url: str) -> None:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pytest
-from processes import HERE, until
+from modes import ALONE
+from processes import HERE, until, worker
 from worker_app import anap, app, endless, fail, leave, nap, quick, read_diary
 
 if TYPE_CHECKING:
@@ -239,3 +240,27 @@ def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
 def test_the_table_has_all_that_can_be_given_and_happen() -> None:
     assert {row.given for row in ROWS} == set(GIVEN)
     assert {row.then for row in ROWS} == set(THEN)
+
+
+@pytest.mark.parametrize("way", ["the end of the grace", "a second signal"])
+@pytest.mark.parametrize("mode", ALONE.values(), ids=ALONE.keys())
+def test_a_hook_that_hangs_does_not_outlast_the_end(tmp_path: Path, mode: str, way: str) -> None:
+    # Given a worker without a supervisor, whose before_fetch hook never returns
+    code = (
+        "import sys, time, multiq, worker_app\n"
+        "@worker_app.app.before_fetch\n"
+        "def hang(_):\n"
+        "    worker_app.note('hook', 0)\n"
+        "    time.sleep(300)\n"
+        f"worker = multiq.Worker(worker_app.app, {mode}, grace={0.5 if 'grace' in way else 200})\n"
+        "worker.owns_process = True; sys.exit(worker.run())"
+    )
+    with worker(tmp_path, f"sqlite:///{tmp_path}/jobs.db", code=code) as process:
+        until(lambda: read_diary(process.diary))
+        # When it is to end
+        process.send(signal.SIGTERM)
+        if "second" in way:
+            time.sleep(0.2)
+            process.send(signal.SIGTERM)
+        # Then it does
+        assert process.wait(20) == 130

@@ -13,6 +13,7 @@ import pytest
 from loop_app import (
     app,
     block,
+    fill_pool,
     heed,
     hold_on,
     leave_and_fail,
@@ -28,6 +29,7 @@ from loop_app import (
     take_time,
     time_out_decorated,
     time_out_with_subtask,
+    use_pool,
 )
 from modes import ALONE, in_each_mode, worker_of
 from processes import HERE, until
@@ -101,6 +103,24 @@ def test_what_a_neighbour_does_meanwhile_is_left_alone(tmp_path: Path, url: str)
     # Then all end well
     ended = sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end")
     assert ended == [1, 2, 3, 11, 12, 13]
+
+
+@in_each_mode
+def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
+    mode: str, tmp_path: Path, url: str
+) -> None:
+    # Given a job that leaves threads behind, all that its loop's pool has, and others that need one
+    fill_pool.enqueue(1)
+    for number in range(2, 6):
+        use_pool.enqueue(number)
+    # When a worker runs them
+    with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
+        assert process.wait(SECONDS) == 0
+    # Then they get one, also who waited for it already, and the log says why
+    assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2, 3, 4, 5]
+    assert sum(word == "in-thread" for word, _, _, _ in read_diary(process.diary)) == 4
+    if "threads" not in mode:
+        assert "threads that jobs have left behind" in process.log
 
 
 # --- the end ----------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
             )
             until(lambda guilty=guilty: guilty.state() is State.BURIED, timeout=20)  # type: ignore[misc]
             assert words(process, "start").count(first + 500) == 1
-            assert "poison: 1 earlier runs" in str(guilty.peek().reason)
+            assert "poison: attempt 2 did not begin, as 1 before it" in str(guilty.peek().reason)
         until(lambda: app.queue().stats().reserved == 0, timeout=20)
         assert app.queue().stats().buried == len(WAYS)
 

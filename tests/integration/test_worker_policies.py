@@ -34,19 +34,19 @@ def ran(app: multiq.App, queues: Any, policy: str | None, **options: Any) -> Cou
 
 
 @pytest.mark.parametrize("prefetch", [1, 20])
-@pytest.mark.parametrize("name", [name for name in NAMES if name in {"sqlite", "redis"}])
+@pytest.mark.parametrize("store", [name for name in NAMES if name in {"sqlite", "redis"}])
 def test_a_queue_of_weight_3_gets_three_times_the_jobs_of_one_of_weight_1(
-    name: str, prefetch: int, tmp_path: Path
+    store: str, prefetch: int, tmp_path: Path
 ) -> None:
-    with STORES[name](tmp_path) as url, multiq.App(f"{url}") as app:
+    with STORES[store](tmp_path) as url, multiq.App(f"{url}") as app:
         counts = ran(app, {"high": 3, "low": 1}, "weighted", prefetch=prefetch)
     assert 0.72 < counts["high"] / JOBS < 0.78
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("store", NAMES)
 @pytest.mark.parametrize("mode", [{}, {"threads": 4}, {"concurrency": 8}], ids=["inline", "threads", "concurrency"])
-def test_round_robin_gives_every_queue_as_much(name: str, mode: dict[str, Any], tmp_path: Path) -> None:
-    with STORES[name](tmp_path) as url, multiq.App(f"{url}") as app:
+def test_round_robin_gives_every_queue_as_much(store: str, mode: dict[str, Any], tmp_path: Path) -> None:
+    with STORES[store](tmp_path) as url, multiq.App(f"{url}") as app:
         counts = ran(app, ["high", "low"], "round-robin", prefetch=10, **mode)
     assert 0.45 < counts["high"] / JOBS < 0.55
 

@@ -41,7 +41,7 @@ def serve(number):
 def shop(tmp_path: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
     """``multiq worker shop:app -p 2``, as from a service manager: no terminal, a group of its own."""
     (tmp_path / "shop.py").write_text(SHOP)
-    command = [sys.executable, "-m", "multiq", "worker", "shop:app", "-p", "2"]
+    command = [sys.executable, "-m", "multiq", "worker", "shop:app", "-p", "2", "--log-jobs"]
     with (tmp_path / "log").open("wb") as log:
         process = subprocess.Popen(
             command, cwd=tmp_path, env={**os.environ, "MULTIQ_URL": url}, stderr=log, start_new_session=True
@@ -149,6 +149,71 @@ def test_five_workers_replaced_one_after_the_other_under_load_run_every_job_once
 def ended(diary: Path) -> list[int]:
     """The numbers of the jobs that ran to their end."""
     return [number for word, number, _, _ in read_diary(diary) if word == "end"]
+
+
+AT_IMPORT = """
+import multiprocessing
+import subprocess
+
+child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(300,))
+child.start()
+program = subprocess.Popen(["sleep", "300"])
+time.sleep(0.1)
+for each in (child, program):
+    each.terminate()
+child.join(5)
+try:
+    program.wait(5)
+except subprocess.TimeoutExpired:
+    pass
+with open("ended", "a") as ended:
+    ended.write(f"{child.exitcode} {program.returncode}\\n")
+for each in (child, program):
+    each.kill()
+"""
+
+
+on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
+
+
+@on_sqlite
+def test_what_the_app_starts_at_import_in_a_roll_ends_when_it_is_told_to(
+    tmp_path: Path, shop: subprocess.Popen[bytes]
+) -> None:
+    # Given an app that starts processes when it is imported, and ends them by SIGTERM
+    until(lambda: log(tmp_path).count(" working ") == 2)
+    (tmp_path / "shop.py").write_text(SHOP + AT_IMPORT)
+    # When a worker is rolled onto it
+    os.kill(shop.pid, signal.SIGHUP)
+    until(lambda: log(tmp_path).count(" working ") == 4)
+    # Then they end, in the trial and in the new program
+    assert (tmp_path / "ended").read_text().splitlines() == ["-15 -15"] * 2
+    os.kill(shop.pid, signal.SIGTERM)
+    assert shop.wait(30) == 0, log(tmp_path)
+
+
+@on_sqlite
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP])
+def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards(
+    tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
+) -> None:
+    # Given a worker that is rolled onto code that takes a while to import, but not in its trial
+    until(lambda: log(tmp_path).count(" working ") == 2)
+    slow = "if 'MULTIQ_ROLLED' in os.environ:\n    open('importing', 'a').close()\n    time.sleep(1)\n"
+    (tmp_path / "shop.py").write_text(SHOP + slow)
+    os.kill(shop.pid, signal.SIGHUP)
+    until((tmp_path / "importing").exists)
+    # When a signal comes meanwhile
+    os.kill(shop.pid, number)
+    # Then it is heeded when the new program works
+    if number == signal.SIGUSR2:
+        until(lambda: log(tmp_path).count(" paused") == 2)
+        os.kill(shop.pid, signal.SIGTERM)
+    elif number == signal.SIGHUP:
+        until(lambda: log(tmp_path).count(" working ") == 6)
+        os.kill(shop.pid, signal.SIGTERM)
+    assert shop.wait(30) == 0, log(tmp_path)
+    assert log(tmp_path).count("stopping") == log(tmp_path).count(" working ")
 
 
 def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(

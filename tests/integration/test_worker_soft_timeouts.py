@@ -153,7 +153,7 @@ def test_outside_of_the_main_thread_nothing_is_interrupted() -> None:
         listen_until_told()
         ended.append(number)
 
-    @app.task(timeout=0.2, max_attempts=1)
+    @app.task(timeout=0.2, max_attempts=1, loosen=True)
     def wait(number: int) -> None:
         for _ in range(50):
             threading.Event().wait(0.01)

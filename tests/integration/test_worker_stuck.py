@@ -210,7 +210,7 @@ def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_thread(tm
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    assert "1 thread that jobs have begun did not end" in done.stderr
+    assert "1 thread and 0 processes that jobs have begun did not end" in done.stderr
 
 
 def test_a_pool_without_room_for_a_thread_keeps_nothing_that_it_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,3 +267,28 @@ def test_a_subscriber_that_hangs_in_the_keeper_stops_no_worker(tmp_path: Path) -
         until(lambda: app.queue().stats().buried == 6 and app.queue().stats().ready == 0, timeout=90)
         assert all(starts(process)[number] == 1 for number in range(100, 120))
         assert "the keeper has not gone round" in process.log
+
+
+def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_process(tmp_path: Path) -> None:
+    (tmp_path / "leaving.py").write_text(
+        "import multiprocessing, time, multiq\n"
+        "app = multiq.App()\n"
+        "@app.task\n"
+        "def leave() -> None:\n"
+        "    fork = multiprocessing.get_context('fork')\n"
+        "    fork.Process(target=time.sleep, args=(40,)).start()\n"
+    )
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    for command in ("enqueue leaving:app leave", "worker leaving:app -p 0 --stop-when-empty"):
+        log = tmp_path / "log"
+        with log.open("w") as stream:
+            done = subprocess.run(
+                [sys.executable, "-m", "multiq", *command.split(), "-c", url],
+                cwd=tmp_path,
+                stdout=stream,
+                stderr=stream,
+                timeout=30,
+                check=False,
+            )
+        assert done.returncode == 0, log.read_text()
+    assert "0 threads and 1 process that jobs have begun did not end" in log.read_text()

@@ -179,7 +179,7 @@ class Lane:
         else:
             faults: dict[str, Fault] = {
                 "reply": CutReply(at=luck.randrange(12), rst=luck.random() < 0.5),
-                "replies": CutReply(after=b"COMMIT", times=luck.choice([2, 2, 3])),
+                "replies": CutReply(after=luck.choice([b"COMMIT", b"DELETE job"]), times=luck.choice([1, 2, 2, 3])),
                 "request": CutRequest(at=luck.randrange(60)),
                 "commit": luck.choice([CutRequest(after=b"COMMIT"), CutReply(after=b"DELETE job")]),
             }

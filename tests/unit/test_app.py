@@ -71,7 +71,7 @@ def test_options_are_kept(app: multiq.App) -> None:
         ({"backoff": None}, OptionInvalid),
         ({"on_success": "log"}, OptionInvalid),
         ({"on_failure": 3}, OptionInvalid),
-        ({"unknown": 1}, TypeError),
+        ({"unknown": 1}, multiq.OptionInvalid),
     ],
 )
 def test_a_wrong_option_is_refused_and_nothing_is_registered(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from typing import TYPE_CHECKING
 
 import pytest
@@ -33,13 +34,13 @@ def test_jobs_that_ran_once_are_in_order() -> None:
     result = account(Evidence(sent=[Sent(0, 10, 0, 1)], runs=runs, in_order=True))
     assert (result.enqueued, result.finished, result.runs, result.explained) == (10, 10, 10, 0)
     assert result.violations == []
-    assert result.checked == ["lost", "doubled", "early", "out of order", "overlap", "invented"]
+    assert result.checked == ["lost", "doubled", "early", "out of order", "overlap", "invented", "left over"]
 
 
 def test_a_job_that_never_ran_and_is_nowhere_is_lost() -> None:
     lost = found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0), run(2)]))["lost"]
     assert lost.count == 1
-    assert lost.example == "job 1 was enqueued, was never begun, and the store does not have it"
+    assert lost.example == "job 1 was enqueued, was never begun, and the store does not hand it out"
 
 
 def test_a_job_that_never_came_to_its_end_is_lost() -> None:
@@ -51,18 +52,60 @@ def test_a_job_that_only_failed_is_lost() -> None:
     assert "lost" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, failed=True)], fails={0: 1}))
 
 
-@pytest.mark.parametrize("kept", [{"left": 2}, {"removed": 2}, {"left": 1, "removed": 1}])
-def test_what_the_store_has_or_was_purged_is_not_lost(kept: dict[str, int]) -> None:
-    assert (
-        found(
-            Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=kept.get("left", 0), removed=kept.get("removed", 0))
-        )
-        == {}
+def test_what_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
+    result = account(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], emptied=array("q", [2, 1])))
+    assert result.violations == []
+    assert (result.enqueued, result.finished, result.runs) == (3, 3, 1)
+
+
+def test_half_lost_and_the_others_doubled_are_both() -> None:
+    emptied = array("q", [0, 2, 4, 0, 2, 4])
+    wrong = found(Evidence(sent=[Sent(0, 4, 0, 1), Sent(4, 2, 0, 1)], runs=[], emptied=emptied))
+    assert (wrong["lost"].count, wrong["doubled"].count) == (3, 3)
+    assert wrong["lost"].example.startswith("job 1 was enqueued, was never begun")
+    assert wrong["doubled"].example == (
+        "job 0 was handed out 2 times, nothing explains more than one: 2 times when the queue was emptied"
     )
 
 
-def test_where_the_store_cannot_tell_nothing_is_called_lost() -> None:
-    assert found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=None)) == {}
+def test_a_job_that_has_run_and_is_found_again_is_doubled() -> None:
+    doubled = found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0)], emptied=array("q", [0])))["doubled"]
+    assert doubled.example.endswith("process 100 at +0.0 ms, 1 time when the queue was emptied")
+    explained = Evidence(sent=[Sent(0, 1, 0, 1)], runs=[run(0, took=0)], emptied=array("q", [0]), killed={ME: SECOND})
+    assert found(explained) == {}
+
+
+def test_a_job_found_that_nobody_enqueued_is_invented() -> None:
+    emptied = array("q", [0, 1, 7])
+    assert found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[], emptied=emptied))["invented"].count == 1
+    broken_off = Evidence(sent=[], runs=[], emptied=emptied, complaint="the producer died")
+    assert set(found(broken_off)) == {"failed"}
+
+
+@pytest.mark.parametrize("left", [{"ready": 2}, {"ready": 1, "buried": 1}, {"ready": None}, {"ready": 0}])
+def test_what_the_store_says_that_it_has_is_no_excuse_for_a_lost_job(left: dict[str, int | None]) -> None:
+    assert found(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left=left))["lost"].count == 2
+
+
+def test_what_is_left_when_all_is_done_is_a_violation() -> None:
+    runs = [run(0), run(1)]
+    counted = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=runs, left={"ready": 0, "delayed": 2, "buried": 1}))
+    assert set(counted) == {"left over"}
+    assert counted["left over"].count == 3
+    assert counted["left over"].example == (
+        "when all work was done, the store counts 2 delayed, 1 buried, and hands out none"
+    )
+    emptied = array("q", [1])
+    kept = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=runs[:1], emptied=emptied, found_after=1, left={"ready": 0}))
+    assert set(kept) == {"left over"}
+    assert kept["left over"].example == "when all work was done, the store counts none, and hands out 1"
+
+
+def test_where_the_work_broke_off_the_store_may_still_have_jobs() -> None:
+    broken_off = Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left={"reserved": 2}, complaint="the server is gone")
+    assert set(found(broken_off)) == {"failed"}
+    gone = Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], left={"reserved": 0}, complaint="the server is gone")
+    assert set(found(gone)) == {"failed", "lost"}
 
 
 def test_a_second_run_that_nothing_explains_is_doubled() -> None:

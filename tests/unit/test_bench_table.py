@@ -137,9 +137,20 @@ def test_what_is_worse_comes_first_and_the_verdict_last() -> None:
 
 
 def test_no_difference_is_one_sentence() -> None:
-    found = compared(report(seed=2), 120)
+    old = report(seed=1, entrants=ENTRANTS[:1])
+    settle = replaced(old, results=[result for result in old.results if result.workload == "settle"])
+    found = lines(render_comparison(compare(settle, settle, threshold=1.0)), 120)
     assert len(found) == 3
-    assert found[-1].startswith("no difference: of 267 figures none is worse by more than 10%")
+    assert found[-1].startswith("no difference: of 2 figures none is worse by more than 100%")
+
+
+def test_what_may_be_worse_is_shown_and_the_rest_counted() -> None:
+    found = compared(report(seed=2, repeats=2, factors={("drain", "drained"): 0.25}), 120)
+    unsure = [text for text in found if text.endswith("cannot tell")]
+    assert len(unsure) == 10
+    assert any(text.startswith("redis drain: drained, jobs/s") for text in unsure)
+    assert any(text.startswith("and ") and text.endswith("more that may be worse, or not") for text in found)
+    assert found[-1].startswith("cannot tell for ")
 
 
 @pytest.mark.parametrize("width", [40, 80])

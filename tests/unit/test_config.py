@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 import pytest
@@ -70,6 +71,7 @@ def test_a_file_sets_every_key(tmp_path: Path) -> None:
 def test_the_environment_sets_every_key() -> None:
     environment = {
         "MULTIQ_URL": "redis://localhost",
+        "MULTIQ_APP": "shop.tasks:app",
         "MULTIQ_MAX_BODY": "1000",
         "MULTIQ_WORKER_QUEUES": "high, default",
         "MULTIQ_WORKER_POLICY": "round-robin",
@@ -83,17 +85,23 @@ def test_the_environment_sets_every_key() -> None:
         "MULTIQ_WORKER_HTTP": "localhost:9000",
         "MULTIQ_LOG_LEVEL": "DEBUG",
         "MULTIQ_LOG_FORMAT": "json",
+        "MULTIQ_LOG_JOBS": "yes",
         "MULTIQ_LOG_SLOW_JOB": "2.5",
+        "MULTIQ_LOG_SUMMARY": "30",
     }
     assert set(environment) == {f"MULTIQ_{key.upper().replace('.', '_')}" for key in KEYS}
     settings = load_settings(None, environment)
     assert settings.worker.queues == ("high", "default")
+    assert settings.app == "shop.tasks:app"
     assert (settings.url, settings.max_body, settings.worker.grace, settings.log.level) == (
         "redis://localhost",
         1000,
         1.5,
         "debug",
     )
+    assert (settings.log.jobs, settings.log.slow_job, settings.log.summary) == (True, 2.5, 30.0)
+    with pytest.raises(SettingsInvalid, match="must be true or false, not maybe"):
+        load_settings(None, {"MULTIQ_LOG_JOBS": "maybe"})
 
 
 def test_the_environment_wins_over_the_file(tmp_path: Path) -> None:
@@ -294,3 +302,39 @@ def test_any_text_of_the_environment_is_taken_or_told(key: str, text: str) -> No
     except SettingsInvalid as exc:
         problems = exc.problems
     assert all(problem.startswith(f"environment: {variable}: ") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "url = " + "[" * 5000 + "]" * 5000,
+        "max_body = " + "9" * 5000,
+        "max_body = 0x" + "f" * 50_000,
+        "a" + ".a" * 5000 + " = 1",
+        '[connections]\nmain = "main"',
+        'url = "main"\n[connections]\nmain = "redis"',
+        'url = "a"\n[connections]\na = "a"',
+        'url = "a://"',
+        "#" * 2_000_000,
+    ],
+    ids=lambda text: text[:24],
+)
+@pytest.mark.parametrize("name", ["multiq.toml", "other.toml", "pyproject.toml"])
+def test_no_file_makes_anything_but_its_own_error(tmp_path: Path, text: str, name: str) -> None:
+    source = write(tmp_path / name, text)
+    for environment in ({}, {"MULTIQ_CONFIG": str(source)}):
+        with contextlib.suppress(SettingsInvalid):
+            load_settings(tmp_path, environment).resolve(None)
+
+
+@pytest.mark.parametrize("name", ["multiq.toml", "pyproject.toml"])
+def test_a_tool_that_is_text_holds_no_settings(tmp_path: Path, name: str) -> None:
+    source = write(tmp_path / name, 'tool = "multiq"')
+    if name == "pyproject.toml":
+        assert load_settings(tmp_path, {}) == Settings()
+        assert load_settings(tmp_path, {"MULTIQ_CONFIG": str(source)}) == Settings()
+
+
+def test_a_url_may_be_the_name_of_a_connection_of_one_letter(tmp_path: Path) -> None:
+    write(tmp_path / "multiq.toml", 'url = "a"\n[connections]\na = "redis://localhost"')
+    assert load_settings(tmp_path, {}).resolve(None) == "redis://localhost"

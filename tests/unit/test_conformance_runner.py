@@ -111,11 +111,22 @@ def test_a_broken_promise_is_told_with_its_reason() -> None:
     assert "past the tenth" in report.markdown()
 
 
-def test_a_claim_without_a_way_to_try_it_is_broken() -> None:
+def test_a_claim_that_the_harness_has_no_hook_for_is_not_tried() -> None:
+    # Given a power that is claimed, and a harness without the connection to try it with
     report = run_harness(BoastfulHarness, select=["transaction"])
-    assert not report.ok
-    reasons = {row.reason or "" for row in report.failed}
-    assert any("override BoastfulHarness.transaction()" in reason for reason in reasons)
+    # Then nothing is known of it: neither kept nor broken
+    assert report.ok
+    assert (report.failed, report.unproved) == ([], ())
+    assert {row.outcome for row in report.rows if row.name.startswith("test_the_commit")} == {"not tried"}
+    assert any("override BoastfulHarness.transaction()" in why for why in report.why_not_tried())
+    assert f"{len(report.not_tried)} not tried" in report.summary()
+    assert "Not tried:" in report.markdown()
+
+
+def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
+    verdicts = {paragraph.number: paragraph.verdict for paragraph in whole.paragraphs()}
+    assert verdicts["11.9"] == verdicts["11.10"] == "not tried"
+    assert {row.topic for row in whole.not_tried} == {"LostReplies", "Hangs"}
 
 
 def test_a_harness_can_lack_what_its_driver_claims() -> None:

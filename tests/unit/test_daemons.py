@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import threading
 
 import pytest
 
 import multiq
+from multiq.job import JobTasks, job_tasks
 from multiq.worker import daemons
 from multiq.worker.daemons import DaemonThreads
 
@@ -112,3 +114,26 @@ def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals:
 
     assert 1 <= tries[0] <= 4
     assert sorted(ran) == list(range(20))
+
+
+def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> None:
+    # Given a job that has filled a pool, and has more calls waiting
+    pool, go = DaemonThreads(2, "pool"), threading.Event()
+    job = JobTasks()
+    context = contextvars.copy_context()
+    context.run(job_tasks.set, job)
+    left = [context.run(pool.submit, go.wait, 60) for _ in range(4)]
+    waiting = [pool.submit(int) for _ in range(3)]
+    assert not any(each.done() for each in waiting)
+    # When it has ended
+    job.is_over = True
+    pool.write_off()
+    # Then those of others are made, and its own that had not begun are not
+    assert [each.result(10) for each in waiting] == [0, 0, 0]
+    assert [each.cancelled() for each in left] == [False, False, True, True]
+    # And when those that ran have ended, their threads end, too, and the pool has as many as before
+    go.set()
+    assert [each.result(10) for each in left[:2]] == [True, True]
+    barrier = threading.Barrier(2)
+    assert sorted(each.result(10) for each in [pool.submit(barrier.wait, 10) for _ in range(2)]) == [0, 1]
+    pool.shutdown()

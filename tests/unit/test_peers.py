@@ -45,11 +45,13 @@ def one(number):
         file.write(f"{{number}}\\n")
 
 def work():
-    done = 0
+    past = Path("past")
+    done = int(past.read_text()) if past.exists() else 0  # what a worker before this one has run
     while True:
         for line in jobs.read_text().splitlines()[done:]:
             run(int(line))
             done += 1
+            past.write_text(str(done))
         time.sleep(0.001)
 
 def run(number):
@@ -61,17 +63,18 @@ PEER = Peer(packages=["multiq"], workers=[["python", "-c", "import fake; fake.wo
 LATER = "(time.sleep(delay), one(number))"
 
 
-def take(folder: Path, run: str, later: str = LATER) -> Turn:
-    """A turn of the fake."""
-    (folder / "fake.py").write_text(FAKE.format(run=run, later=later))
-    entry = Entry("Fake", "fake", "fake", "sqlite", 60, 0)
+def take(folder: Path, run: str, later: str = LATER, *, long: int = 0) -> Turn:
+    """A turn of the fake; with a *long* run it has a bulk enqueue, too."""
+    bulk = ", many=lambda numbers: [one(number) for number in numbers])" if long else ")"
+    (folder / "fake.py").write_text(FAKE.format(run=run, later=later).rstrip().removesuffix(")") + bulk)
+    entry = Entry("Fake", "fake", "fake", "sqlite", 60, long)
     with Client(Path(sys.executable), "fake", "sqlite:///nowhere", folder, patience=60) as client:
         return Steps(entry, client, SqliteStore(), msgspec.structs.replace(TINY, delays=(0.01, 0.02))).take()
 
 
 @pytest.fixture(autouse=True)
 def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "_STANDSTILL", 1.0)
+    monkeypatch.setattr(measure, "_STANDSTILL", 5.0)
 
 
 def test_marks_are_read_as_they_were_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,8 +96,30 @@ def test_lost_and_doubled_jobs_do_not_make_up_for_each_other() -> None:
 def test_a_faultless_library_is_clean(tmp_path: Path) -> None:
     turn = take(tmp_path, "mark(number)")
     assert turn.account.is_clean
-    assert turn.account.jobs > 140  # warmed up with, drained, picked up, delayed
-    assert turn.bulk is None
+    assert turn.account.jobs > 240  # drained, picked up, delayed
+    assert (turn.bulk, turn.long_bulk, turn.long_drain) == (None, None, None)
+
+
+def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drained: list[int] = []
+    drain = Steps._drain
+
+    def counting(steps: Steps) -> tuple[float, float]:
+        before = len(marks.read(steps._client.marks))
+        found = drain(steps)
+        drained.append(len(marks.read(steps._client.marks)) - before)
+        return found
+
+    monkeypatch.setattr(Steps, "_drain", counting)
+    for name, long in (("short", 0), ("long", 30_000)):
+        (tmp_path / name).mkdir()
+        turn = take(tmp_path / name, "mark(number)", long=long)
+        assert turn.account.is_clean
+        assert (turn.long_drain is not None) == bool(long)
+    assert drained[:2] == [200, 200]
+    assert drained[2:] == [350]  # and 50 to warm up with
 
 
 @pytest.mark.parametrize(
@@ -112,7 +137,7 @@ def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: s
 
 @pytest.mark.parametrize(
     ("run", "words"),
-    [("sys.exit('I give up')", "no job began within 1 s.*I give up"), ("os._exit(3)", "It printed nothing")],
+    [("sys.exit('I give up')", "no job began within 5 s.*I give up"), ("os._exit(3)", "It printed nothing")],
 )
 def test_workers_that_die_are_told_with_their_last_words(tmp_path: Path, run: str, words: str) -> None:
     with pytest.raises(measure.NothingRanError, match=words):
@@ -160,6 +185,7 @@ def test_a_library_that_cannot_be_installed_does_not_stop_the_others(
 
     monkeypatch.setattr(program, "interpreter", interpreter)
     monkeypatch.setattr(program, "_QUICK", TINY)
+    monkeypatch.setattr(measure, "_STANDSTILL", 15.0)  # a real worker may take a second to start
     done = CliRunner().invoke(program.main, ["--quick", "--only", "sqlite", "--into", str(tmp_path)])
     assert done.exit_code == 0, done.output
     run = msgspec.json.decode((tmp_path / "peers.json").read_bytes(), type=results.Run)
@@ -182,7 +208,10 @@ def test_a_lost_job_of_a_peer_is_a_finding_and_one_of_multiq_an_error(tmp_path: 
     assert rendered.exit_code == code
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],
+)
 def test_nothing_of_a_run_that_is_cut_short_goes_on(number: signal.Signals, tmp_path: Path) -> None:
     path = f"{ROOT}/benchmarks{os.pathsep}{ROOT}/tests"
     environment = {**os.environ, "PYTHONPATH": path, "TMPDIR": str(tmp_path)}

@@ -96,7 +96,9 @@ def test_a_job_that_took_down_its_workers_too_often_is_not_started() -> None:
     policy = RetryPolicy(max_crashes=3)
     assert policy.refuse(lease(attempt=3, crashes=2)) is None
     refusal = policy.refuse(lease(attempt=4, crashes=3))
-    assert refusal == "poison: 3 earlier runs ended without a verdict (crash, kill, or lease too short)"
+    assert refusal == (
+        "poison: attempt 4 did not begin, as 3 before it ended without a verdict (crash, kill, or lease too short)"
+    )
 
 
 def test_a_kicked_poison_job_is_started_once_more() -> None:
@@ -111,7 +113,7 @@ def test_no_limit_of_crashes_is_no_limit() -> None:
 
 def test_a_job_whose_attempts_were_used_up_by_crashes_is_not_started() -> None:
     refusal = RetryPolicy(max_attempts=2, max_crashes=0).refuse(lease(attempt=3, crashes=2))
-    assert refusal == "attempts exhausted: 2 were made, 2 are allowed"
+    assert refusal == "attempts exhausted: attempt 3 did not begin, as 2 are allowed"
 
 
 def test_no_retry_is_started_after_its_time_but_a_first_attempt_is() -> None:

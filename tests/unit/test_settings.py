@@ -15,7 +15,7 @@ CANARY = "S3CR3T-canary"
 def test_the_defaults_are_an_embedded_store_and_one_job_at_a_time() -> None:
     settings = Settings()
     assert settings.url == "sqlite:///multiq.db"
-    assert settings.worker == WorkerSettings(queues=("default",), processes=None, threads=1, concurrency=0)
+    assert settings.worker == WorkerSettings(queues=None, policy=None, processes=None, threads=1, concurrency=0)
     assert settings.log == LogSettings(level="info", format="text")
 
 

@@ -100,7 +100,7 @@ def test_options_hold_for_one_job_and_leave_the_task_alone(app: multiq.App) -> N
 
 
 def test_options_that_the_worker_needs_travel_in_the_envelope(app: multiq.App) -> None:
-    @app.task
+    @app.task(loosen=True)
     def send(address: str) -> None: ...
 
     headers = {"trace": "00-4bf9"}
@@ -137,8 +137,8 @@ def test_a_wrong_option_is_refused_when_it_is_given(app: multiq.App, wrong: Any,
         send.options(**wrong)
 
 
-def test_what_a_job_sets_wins_over_what_its_task_says(app: multiq.App) -> None:
-    @app.task(max_attempts=7, max_crashes=2, retry_for=60, backoff=9)
+def test_what_a_job_sets_wins_where_its_task_lets_it(app: multiq.App) -> None:
+    @app.task(loosen=True, max_attempts=7, max_crashes=2, retry_for=60, backoff=9)
     def send(address: str) -> None: ...
 
     own = send.policy_of(Envelope(1, "send"))
@@ -179,7 +179,7 @@ def test_a_coroutine_behind_a_decorator_is_awaited_all_the_same(app: multiq.App)
 def test_a_timeout_of_nothing_is_no_limit(app: multiq.App) -> None:
     ran: list[str] = []
 
-    @app.task(timeout=0.001, max_attempts=1)
+    @app.task(timeout=0.001, max_attempts=1, loosen=True)
     async def nap(name: str) -> None:
         await asyncio.sleep(0.05)
         ran.append(name)

@@ -1,4 +1,4 @@
 -- A ready job, also one that is due and not promoted yet, stays as it is. From left to right: kicks looks at the old state.
 UPDATE multiq_jobs FORCE INDEX (multiq_jobs_id)
-SET kicks = kicks + (state = 3), state = 4, place = priority
+SET kicks = LEAST(kicks, 4294967294) + (state = 3), state = 4, place = priority
 WHERE queue = {queue} AND id = {id} AND (state = 3 OR (state = 1 AND place > {now}))

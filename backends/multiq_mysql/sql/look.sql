@@ -4,15 +4,15 @@
 -- backwards (DESC): if nothing is, the scan ends at the ready jobs, and not behind all those entries. Last, how long
 -- all that took.
 SELECT CONCAT_WS(' ', {number}, {now},
-    COALESCE((SELECT paused_until FROM multiq_queues WHERE queue = {queue}), 0) - {now},
+    COALESCE((SELECT GREATEST(paused_until, 0) FROM multiq_queues WHERE queue = {queue}), 0) - {now},
     EXISTS (SELECT 1 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
             WHERE queue = {queue} AND state = 4 AND {again})
     OR EXISTS (SELECT 1 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
                WHERE queue = {queue} AND state = 0 AND {ready}),
-    COALESCE((SELECT place FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+    COALESCE((SELECT GREATEST(place, 0) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
               WHERE queue = {queue} AND state = 1 AND place <= {now} + {horizon} AND {due}
               ORDER BY place {order} LIMIT 1) - {now}, '-'),
-    COALESCE((SELECT place FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
+    COALESCE((SELECT GREATEST(place, 0) FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
               WHERE queue = {queue} AND state = 2 AND place <= {now} + {horizon} AND {due}
               ORDER BY place {order} LIMIT 1) - {now}, '-'),
     TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)))

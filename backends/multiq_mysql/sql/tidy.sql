@@ -1,2 +1,3 @@
--- Receipts of connections that are long gone.
-DELETE FROM multiq_receipts WHERE writer > 0 AND writer < {writer} ORDER BY writer LIMIT 1000
+-- The form and the second condition are remove.sql's.
+DELETE receipt FROM multiq_receipts AS receipt FORCE INDEX (PRIMARY)
+WHERE writer IN ({writers}) AND done > -1

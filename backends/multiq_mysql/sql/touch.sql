@@ -1,1 +1,1 @@
-UPDATE multiq_jobs FORCE INDEX (PRIMARY) SET place = {now} + ttr WHERE seq IN ({seqs})
+UPDATE multiq_jobs FORCE INDEX (PRIMARY) SET place = {now} + LEAST(GREATEST(ttr, 1000000), 3153600000000000) WHERE seq IN ({seqs})

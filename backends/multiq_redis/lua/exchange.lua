@@ -1,7 +1,7 @@
 --- flags: allow-oom
 -- Settle these leases, make ready what is due, hand out the next jobs.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
---       10 paused   11 hint   12 partitions
+--       10 paused   11 hint   12 partitions   13 unreadable
 -- ARGV  1 number   2 token for the new leases   3 how many of them
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
 --       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
@@ -16,6 +16,7 @@
 --- include once
 --- include clock
 --- include bell
+--- include sound
 --- include promote
 
 local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
@@ -143,7 +144,7 @@ end
 -- --- reserving ---
 
 local function paused_until()
-    local at = tonumber(redis.call('GET', KEYS[10]) or 0)
+    local at = tonumber(redis.call('GET', KEYS[10]) or 0) or 0
     return at > now and at or nil
 end
 
@@ -167,7 +168,10 @@ local function hand_out(reply)
     local count, size, number, bytes = 0, #reply, #ids, 0
     for i = 1, #ids do
         local id, record = ids[i], records[i]
-        if record then -- else somebody deleted it by hand
+        local fault = fault_of(places[i], record)
+        if fault then
+            set_aside(places[i], record, fault, KEYS[2], KEYS[3], KEYS[4], KEYS[13])
+        elseif record then -- else somebody deleted it by hand
             local body = flags_of(record) % 2 == 1 and (redis.call('HGET', KEYS[3], id) or '')
             if body then
                 bytes = bytes + #body
@@ -194,7 +198,9 @@ local function hand_out(reply)
         end
     end
     redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
-    if count > 0 then
+    if count == 0 then
+        reply[1] = '1' -- none of these was a job, but behind them may be some
+    else
         redis.call('HSET', KEYS[2], unpack(fields))
         redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))
     end
@@ -219,7 +225,7 @@ local function reserve(reply)
         reply[3] = string.format('%.0f', paused)
         return {}
     end
-    if promote(KEYS[2], KEYS[5], KEYS[6], KEYS[7]) then
+    if promote(KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7], KEYS[13]) then
         reply[1] = '1'
         return {}
     end

@@ -8,12 +8,13 @@
 --- include clock
 local function first_at(set)
     local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
-    return first[2] and tonumber(first[2])
+    local at = first[2] and tonumber(first[2])
+    return at and at < math.huge and at or nil -- an infinite one only another program writes
 end
 
 local reply = { string.format('%.0f', now), redis.call('GET', KEYS[5]) or '' }
 for at = 0, #KEYS - 1, 5 do
-    local paused = tonumber(redis.call('GET', KEYS[at + 4]) or 0)
+    local paused = tonumber(redis.call('GET', KEYS[at + 4]) or 0) or 0
     local due_at, ends_at = first_at(KEYS[at + 2]), first_at(KEYS[at + 3])
     local change_at = due_at and ends_at and math.min(due_at, ends_at) or due_at or ends_at
     local is_due = redis.call('EXISTS', KEYS[at + 1]) == 1 or (change_at and change_at <= now)

@@ -3,9 +3,10 @@
 -- KEYS  1 jobs   2 bodies   3 reasons   4 the state's set
 -- ARGV  1 how many   2 score and 3 sequence of the job after which to begin; no score: from the first
 --       4 due or later: only what is due by now, or what is not; nothing: all
--- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing
+-- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing; without a record it cannot be told
 --- include record
 --- include clock
+--- include sound
 -- The rank of the first place after the given one, by halving: ties are many, and the job itself may be gone.
 local function rank_after(score, sequence)
     local low, high = 0, redis.call('ZCARD', KEYS[4])
@@ -13,7 +14,7 @@ local function rank_after(score, sequence)
         local middle = math.floor((low + high) / 2)
         local there = redis.call('ZRANGE', KEYS[4], middle, middle, 'WITHSCORES')
         local at = tonumber(there[2])
-        if at < score or (at == score and struct.unpack('>I8', there[1]) <= sequence) then
+        if at < score or (at == score and (#there[1] < 8 or struct.unpack('>I8', there[1]) <= sequence)) then
             low = middle + 1
         else
             high = middle
@@ -37,7 +38,9 @@ local reply = { string.format('%.0f', now) }
 for i = 1, #found, 2 do
     local id = id_in(found[i])
     local record = redis.call('HGET', KEYS[1], id)
-    if record then
+    if not record or fault_of(found[i], record) then
+        for _, part in ipairs({ found[i], found[i + 1], '', '', '' }) do reply[#reply + 1] = part end
+    else
         local flags = flags_of(record)
         reply[#reply + 1] = found[i]
         reply[#reply + 1] = found[i + 1]

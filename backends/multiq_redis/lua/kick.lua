@@ -1,10 +1,11 @@
 --- flags: allow-oom
 -- The longest buried jobs become ready.
--- KEYS  1 call   2 jobs   3 ready   4 buried   5 hint
+-- KEYS  1 call   2 jobs   3 ready   4 buried   5 hint   6 bodies   7 reasons   8 unreadable
 -- ARGV  1 number   2 how many at most
 -- =>    how many
 --- include record
 --- include once
+--- include sound
 --- include bell
 local seen = earlier_answer()
 if seen then return seen end
@@ -13,7 +14,10 @@ for i = 1, #popped, 2 do
     local place = popped[i]
     local id = id_in(place)
     local record = redis.call('HGET', KEYS[2], id)
-    if record then
+    local fault = fault_of(place, record)
+    if fault then
+        set_aside(place, record, fault, KEYS[2], KEYS[6], KEYS[7], KEYS[8])
+    elseif record then
         record = sub(record, 1, 36) .. u32(count_at(record, 37) + 1) .. sub(record, 41)
         redis.call('HSET', KEYS[2], id, record)
         redis.call('ZADD', KEYS[3], priority_in(place), place)

@@ -1,8 +1,9 @@
 --- flags: allow-oom
 -- Make ready a slice of what is due.
--- KEYS  1 jobs   2 ready   3 delayed   4 reserved
+-- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 unreadable
 -- =>    1 if there may be more, else 0
 --- include record
 --- include clock
+--- include sound
 --- include promote
-return promote(KEYS[1], KEYS[2], KEYS[3], KEYS[4]) and '1' or '0'
+return promote(KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6], KEYS[7]) and '1' or '0'

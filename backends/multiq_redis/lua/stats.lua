@@ -6,7 +6,7 @@
 --- include clock
 local due = redis.call('ZCOUNT', KEYS[2], '-inf', now)
 local abandoned = redis.call('ZCOUNT', KEYS[3], '-inf', now)
-local pause = tonumber(redis.call('GET', KEYS[5]) or 0) - now
+local pause = (tonumber(redis.call('GET', KEYS[5]) or 0) or 0) - now
 return {
     redis.call('ZCARD', KEYS[1]) + due + abandoned,
     redis.call('ZCARD', KEYS[2]) - due,

@@ -1,1 +1,1 @@
-SELECT body FROM multiq_bodies WHERE seq = :seq
+SELECT CAST(body AS BLOB) FROM multiq_bodies WHERE seq = :seq

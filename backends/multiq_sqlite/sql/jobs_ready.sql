@@ -2,7 +2,7 @@
 -- one priority and all later ones: by `(priority, seq) > (:major, :minor)` SQLite would find the priority's beginning and read
 -- from there, so that a page deep in a long queue would cost as much as all pages before it.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
-    coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq))
+    CAST(coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq)) AS BLOB)
 FROM (
     SELECT * FROM (
         SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_ready

@@ -1,6 +1,6 @@
 -- A page of delayed, reserved or buried jobs, after the last one of the page before. Two ranges: see jobs_ready.sql.
 SELECT seq, id, state, priority, due_at, ttr, enqueued_at, attempt, crashes, kicks, reason,
-    coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq))
+    CAST(coalesce(body, (SELECT body FROM multiq_bodies WHERE multiq_bodies.seq = job.seq)) AS BLOB)
 FROM (
     SELECT * FROM (
         SELECT * FROM multiq_jobs INDEXED BY multiq_jobs_waiting

@@ -8,7 +8,8 @@
 -- There body is NULL here, which a trigger uses to remove it together with its job.
 --
 -- Each job is in exactly one of the two partial indexes, so that a move costs one entry out and one in.
-CREATE TABLE multiq_schema (version INTEGER NOT NULL);
+-- STRICT tables take no text for a number; an SQLite before 3.37 knows no such tables, and makes others. Upgraded ones are not.
+CREATE TABLE multiq_schema (version INTEGER NOT NULL) STRICT;
 
 CREATE TABLE multiq_jobs (
     seq INTEGER PRIMARY KEY,
@@ -25,19 +26,19 @@ CREATE TABLE multiq_jobs (
     token INTEGER,
     reason TEXT,
     body BLOB
-);
+) STRICT;
 
 CREATE UNIQUE INDEX multiq_jobs_id ON multiq_jobs (queue, id);
 CREATE INDEX multiq_jobs_ready ON multiq_jobs (queue, priority) WHERE state = 0;
 CREATE INDEX multiq_jobs_waiting ON multiq_jobs (queue, state, due_at) WHERE state <> 0;
 
-CREATE TABLE multiq_bodies (seq INTEGER PRIMARY KEY, body BLOB NOT NULL);
+CREATE TABLE multiq_bodies (seq INTEGER PRIMARY KEY, body BLOB NOT NULL) STRICT;
 
 CREATE TRIGGER multiq_bodies_follow_their_job AFTER DELETE ON multiq_jobs WHEN old.body IS NULL
 BEGIN
     DELETE FROM multiq_bodies WHERE seq = old.seq;
 END;
 
-CREATE TABLE multiq_queues (queue TEXT PRIMARY KEY, paused_until INTEGER NOT NULL) WITHOUT ROWID;
+CREATE TABLE multiq_queues (queue TEXT PRIMARY KEY, paused_until INTEGER NOT NULL) WITHOUT ROWID, STRICT;
 
 INSERT INTO multiq_schema (version) VALUES (2);

@@ -28,11 +28,11 @@ _SCHEME = urlsplit(os.environ[BROKER]).scheme
 
 PEER = Peer(
     packages=("multiq", *_CLIENTS.get(_SCHEME, ())),
-    workers=[["multiq", "worker", "peers.libraries.multiq_peer:app", "--processes", "2", "--log-level", "warning"]],
+    workers=[["multiq", "worker", "peers.libraries.multiq_peer:app", "--processes", "2"]],
     one=job.enqueue,
     many=lambda numbers: job.enqueue_many([(number,) for number in numbers]),
     later=lambda number, delay: job.options(delay=delay).enqueue(number),
-    settings="2 processes (default: 1)",
+    settings="2 processes (default: 1), all else as installed, the log too",
     killed="run again at once, counted as a crash",
     caveats=_CAVEATS.get(_SCHEME, ()),
 )

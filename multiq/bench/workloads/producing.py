@@ -119,7 +119,7 @@ class Backlog(Workload):
         taken = hand.result(60.0).result
         stage.evidence.runs += [run for run, _ in taken]
         stage.evidence.in_order = stage.capabilities.total_order is True
-        stage.purge()
+        stage.empty()
         return Outcome(
             {
                 "reserve and ack": median(took for _, took in taken) / 1000,

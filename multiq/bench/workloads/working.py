@@ -18,6 +18,7 @@ from multiq.bench.work import (
     enqueue_singly,
     settle_batches,
 )
+from multiq.errors import MultiqError
 
 from .base import COSTS, Outcome, Parameters, Variant, Workload, finished_per_second
 
@@ -26,8 +27,13 @@ if TYPE_CHECKING:
     from multiq.bench.stage import Crew, Stage
     from multiq.capabilities import Capabilities
 
+_HUNT = 5.0  # seconds in which a process is to be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
 _SEED = 20  # the same jobs in each repeat, and for each contestant
+
+
+class NobodyToKill(MultiqError):
+    """A worker's process was to be killed in the middle of a job, and none runs any."""
 
 
 class Drain(Workload):
@@ -165,7 +171,13 @@ class Recovery(Workload):
         jobs = int(parameters["jobs"])
         stage.enqueue(enqueue_naps, jobs, parameters["job ms"] / 1000)
         with stage.working(2) as crew:
-            victim, killed_at = _kill_one(crew, jobs // 3)
+            try:
+                victim, killed_at = _kill_one(crew, jobs // 3)
+            except NobodyToKill:
+                stage.drain(crew, jobs)
+                if crew.journals.ended() >= jobs:
+                    raise
+                return Outcome({})  # the jobs did not come: the accounting says what became of them
             stage.evidence.killed = {victim.pid: killed_at}
             stage.drain(crew, jobs)
         runs = stage.evidence.runs
@@ -209,16 +221,19 @@ class Settle(Workload):
         hand.go()
         took = hand.result(60.0).result
         stage.evidence.runs += took.runs
-        stage.evidence.in_order = stage.capabilities.total_order is True
+        stage.sweep()  # a call may bring fewer jobs than it asked for
         return Outcome({"ack": took.ack / 1000, "reserve": took.reserve / 1000, "ack of one": took.ack_one / 1000})
 
 
 def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
-    """Kill a worker's process in the middle of a job, once so many runs have ended. The run, and when it was, in ns."""
-    while crew.journals.ended() < after:
-        time.sleep(0.001)
-    reader = max(crew.journals.look(), key=lambda reader: reader.ended)
-    while True:
+    """Kill a worker's process in the middle of a job, once so many runs have ended. The run, and when it was, in ns.
+
+    Raises ``NobodyToKill``.
+    """
+    crew.wait_until_ended(after)
+    give_up_at = time.monotonic() + _HUNT
+    reader = max(crew.journals.look(), key=lambda reader: reader.ended, default=None)
+    while reader is not None and time.monotonic() < give_up_at:
         os.kill(reader.pid, signal.SIGSTOP)  # stands still while we look what it does
         time.sleep(_STANDSTILL)
         last = list(reader.runs())[-1]
@@ -229,6 +244,7 @@ def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
             return last, killed_at
         os.kill(reader.pid, signal.SIGCONT)
         time.sleep(_STANDSTILL)
+    raise NobodyToKill(f"no process of the worker was found in the middle of a job within {_HUNT:.0f} s")
 
 
 def _timeline(runs: list[Run]) -> list[tuple[float, float]]:

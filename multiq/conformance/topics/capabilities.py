@@ -36,13 +36,14 @@ class CapabilitiesTests(Topic):
         gained = [power for power in POWERS if live.claim(power) and not declared.claim(power)]
         assert gained == []
 
-    @promise("11.8", "2.5", "4.1")
+    @promise("11.8", "2.5", "3.10", "4.1")
     def test_the_measures_make_sense(self) -> None:
-        # Given the three measures
-        delay_resolution, min_ttr, max_body = (getattr(self.can, measure) for measure in MEASURES)
+        # Given the measures
+        delay_resolution, min_ttr, poll_interval, max_body = (getattr(self.can, measure) for measure in MEASURES)
         # Then delays and leases are of some use, and there is room for a body
         assert 0 < delay_resolution <= 1
         assert 1 <= min_ttr <= 10
+        assert 0 < poll_interval <= 10
         assert max_body is None or max_body >= 1024
 
     @promise("11.3")

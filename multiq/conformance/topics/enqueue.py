@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
-from multiq.backend import PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, State
+from multiq.backend import PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, Release, State
 from multiq.conformance.base import ALL, LONG, Topic, promise, requires, without
 from multiq.errors import PayloadTooLarge
 from multiq.ids import new_id, new_ids
+
+if TYPE_CHECKING:
+    from multiq.backend import Lease
 
 KIB = 1024
 MODEST = 64 * KIB * KIB  # bytes: a limit that a test may fill
@@ -193,6 +198,20 @@ class EnqueueTests(Topic):
 
     @promise("2.4")
     @requires("client_ids")
+    def test_a_known_id_does_not_re_time_a_delayed_job(self) -> None:
+        # Given a delayed job
+        job_id = self.enqueue(delay=LONG, priority=5, ttr=90)
+        # When its id is enqueued again with another delay, a shorter, a longer or none, and another priority and ttr
+        for delay in (0.0, LONG / 4, 4 * LONG):
+            assert self.enqueue(b"again", id=job_id, delay=delay, priority=0, ttr=120) == job_id
+            # Then it is due when it was, and as it was
+            record = self.peek(job_id)
+            assert record.state is State.DELAYED
+            assert self.about(record.due_in, LONG)
+            assert (record.body, record.priority, record.ttr) == (b"x", 5, 90)
+
+    @promise("2.4")
+    @requires("client_ids")
     def test_one_id_twice_in_a_batch_is_one_job(self) -> None:
         # Given a batch that names one id twice
         job_id = new_id()
@@ -309,6 +328,34 @@ class EnqueueTests(Topic):
         # And when the delay is over, rounded up to what the backend can tell, it is
         self.harness.past(over)
         assert self.worker.held or self.take()
+
+    @promise("2.5")
+    @pytest.mark.parametrize("verb", ["enqueue", "release", "reschedule"])
+    def test_no_fraction_of_a_delay_is_cut_off(self, verb: str) -> None:
+        for delay in (0.0197, 0.0291) if self.can.delay_resolution < 0.01 else (1.3 * self.can.delay_resolution,):
+            # Given a job that is put off by a fraction of a second
+            lease = None
+            if verb == "release":
+                self.enqueue()
+                lease = self.take()
+            job_id = self.enqueue(delay=LONG) if verb == "reschedule" else ""
+            moment = self.in_(delay)
+            if lease is not None:
+                self.settle(Release(lease, delay=delay))
+            elif job_id:
+                self.backend.reschedule(self.queue, job_id, delay)
+            else:
+                self.enqueue(delay=delay)
+            # When it is handed out, then all of that has passed
+            leases: list[Lease] = []
+            give_up_at = self.in_(delay + self.can.delay_resolution + self.harness.patience)
+            while not leases:
+                leases = self.reserve(1)
+                assert not leases or self.harness.now() >= moment, "a job was handed out too early"
+                assert self.harness.now() < give_up_at, "a delayed job is not handed out"
+                if not leases:
+                    self.harness.advance(0.0005)
+            self.settle(Ack(leases[0]))
 
     @promise("2.5")
     def test_a_month_is_a_delay_like_any_other(self) -> None:

@@ -44,6 +44,18 @@ class ErrorsTests(Topic):
         # And the job that is there has come to no harm
         assert self.counts() == (1, 0, 0, 0)
 
+    @promise("9.2", "10.4", "11.2")
+    def test_a_state_in_which_no_job_is_kept_is_refused_by_its_name(self) -> None:
+        # Given a queue with a job
+        self.enqueue()
+        # When jobs are asked for that are gone, then the error says what can be asked for
+        with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
+            self.backend.jobs(self.queue, State.GONE, limit=1)
+        with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
+            self.backend.purge(self.queue, [State.READY, State.GONE])
+        # And nothing was done
+        assert self.counts() == (1, 0, 0, 0)
+
     @promise("8.2", "7.4", "6.4", "11.2")
     def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
         # Given a job that somebody runs

@@ -173,3 +173,21 @@ class PauseTests(Topic):
         self.backend.pause(self.queue, LONG)
         # Then its wait ends with nothing
         assert self.worker.reserve(1, 0.2) == []
+
+    @promise("10.1", "5.9")
+    def test_an_exchange_hands_out_nothing_of_a_paused_queue(self) -> None:
+        # Given a held job and a ready one, in a queue that is paused then
+        self.enqueue_all(b"held", b"ready")
+        lease = self.take()
+        self.backend.pause(self.queue, LONG)
+        # When the first is exchanged, then its verdict is taken, and nothing is handed out
+        assert self.worker.exchange([Ack(lease)], 2, 0) == ([None], [])
+        assert self.counts() == (1, 0, 0, 0)
+        # And neither is a job that was released by it
+        self.backend.resume(self.queue)
+        lease = self.take()
+        self.backend.pause(self.queue, LONG)
+        assert self.worker.exchange([Release(lease)], 2, 0) == ([None], [])
+        # And when the queue is resumed, it is
+        self.backend.resume(self.queue)
+        assert self.take().id == lease.id

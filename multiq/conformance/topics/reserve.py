@@ -153,6 +153,26 @@ class ReserveTests(Topic):
         self.enqueue(b"urgent", priority=0)
         assert self.bodies() == [b"urgent", b"2"]
 
+    @promise("3.1", "4.1")
+    @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
+    def test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin(self, waits: bool) -> None:
+        # Given a consumer that tells when it asked, on the clock of time.monotonic()
+        self.worker.reserve(1, 0)
+        began = time.monotonic()
+        if waits:
+            waiting = self.waiting(self.worker)
+        job_id = self.enqueue(ttr=LONG)
+        # When it has a job
+        (lease,) = self.woken(waiting) if waits else self.reserve(1)
+        asked_at = self.worker.asked_at
+        left, looked = self.peek(job_id).due_in, time.monotonic()
+        # Then that was during the call, and before the lease began; or it does not know
+        assert lease.id == job_id
+        assert asked_at == 0.0 or began <= asked_at <= looked
+        assert left is not None
+        if self.harness.real_time:
+            assert asked_at <= looked - (LONG - left) + self.can.delay_resolution
+
     # --- a job that comes back keeps its place ---
 
     @promise("3.5")
@@ -211,11 +231,12 @@ class ReserveTests(Topic):
     @promise("3.5")
     @requires("total_order")
     def test_a_job_released_with_a_delay_is_still_the_oldest_when_it_is_due(self) -> None:
-        # Given a job that was put off, and a younger one
+        # Given a job that is put off when there is a younger one already
         self.enqueue(b"old")
-        self.settle(Release(self.take(), delay=self.short_delay))
-        due = self.in_(self.short_delay)
+        lease = self.take()
         self.enqueue(b"young")
+        self.settle(Release(lease, delay=self.short_delay))
+        due = self.in_(self.short_delay)
         # When it is due again, then it is first
         self.harness.past(due)
         assert self.bodies() == [b"old", b"young"]

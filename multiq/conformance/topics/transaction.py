@@ -17,7 +17,7 @@ class TransactionTests(Topic):
     def test_a_job_exists_once_the_caller_commits(self) -> None:
         # Given a caller's transaction in which a job is enqueued
         self.counts()
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             (job_id,) = self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
             # When it commits
             connection.commit()
@@ -30,7 +30,7 @@ class TransactionTests(Topic):
     def test_a_job_never_was_if_the_caller_rolls_back(self) -> None:
         # Given a caller's transaction in which jobs are enqueued
         self.counts()
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"a"), self.new(b"b", delay=LONG)], connection=connection)
             # When it rolls back
             connection.rollback()
@@ -43,7 +43,7 @@ class TransactionTests(Topic):
     def test_nobody_gets_a_job_before_the_commit(self) -> None:
         # Given a caller's transaction that is still open
         self.counts()
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
             # When others look, then they see nothing, and are not held up
             looking = self.background(lambda: self.another_backend().stats(self.queue).ready)
@@ -56,7 +56,7 @@ class TransactionTests(Topic):
     def test_several_enqueues_in_one_transaction_keep_their_order_and_options(self) -> None:
         # Given two calls in one transaction
         self.counts()
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"1"), self.new(b"2")], connection=connection)
             late, _ = self.backend.enqueue(
                 self.queue, [self.new(b"late", delay=LONG), self.new(b"3")], connection=connection
@@ -71,7 +71,7 @@ class TransactionTests(Topic):
     def test_the_commit_wakes_a_waiting_consumer(self) -> None:
         # Given a consumer that waits, and a transaction of somebody else's
         waiting = self.waiting(self.worker)
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
             # When it commits, then the consumer wakes
             connection.commit()
@@ -83,7 +83,7 @@ class TransactionTests(Topic):
         # Given a job, and a transaction that enqueues it again
         job = self.new(b"first")
         self.backend.enqueue(self.queue, [job])
-        with self.harness.transaction() as connection:
+        with self.transaction() as connection:
             again = self.backend.enqueue(self.queue, [self.new(b"again", id=job.id)], connection=connection)
             connection.commit()
         # Then there is still one job, and it is the first

@@ -8,6 +8,7 @@ import pytest
 from servers.beanstalk import BeanstalkServer
 
 from multiq.conformance import Harness, suite
+from multiq.conformance.proxy import Proxy
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class BeanstalkHarness(Harness):
 
     def open(self) -> Backend:
         return open_backend(self.server.url)
+
+    def proxied(self) -> tuple[Proxy, Backend]:
+        proxy = Proxy(self.server.address)
+        return proxy, open_backend(f"beanstalk://{proxy.host}:{proxy.port}?timeout={self.deadline}")
 
     def restart(self) -> None:
         self.server.stop()

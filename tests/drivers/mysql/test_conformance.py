@@ -9,6 +9,7 @@ import pytest
 from servers.mysql import MysqlDatabases, MysqlServer, running
 
 from multiq.conformance import ManualHarness, suite
+from multiq.conformance.proxy import Proxy
 from multiq.url import parse_url
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.login import Login
@@ -28,8 +29,16 @@ class MysqlHarness(ManualHarness):
     place: ClassVar[Place]
 
     def open(self) -> MysqlBackend:
-        login = Login.from_url(parse_url(self.place.url, MysqlBackend.options))
-        return MysqlBackend(login, clock=self.clock)
+        return MysqlBackend(self._login(self.place.url), clock=self.clock)
+
+    def proxied(self) -> tuple[Proxy, MysqlBackend]:
+        proxy = Proxy((self.server.host, self.server.port))
+        login = self._login(self.server.url(self.place.name, port=proxy.port))
+        return proxy, MysqlBackend(login, timeout=self.deadline, clock=self.clock)
+
+    @staticmethod
+    def _login(url: str) -> Login:
+        return Login.from_url(parse_url(url, MysqlBackend.options))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection[Any]]:

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 import pytest
 
-from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.registry import open_backend
 from multiq.url import parse_url
+from multiq_mysql import connection as connection_module
 from multiq_mysql import floors, replay
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.floors import BOTTOM, NOTHING, Lane
-from multiq_mysql.jobs import body_limit, inserts, microseconds, packed, unpacked
+from multiq_mysql.jobs import AGAIN, body_limit, inserts, microseconds, packed, unpacked
 from multiq_mysql.login import Login
 from multiq_mysql.statements import NOW, literal
 
@@ -162,6 +163,7 @@ def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: li
     assert (count, len(leases)) == (3, 100)  # a look, as it had none before; then the claim, and the lease
     count, leases = taken(lambda: consumer.reserve(100, 0))
     assert (count, len(leases)) == (2, 100)
+    assert taken(lambda: consumer.settle([Ack(leases.pop())]))[0] == 2  # the first ack also writes tickets
     count, (_, leases) = taken(lambda: consumer.exchange([Ack(lease) for lease in leases], 100, 0))
     assert (count, len(leases)) == (2, 100)
     assert taken(lambda: consumer.settle([Ack(leases[0])]))[0] == 1
@@ -408,6 +410,37 @@ def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, 
     assert sorted(found) == ["job-2", *(f"job-{number}" for number in range(4, 10))]
 
 
+@pytest.mark.parametrize("how", ["reschedule", "kick_job", "kick"])
+def test_a_job_that_this_process_makes_ready_is_not_overlooked_behind_a_floor(
+    backend: MysqlBackend, jobs: Jobs, slow: None, how: str
+) -> None:
+    # Given a consumer with a floor, and an urgent job below it that is delayed or buried
+    backend.enqueue("q", [NewJob(b"urgent", "urgent", priority=0, delay=0 if how == "kick" else 3600)])
+    consumer = backend.consumer(["q"])
+    if how == "kick":
+        assert consumer.settle([Bury(lease) for lease in consumer.reserve(1, 0)]) == [None]
+    backend.enqueue("q", jobs(10, priority=7))
+    assert len(consumer.reserve(3, 0)) == len(consumer.reserve(3, 0)) == 3
+    # When it is made ready
+    if how == "reschedule":
+        backend.reschedule("q", "urgent", 0)
+    elif how == "kick_job":
+        backend.kick_job("q", "urgent")
+    else:
+        assert backend.kick("q", 1) == 1
+    # Then it comes first
+    assert [lease.body for lease in consumer.reserve(1, 0)] == [b"urgent"]
+
+
+def test_a_rescheduled_job_is_among_those_that_other_processes_look_for_often(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, jobs: Jobs
+) -> None:
+    """Below a floor, a job that was never handed out may wait for 10 seconds, one that became ready again for one."""
+    (job_id,) = backend.enqueue("q", jobs())
+    backend.reschedule("q", job_id, 0)
+    assert mysql_server.ask("SELECT state FROM multiq_jobs", database=place.name) == ((AGAIN,),)
+
+
 def test_jobs_are_taken_once_by_many_at_a_time(backend: MysqlBackend, jobs: Jobs) -> None:
     made = [job_id for _ in range(10) for job_id in backend.enqueue("q", jobs(100))]
     taken: list[str] = []
@@ -427,3 +460,52 @@ def test_jobs_are_taken_once_by_many_at_a_time(backend: MysqlBackend, jobs: Jobs
         thread.join()
     assert sorted(taken) == sorted(made)
     assert backend.queues() == []
+
+
+# --- reasons ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
+@pytest.mark.parametrize("verdict", [Release, Bury, Abandon])
+def test_a_reason_that_is_too_long_is_cut_and_refuses_no_batch(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, jobs: Jobs, verdict: Any, letter: str
+) -> None:
+    backend.enqueue("q", jobs(3))
+    with backend.consumer(["q"]) as consumer:
+        one, two, three = consumer.reserve(3, 0)
+        reason = letter * (20_000_000 // len(letter.encode()))
+        assert consumer.settle([verdict(one, reason=reason), verdict(two, reason="short"), Ack(three)]) == [None] * 3
+    kept = backend.peek("q", one.id).reason
+    assert kept is not None
+    assert kept.endswith("...")
+    assert set(kept.removesuffix("...")) == {letter}
+    longest = int(mysql_server.variable("max_allowed_packet")) // 4
+    assert longest - 4 < len(kept.encode()) <= longest
+    assert backend.peek("q", two.id).reason == "short"
+
+
+# --- connections -----------------------------------------------------------------------------------------
+
+
+def test_callers_at_one_time_find_their_connections_again(backend: MysqlBackend) -> None:
+    def sessions(count: int) -> set[int]:
+        with contextlib.ExitStack() as stack:
+            borrowed = [stack.enter_context(backend._database.borrowed()) for _ in range(count)]
+            return {connection.ask("SELECT CONNECTION_ID()")[0][0] for connection in borrowed}
+
+    first = sessions(24)
+    assert len(first) == 24
+    assert sessions(24) == first
+
+
+def test_connections_that_nobody_needed_for_a_while_are_closed(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with contextlib.ExitStack() as stack:
+        borrowed = [stack.enter_context(backend._database.borrowed()) for _ in range(12)]
+        for connection in borrowed:
+            connection.ask("SELECT 1")
+    monkeypatch.setattr(connection_module, "_IDLE_FOR", -1.0)
+    for _ in borrowed:  # each call closes one
+        backend.stats("q")
+    assert len([connection for connection in borrowed if connection._opened is not None]) <= 1

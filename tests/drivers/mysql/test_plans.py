@@ -24,24 +24,25 @@ if TYPE_CHECKING:
     from servers.mysql import MysqlDatabases
 
 VERBS = sorted(file.stem for file in (Path(multiq_mysql.__file__).parent / "sql").glob("*.sql"))
-READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", "receipt", "resume", "queues"}]
+READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", "receipt", "resume", "stock", "queues"}]
 
 #: what each placeholder stands for
 VALUES: dict[str, Any] = {
     "again": BOTTOM, "delay": 5, "due": BOTTOM, "floor": Sql("place = 1024 AND seq > 7"), "horizon": 1000, "id": b"1",
     "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
     "priority": None, "queue": b"q", "ready": BOTTOM, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
-    "token": 0, "row": Sql("1"), "writer": 5, "writers": [4, 5],
+    "token": 0, "row": Sql("1"), "ticket": 5, "writer": 5, "writers": [4, 5],
 }  # fmt: skip
 
 #: the index, and how many of its columns narrow the search: their lengths in bytes
 PRIMARY, PLACE, ID = "PRIMARY", "multiq_jobs_place", "multiq_jobs_id"
 INDEXES = {
-    "abandon": PRIMARY, "ack": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE, "delete": ID, "due": PLACE,
-    "find": ID, "give_back": PRIMARY, "held": PRIMARY, "kick": PRIMARY, "kick_job": ID, "last_buried": PLACE,
-    "look": PLACE, "page": PLACE, "peek": ID, "promote": PRIMARY, "purge": PRIMARY, "purgeable": PLACE,
-    "lock": PRIMARY, "read_back": PRIMARY, "receipts": PRIMARY, "release": PRIMARY, "remove": PRIMARY,
-    "reserve": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY, "touch": PRIMARY,
+    "abandon": PRIMARY, "ack": PRIMARY, "ack_with_ticket": PRIMARY, "buried": PLACE, "bury": PRIMARY, "claim": PLACE,
+    "delete": ID, "due": PLACE, "find": ID, "give_back": PRIMARY, "held": PRIMARY, "kick": PRIMARY, "kick_job": ID,
+    "last_buried": PLACE, "look": PLACE, "page": PLACE, "peek": ID, "promote": PRIMARY, "purge": PRIMARY,
+    "old_receipts": PRIMARY, "purgeable": PLACE, "lock": PRIMARY, "read_back": PRIMARY, "receipts": PRIMARY,
+    "release": PRIMARY, "remove": PRIMARY, "reserve": PRIMARY, "stats": PLACE, "take_out": ID, "tidy": PRIMARY,
+    "touch": PRIMARY,
 }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def test_a_batch_of_many_rows_of_the_table_reads_these_and_no_others(
 def _is_by_index(verb: str, plan: list[dict[str, Any]]) -> None:
     """A range or a point of the index that the statement is written for."""
     for step in plan:
-        if step["table"] in {"multiq_jobs", "multiq_receipts", "job"}:
+        if step["table"] in {"multiq_jobs", "multiq_receipts", "job", "ticket", "receipt"}:
             assert step["key"] == INDEXES[verb], step
             assert step["type"] in {"range", "ref", "const", "eq_ref"}, step
         assert "filesort" not in (step["Extra"] or ""), step

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from processes import until
-from proxy import CutReply, CutRequest, Proxy
+from proxy import CutReply, CutRequest, Hole, Pass, Proxy
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.conformance.forks import ended_well, fork
-from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost
+from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq.registry import open_backend
 from multiq_mysql.connection import Database
@@ -215,14 +215,21 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_n
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("between", ["nothing", "touch", "reserve", "another verdict"])
 def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa: PLR0917 - of every kind
-    backend: MysqlBackend, ours: Any, proxy: Proxy, verdict: Any, count: int, between: str
+    backend: MysqlBackend,
+    ours: Any,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    verdict: Any,
+    count: int,
+    between: str,
 ) -> None:
     # Given verdicts that were carried out, and nobody who was told
     enqueue(backend, count + 2)
     with ours.consumer([QUEUE]) as consumer:
         *leases, held, other = consumer.reserve(count + 2, 0)
         verdicts = [verdict(lease) for lease in leases]
-        _answer_is_lost(proxy, lambda: consumer.settle(verdicts))
+        commits = b"writer =" if verdicts == [Ack(leases[0])] else b"COMMIT"  # one ack is one statement
+        _answer_is_lost(monkeypatch, ours, proxy, lambda: consumer.settle(verdicts), commits)
         # When the same consumer makes another call
         calls: dict[str, Callable[[], object]] = {
             "nothing": lambda: None,
@@ -237,12 +244,12 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
 
 
 def test_a_release_that_counted_is_not_lost_though_somebody_has_the_job_now(
-    backend: MysqlBackend, ours: Any, proxy: Proxy
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue(backend)
     with ours.consumer([QUEUE]) as consumer:
         (lease,) = consumer.reserve(1, 0)
-        _answer_is_lost(proxy, lambda: consumer.settle([Release(lease)]))
+        _answer_is_lost(monkeypatch, ours, proxy, lambda: consumer.settle([Release(lease)]))
         assert taken_over(backend).attempt == 2
         assert consumer.settle([Release(lease)]) == [None]
     assert backend.stats(QUEUE).reserved == 1
@@ -257,7 +264,7 @@ def test_a_batch_whose_reply_is_lost_twice_has_its_answers_one_by_one(
         with backend.consumer([QUEUE]) as other:
             assert other.settle([Ack(leases[1])]) == [None]
         verdicts = [Ack(lease) for lease in leases]
-        proxy.arm(CutReply(after=b"INTO multiq_receipts", times=2))
+        proxy.arm(CutReply(after=b"UPDATE number", times=2))
         with pytest.raises(BackendUnavailable):
             consumer.settle(verdicts)
         assert not proxy.is_armed
@@ -300,12 +307,12 @@ def test_leases_whose_reply_is_lost_in_an_exchange_are_handed_out_all_the_same(
 
 
 def test_leases_whose_reply_is_lost_are_given_back_when_the_consumer_closes(
-    backend: MysqlBackend, ours: Any, proxy: Proxy
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = enqueue(backend, 100)
     with ours.consumer([QUEUE]) as consumer:
         assert consumer.reserve(0, 0) == []  # its connection is open
-        _answer_is_lost(proxy, lambda: consumer.reserve(100, 0))
+        _answer_is_lost(monkeypatch, ours, proxy, lambda: consumer.reserve(100, 0))
         assert backend.stats(QUEUE).reserved == 100
     with backend.consumer([QUEUE]) as other:
         leases = other.reserve(100, 0)
@@ -327,16 +334,144 @@ def test_receipts_do_not_pile_up(
     with backend.consumer([QUEUE]) as consumer:
         for _ in range(20):
             assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
-    # Then there is one for each connection that is in use
-    ((count,),) = mysql_server.ask("SELECT COUNT(*) FROM multiq_receipts", database=place.name)
-    assert count == 1
+    # Then there are those of the connections in use: of each 9 or 33 rows, and what it has not used is one of them
+    ((oldest, count),) = mysql_server.ask("SELECT MIN(writer), COUNT(*) FROM multiq_receipts", database=place.name)
+    assert oldest > week + 500
+    assert count <= 1 + 8 + 1 + 32 - 20
 
 
-def _answer_is_lost(proxy: Proxy, call: Callable[[], object]) -> None:
-    """The call is carried out, and raises: its reply is cut, and so is the next try's READ COMMITTED."""
-    proxy.arm(CutReply(after=b"COMMIT", times=2))
-    with pytest.raises(BackendUnavailable):
-        call()
+@pytest.mark.parametrize("count", [1, 2])
+def test_acks_are_carried_out_without_their_tickets(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, count: int
+) -> None:
+    # Given a consumer whose tickets an administrator, or a failover, has taken away
+    enqueue(backend, 1 + count)
+    with backend.consumer([QUEUE]) as consumer:
+        first, *leases = consumer.reserve(1 + count, 0)
+        assert consumer.settle([Ack(first)]) == [None]
+        mysql_server.ask("DELETE FROM multiq_receipts", database=place.name)
+        # Then its acks count
+        assert consumer.settle([Ack(lease) for lease in leases]) == [None] * count
+    assert backend.queues() == []
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all of them
+    backend: MysqlBackend,
+    ours: Any,
+    mysql_server: MysqlDatabases,
+    place: Place,
+    proxy: Proxy,
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+) -> None:
+    # Given acks whose request is lost after a first one has brought tickets
+    enqueue(backend, 1 + count, ttr=TTR)
+    with ours.consumer([QUEUE]) as consumer:
+        first, *leases = consumer.reserve(1 + count, 0)
+        assert consumer.settle([Ack(first)]) == [None]
+        until(lambda: backend.stats(QUEUE).ready == count)
+
+        def take_away() -> None:
+            mysql_server.ask("DELETE FROM multiq_receipts", database=place.name)
+            with backend.consumer([QUEUE]) as other:
+                assert other.settle([Ack(lease) for lease in other.reserve(count, 30)]) == [None] * count
+
+        _meanwhile(monkeypatch, ours, take_away)
+        proxy.arm(CutRequest(after=b"DELETE job"))
+        # Then another consumer's acks are not taken for them, though the tickets are gone, too
+        assert [type(answer) for answer in consumer.settle([Ack(lease) for lease in leases])] == [LeaseLost] * count
+        assert not proxy.is_armed
+
+
+def test_old_receipts_are_deleted_though_somebody_holds_the_oldest_of_the_others(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    backend.stats(QUEUE)
+    week, today = ((int(time.time()) // 60 - days * 24 * 60) << 38 for days in (7, 0))
+    mysql_server.ask("INSERT INTO multiq_receipts VALUES (%s, 1, 1), (%s, 1, 1)", week, today - 1, database=place.name)
+    with mysql_server.client(place.name, autocommit=False) as other, other.cursor() as cursor:
+        cursor.execute("UPDATE multiq_receipts SET number = 2 WHERE writer = %s", (today - 1,))
+        enqueue(backend)
+        _work_off(backend)
+        seen = mysql_server.ask("SELECT writer FROM multiq_receipts WHERE writer < %s", today, database=place.name)
+        assert seen == ((today - 1,),)
+
+
+# --- an exchange that fails as it waits ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt(), RuntimeError("a bug"), SchemaNotReady("no tables")])
+@pytest.mark.parametrize("again", ["settle", "exchange"])
+def test_verdicts_of_an_exchange_that_fails_as_it_waits_count_when_they_are_repeated(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, failure: BaseException, again: str
+) -> None:
+    enqueue(backend, 2)
+    with backend.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(2, 0)
+        verdicts: list[Verdict] = [Ack(leases[0]), Bury(leases[1])]
+
+        def fail() -> None:
+            raise failure
+
+        answers = None
+        with monkeypatch.context() as patch:
+            _while_it_waits(patch, fail)
+            try:
+                answers, _ = consumer.exchange(verdicts, 1, 30)
+            except type(failure):
+                answers = consumer.settle(verdicts) if again == "settle" else consumer.exchange(verdicts, 1, 0)[0]
+        assert answers == [None, None]
+        # and only once
+        assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * 2
+
+
+def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (first,) = enqueue(backend)
+    granted: list[float] = []
+    opened = Database.open
+
+    def open_and_note(self: Database, timeout: float) -> Any:
+        granted.append(timeout)
+        return opened(self, timeout)
+
+    with (
+        open_backend(mysql_server.url(place.name, "timeout=1", port=proxy.port)) as ours,
+        ours.consumer([QUEUE]) as consumer,
+    ):
+        (lease,) = consumer.reserve(1, 0)
+        assert lease.id == first
+
+        def feed() -> None:
+            """The claim is committed, its reply is lost, and from then on the server says nothing."""
+            enqueue(backend, 100)
+            proxy.arm(CutReply(after=b";COMMIT"))
+            monkeypatch.setattr(Database, "open", open_and_note)
+            _meanwhile(monkeypatch, ours, lambda: setattr(proxy, "mode", Hole()))
+
+        _while_it_waits(monkeypatch, feed)
+        answers, leases = consumer.exchange([Ack(lease)], 100, 30)
+        assert (answers, leases) == ([None], [])
+        assert len(granted) == 1
+        # and the leases are the next reserve's
+        proxy.mode = Pass()
+        leases = consumer.reserve(100, 0)
+        assert {(lease.attempt, lease.crashes) for lease in leases} == {(1, 0)}
+        assert len(leases) == 100
+
+
+def _answer_is_lost(
+    monkeypatch: pytest.MonkeyPatch, ours: Any, proxy: Proxy, call: Callable[[], object], after: bytes = b"COMMIT"
+) -> None:
+    """The call is carried out, and raises: its reply is cut, and the server is out of reach at the next try."""
+    proxy.arm(CutReply(after=after))
+    with monkeypatch.context() as patch:
+        _meanwhile(patch, ours, proxy.refuse)
+        with pytest.raises(BackendUnavailable):
+            call()
+    proxy.accept()
     assert not proxy.is_armed
 
 

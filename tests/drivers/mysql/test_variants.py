@@ -2,6 +2,8 @@
 
 Each variant is a whole server, as its administrator may have set it up, and every session of ours begins with these
 defaults. Not each by itself: a server that is wrong in several ways at once takes no longer.
+
+``make test`` has the random walks on each, and the topics that its settings bear on; ``make test-long`` the rest.
 """
 
 from __future__ import annotations
@@ -56,6 +58,13 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+#: name -> the topics that run with ``make test``
+TOPICS: Mapping[str, frozenset[str]] = {
+    "Far": frozenset({"TestRelease", "TestTouch", "TestTransaction", "TestWalk"}),  # times, and who commits
+    "Folded": frozenset({"TestNames", "TestQueues", "TestTransaction", "TestWalk"}),  # texts
+    "Snapshot": frozenset({"TestConcurrency", "TestErrors", "TestTransaction", "TestWalk"}),  # what sessions see
+}
+
 
 class Variant(ManualHarness):
     """Backends on one server of the variant, which lives until the module's tests are through."""
@@ -97,7 +106,7 @@ def _end_servers() -> Iterator[None]:
 for _name in VARIANTS:
     _harness = type(f"{_name}Harness", (Variant,), {"name": _name})
     for _test, _class in suite(_harness).items():
-        globals()[f"{_test}{_name}"] = _class
+        globals()[f"{_test}{_name}"] = _class if _test in TOPICS[_name] else pytest.mark.long(_class)
 
 
 def test_the_variants_are_what_they_say() -> None:

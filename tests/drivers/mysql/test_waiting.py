@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
+from servers.process import until
 from waits import ENDS, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
@@ -100,12 +101,8 @@ def test_one_process_looks_once_for_all_who_wait(backend: MysqlBackend, looks: l
     for thread in threads:
         thread.start()
     until_all_wait(backend, 5)
-    looks.clear()
-    seen = threading.Event()
-    while not (seen.wait(0.01) or len(looks) >= 10):
-        pass
-    # each of these looks is for all five
-    assert all(text.count("CONCAT_WS") == 5 for text in looks[1:10])
+    # Then, once each has had its own first look, every look is for all five
+    until(lambda: [text.count("CONCAT_WS") for text in looks[-10:]] == [5] * 10, "ten looks in a row are for all")
     for consumer in consumers:
         consumer.interrupt()
     for thread in threads:

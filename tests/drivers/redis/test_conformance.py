@@ -8,6 +8,7 @@ import pytest
 from servers.redis import RedisServer
 
 from multiq.conformance import Harness, suite
+from multiq.conformance.proxy import Proxy
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -24,6 +25,10 @@ class RedisHarness(Harness):
 
     def open(self) -> Backend:
         return open_backend(self.server.unix_url)
+
+    def proxied(self) -> tuple[Proxy, Backend]:
+        proxy = Proxy(("127.0.0.1", self.server.port))
+        return proxy, open_backend(f"redis://{proxy.host}:{proxy.port}?timeout={self.deadline}")
 
     def restart(self) -> None:
         self.server.stop()

@@ -1,4 +1,7 @@
-"""The conformance suite with each queue spread over four lines of one server: all holds but the order between them."""
+"""The conformance suite with each queue spread over four lines of one server: all holds but the order between them.
+
+``make test`` has the topics of verbs that go over several lines; ``make test-long`` the rest.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,11 @@ def _server() -> Iterator[None]:
         yield
 
 
-globals().update(suite(PartitionsHarness))
+#: with ``make test``
+TOPICS = frozenset({"TestReserve", "TestSettle", "TestKick", "TestJobs", "TestStats", "TestPause", "TestPurge"})
+
+for _name, _class in suite(PartitionsHarness).items():
+    globals()[_name] = _class if _name in TOPICS else pytest.mark.long(_class)
 
 
 class OneLineHarness(PartitionsHarness):

@@ -224,7 +224,7 @@ def test_a_slow_way_makes_no_lease_end_early(
 # --- the server goes away, and comes back ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("end", ["kill", "stop"])
+@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.long)])
 def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None], end: str
 ) -> None:

@@ -80,10 +80,10 @@ def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(
     hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
 ) -> None:
     # Given an exchange that has settled and waits, and somebody who takes the lock when the next job comes
-    hasty.enqueue("q", [*jobs(), *jobs(1, delay=0.2)])
+    hasty.enqueue("q", [*jobs(), *jobs(1, delay=2)])
     consumer = hasty.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
-    locker = threading.Timer(0.1, holder.execute, ("BEGIN IMMEDIATE",))
+    locker = threading.Timer(0.5, holder.execute, ("BEGIN IMMEDIATE",))
     locker.start()
     # Then it answers for what it settled, and the next call says what is wrong
     assert consumer.exchange([Ack(lease)], 1, 30) == ([None], [])

@@ -2,28 +2,37 @@
 -- The removals come first: at maxmemory they are allowed, and on Redis 6.2 allow the rest of the script, too.
 local SLICE = 500
 
-local function promote_due(ready, delayed)
+local function promote_due(jobs, bodies, reasons, ready, delayed, unreadable)
     local places = redis.call('ZRANGEBYSCORE', delayed, '-inf', now, 'LIMIT', 0, SLICE)
     if #places == 0 then return false end
     local scored = {}
-    for i = 1, #places do
-        scored[2 * i - 1] = priority_in(places[i])
-        scored[2 * i] = places[i]
-    end
     redis.call('ZREMRANGEBYRANK', delayed, 0, #places - 1)
-    redis.call('ZADD', ready, unpack(scored))
+    for i = 1, #places do
+        local fault = fault_of(places[i])
+        if fault then
+            set_aside(places[i], nil, fault, jobs, bodies, reasons, unreadable)
+        else
+            scored[#scored + 1] = priority_in(places[i])
+            scored[#scored + 1] = places[i]
+        end
+    end
+    if #scored > 0 then redis.call('ZADD', ready, unpack(scored)) end
     return #places == SLICE
 end
 
-local function promote_abandoned(jobs, ready, reserved)
+local function promote_abandoned(jobs, bodies, reasons, ready, reserved, unreadable)
     local places = redis.call('ZRANGEBYSCORE', reserved, '-inf', now, 'LIMIT', 0, SLICE)
     if #places == 0 then return false end
     local ids, scored, fields = {}, {}, {}
     for i = 1, #places do ids[i] = id_in(places[i]) end
     local records = redis.call('HMGET', jobs, unpack(ids))
+    redis.call('ZREMRANGEBYRANK', reserved, 0, #places - 1)
     for i = 1, #places do
         local record = records[i]
-        if record then
+        local fault = fault_of(places[i], record)
+        if fault then
+            set_aside(places[i], record, fault, jobs, bodies, reasons, unreadable)
+        elseif record then
             fields[#fields + 1] = ids[i]
             fields[#fields + 1] = sub(record, 1, 32) .. u32(count_at(record, 33) + 1) .. sub(record, 37, 41) .. NOBODY
                 .. sub(record, 54)
@@ -31,7 +40,6 @@ local function promote_abandoned(jobs, ready, reserved)
             scored[#scored + 1] = places[i]
         end
     end
-    redis.call('ZREMRANGEBYRANK', reserved, 0, #places - 1)
     if #fields > 0 then
         redis.call('HSET', jobs, unpack(fields))
         redis.call('ZADD', ready, unpack(scored))
@@ -39,7 +47,7 @@ local function promote_abandoned(jobs, ready, reserved)
     return #places == SLICE
 end
 
-local function promote(jobs, ready, delayed, reserved)
-    local more_abandoned = promote_abandoned(jobs, ready, reserved)
-    return promote_due(ready, delayed) or more_abandoned
+local function promote(jobs, bodies, reasons, ready, delayed, reserved, unreadable)
+    local more_abandoned = promote_abandoned(jobs, bodies, reasons, ready, reserved, unreadable)
+    return promote_due(jobs, bodies, reasons, ready, delayed, unreadable) or more_abandoned
 end

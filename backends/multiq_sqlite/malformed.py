@@ -1,0 +1,176 @@
+"""Records that cannot be read, which another program has written: they are buried with the reason, the rest goes on.
+
+Reading goes straight ahead and checks nothing beforehand. Where it meets a text in a number's column or a body that is
+not there, it raises ``Unreadable``; then all records of the file are looked through, once, and the call is made again.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, TTR_DEFAULT
+from multiq.clock import SECOND
+
+from .failures import Unreadable
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.clock import Clock
+
+    from .connection import Connection, Database, Transaction
+
+_T = TypeVar("_T")
+
+_log = logging.getLogger("multiq.sqlite")
+
+QUEUE = "unreadable"
+"""Where jobs go whose queue cannot be read."""
+
+_SLICE = 1_000  # records looked at with one statement, and changed in one transaction
+_TIMES = 10  # a program that goes on writing such records does not keep a call for ever
+_SHOWN = 40  # bytes of an id that is not text
+_REASON = "reason is not text"
+LONGEST_TTR = round(DELAY_MAX * SECOND)
+MOST_COUNTED = 2**62
+
+
+class _Suspect(NamedTuple):
+    """A record as ``sql/suspects.sql`` reads it: text as bytes, and with each number the type of what is stored."""
+
+    seq: int
+    queue: bytes
+    queue_type: str
+    id: bytes
+    id_type: str
+    reason: bytes | None
+    reason_type: str
+    state: int | None
+    priority: int | None
+    due_at: int | None
+    ttr: int | None
+    enqueued_at: int | None
+    attempt: int | None
+    crashes: int | None
+    kicks: int | None
+    token_type: str
+    has_body: int
+
+
+def readably(database: Database, clock: Clock, call: Callable[[], _T]) -> _T:
+    """The result of *call*, with what it could not read set aside. Raises ``Unreadable`` if that does not help."""
+    for _ in range(_TIMES):
+        try:
+            return call()
+        except Unreadable:
+            if not set_aside(database, clock):
+                raise
+    return call()
+
+
+def set_aside(database: Database, clock: Clock) -> int:
+    """Bury all records that cannot be read. Returns how many it changed."""
+    changed = 0
+    with database.borrowed() as connection:
+        is_utf8 = connection.select("encoding") == [("UTF-8",)]
+        after = -(2**63)
+        while suspects := [_Suspect(*row) for row in connection.select("suspects", {"after": after, "limit": _SLICE})]:
+            found = [suspect.seq for suspect in suspects if _faults(suspect, is_utf8)]
+            changed += _change(connection, found, clock, is_utf8=is_utf8) if found else 0
+            after = suspects[-1].seq
+        changed += connection.write(lambda transaction: _forget_pauses(transaction, is_utf8))
+    return changed
+
+
+def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: bool) -> int:
+    def change(transaction: Transaction) -> int:
+        changed = 0
+        for seq in seqs:
+            asked = {"after": seq - 1, "limit": 1}
+            row = transaction.execute("suspects", asked).fetchone()
+            suspect = _Suspect(*row) if row is not None else None
+            if suspect is None or suspect.seq != seq or not (faults := _faults(suspect, is_utf8)):
+                continue  # it was deleted or set aside meanwhile
+            transaction.execute(*_correction(suspect, faults, clock(), is_utf8))
+            changed += 1
+            _log.warning("a job that could not be read was set aside, number %d: %s", seq, "; ".join(faults))
+        return changed
+
+    return connection.write(change)
+
+
+def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
+    """What is wrong with a record; empty if nothing is, and it was only unusual."""
+    faults = []
+    if _text(suspect.queue, suspect.queue_type, is_utf8) is None:
+        faults.append(f"queue is not text (x'{suspect.queue[:_SHOWN].hex()}')")
+    if _text(suspect.id, suspect.id_type, is_utf8) is None:
+        faults.append(f"id is not text (x'{suspect.id[:_SHOWN].hex()}')")
+    for name, (low, high, _) in _RANGES.items():
+        value = getattr(suspect, name)
+        if value is None:
+            faults.append(f"{name} is not a whole number")
+        elif not low <= value <= high:
+            faults.append(f"{name} is out of range ({value})")
+    if suspect.token_type not in {"null", "integer"}:
+        faults.append("token is not a whole number")
+    if not suspect.has_body:
+        faults.append("body is missing")
+    if suspect.reason is not None and _text(suspect.reason, suspect.reason_type, is_utf8) is None:
+        faults.append(_REASON)
+    return faults
+
+
+def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -> tuple[str, dict[str, Any]]:
+    """The statement that makes a record readable, and buries it unless only its reason was not."""
+    if faults == [_REASON]:
+        return "reword", {"seq": suspect.seq, "reason": (suspect.reason or b"").decode("utf-8", "backslashreplace")}
+    is_named = _text(suspect.id, suspect.id_type, is_utf8) is not None
+    corrected: dict[str, Any] = {
+        "seq": suspect.seq,
+        "queue": QUEUE if _text(suspect.queue, suspect.queue_type, is_utf8) is None else None,
+        "id": None if is_named else f"unreadable-{suspect.seq}-{secrets.token_hex(4)}",
+        "reason": f"it could not be read: {'; '.join(faults)}",
+        "enqueued_at": now if suspect.enqueued_at is None else suspect.enqueued_at,
+    }
+    for name in ("priority", "ttr", "attempt", "crashes", "kicks"):
+        low, high, default = _RANGES[name]
+        value = getattr(suspect, name)
+        corrected[name] = value if value is not None and low <= value <= high else default
+    return "set_aside", corrected
+
+
+def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
+    """Pauses whose queue or end cannot be read."""
+    rows = transaction.execute("suspect_pauses").fetchall()
+    doomed = [row for row in rows if _text(row[0], row[1], is_utf8) is None or row[2] != "integer"]
+    for name, kind, _ in doomed:
+        transaction.execute("forget_pause", {"queue": name, "type": kind})
+        _log.warning("a pause that could not be read was ended (queue x'%s')", name[:_SHOWN].hex())
+    return len(doomed)
+
+
+def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
+    if kind != "text":
+        return None
+    if not is_utf8:  # SQLite itself makes text of UTF-16, whatever it holds
+        return stored.decode("utf-16-le", "replace")
+    try:
+        return stored.decode()
+    except UnicodeDecodeError:
+        return None
+
+
+#: name -> least, most, and what takes the place of another value
+_RANGES = {
+    "state": (0, 3, 3),
+    "priority": (-(2**63), 2**63 - 1, PRIORITY_DEFAULT),
+    "due_at": (-(2**63), 2**63 - 1, 0),
+    "ttr": (1, LONGEST_TTR, round(TTR_DEFAULT * SECOND)),
+    "enqueued_at": (-(2**63), 2**63 - 1, 0),
+    "attempt": (0, MOST_COUNTED, 0),
+    "crashes": (0, MOST_COUNTED, 0),
+    "kicks": (0, MOST_COUNTED, 0),
+}

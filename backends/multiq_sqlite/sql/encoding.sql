@@ -1,0 +1,1 @@
+SELECT encoding FROM pragma_encoding

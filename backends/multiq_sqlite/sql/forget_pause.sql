@@ -1,0 +1,1 @@
+DELETE FROM multiq_queues WHERE CAST(queue AS BLOB) = :queue AND typeof(queue) = :type

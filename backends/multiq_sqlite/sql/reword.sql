@@ -1,0 +1,1 @@
+UPDATE multiq_jobs SET reason = :reason WHERE seq = :seq

@@ -1,0 +1,14 @@
+-- Buried as bury.sql does it, with what can be read of it, and defaults for the rest. Its place is behind those that have one.
+UPDATE multiq_jobs
+SET state = 3, token = NULL, queue = coalesce(:queue, queue), id = coalesce(:id, id), reason = :reason,
+    priority = :priority, ttr = :ttr, enqueued_at = :enqueued_at,
+    attempt = :attempt, crashes = :crashes, kicks = :kicks,
+    body = iif(
+        body IS NULL AND NOT EXISTS (SELECT 1 FROM multiq_bodies WHERE multiq_bodies.seq = multiq_jobs.seq), x'', body
+    ),
+    due_at = 1 + coalesce((
+        SELECT max(due_at) FROM multiq_jobs AS buried
+        WHERE buried.queue = coalesce(:queue, multiq_jobs.queue) AND buried.state = 3 AND typeof(due_at) = 'integer'
+            AND due_at < 9223372036854775807
+    ), 0)
+WHERE seq = :seq

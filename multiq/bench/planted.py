@@ -1,0 +1,212 @@
+"""Backends that lie to the bench, one in one way each: what shows that the accounting is not to be taken in.
+
+``planted://half-lost`` lies about jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` about those of another
+backend, whose processes share them. Each lie keeps the sums right that an accounting by counts would look at.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from multiq.backend import STORED_STATES, Ack, Backend, Bury, Consumer, GiveBack, NewJob, QueueStats
+from multiq.ids import new_id
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.backend import JobRecord, Lease, Page, State, Verdict
+    from multiq.capabilities import Capabilities
+    from multiq.errors import LeaseLost
+
+_KEPT_BACK = 10  # of so many jobs, one is handed out
+_FOR_GOOD = 10**8  # seconds: no run waits for such a delay
+
+
+class Lie(NamedTuple):
+    """How a backend lies."""
+
+    does: str
+    wrap: Callable[[Backend], Backend]
+
+    def open(self, *, name: str = "", url: str = "") -> Backend:
+        """A lying backend: over the one of *url*, or over jobs in memory that those of one *name* share."""
+        return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
+
+
+#: name -> lie
+LIES: dict[str, Lie] = {}
+
+
+def _lie(name: str, does: str) -> Callable[[type[_Liar]], type[_Liar]]:
+    def register(wrap: type[_Liar]) -> type[_Liar]:
+        LIES[name] = Lie(does, wrap)
+        return wrap
+
+    return register
+
+
+class _Liar(Backend):
+    """Passes everything on to another backend; a lie changes some of it."""
+
+    def __init__(self, inner: Backend) -> None:
+        self._inner = inner
+        self._counting = threading.Lock()
+        self._count = 0
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self._inner.capabilities
+
+    @classmethod
+    def from_url(cls, url: object) -> Backend:  # type: ignore[override]
+        raise NotImplementedError
+
+    def next(self) -> int:
+        """0, 1, 2... for the jobs that go through here, in their order."""
+        with self._counting:
+            self._count += 1
+            return self._count - 1
+
+    def stored(self, job: NewJob) -> list[NewJob]:  # a hook
+        """What the store makes of a job."""
+        return [job]
+
+    def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:  # noqa: ARG002 - a hook
+        """Which of these a consumer gets that has asked for *limit*."""
+        return leases
+
+    def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:  # a hook
+        """What becomes of verdicts."""
+        return verdicts
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        copies = [self.stored(job) for job in jobs]
+        once = [job for stored in copies for job in stored[:1]]
+        again = [job for stored in copies for job in stored[1:]]  # behind all others: whoever takes a few sees none
+        if once:
+            self._inner.enqueue(queue, [*once, *again], connection=connection)
+        return [job.id for job in jobs]
+
+    def consumer(self, queues: Sequence[str]) -> Consumer:
+        return _LyingConsumer(self, self._inner.consumer(queues))
+
+    def stats(self, queue: str) -> QueueStats:
+        return self._inner.stats(queue)
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        return self._inner.peek(queue, job_id)
+
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        return self._inner.jobs(queue, state, limit=limit, after=after)
+
+    def delete(self, queue: str, job_id: str) -> None:
+        self._inner.delete(queue, job_id)
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        return self._inner.reschedule(queue, job_id, delay)
+
+    def kick(self, queue: str, limit: int) -> int:
+        return self._inner.kick(queue, limit)
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        self._inner.kick_job(queue, job_id)
+
+    def queues(self) -> list[str]:
+        return self._inner.queues()
+
+    def pause(self, queue: str, seconds: float) -> None:
+        self._inner.pause(queue, seconds)
+
+    def resume(self, queue: str) -> None:
+        self._inner.resume(queue)
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        return self._inner.purge(queue, states)
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class _LyingConsumer(Consumer):
+    def __init__(self, backend: _Liar, inner: Consumer) -> None:
+        self._backend = backend
+        self._inner = inner
+        self.queues = inner.queues
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self._backend.handed_out(self._inner, self._inner.reserve(limit, timeout), limit)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        return self._inner.settle(self._backend.carried_out(verdicts))
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+@_lie("half-lost", "loses every second job, and stores the others twice: as many are run as were enqueued")
+class _HalfLost(_Liar):
+    def stored(self, job: NewJob) -> list[NewJob]:
+        return [] if self.next() % 2 else [job, _twin(job)]
+
+
+@_lie("stored-twice", "stores every job twice")
+class _StoredTwice(_Liar):
+    def stored(self, job: NewJob) -> list[NewJob]:
+        return [job, _twin(job)]
+
+
+@_lie("twin-left", "stores every job a second time, where nobody will ever see it run")
+class _TwinLeft(_Liar):
+    def stored(self, job: NewJob) -> list[NewJob]:
+        return [job, NewJob(job.body, new_id(), job.priority, _FOR_GOOD, job.ttr)]
+
+
+@_lie("kept-back", "never hands out nine of ten jobs to whoever asks for several, and still counts them")
+class _KeptBack(_Liar):
+    def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:
+        if limit == 1:
+            return leases
+        shown = [lease for lease in leases if self.next() % _KEPT_BACK == _KEPT_BACK - 1]
+        consumer.settle([self.hidden(lease) for lease in leases if lease not in shown])
+        return shown
+
+    def hidden(self, lease: Lease) -> Verdict:
+        return Bury(lease)
+
+
+@_lie("swallowed", "deletes nine of ten jobs when somebody asks for several")
+class _Swallowed(_KeptBack):
+    def hidden(self, lease: Lease) -> Verdict:
+        return Ack(lease)
+
+
+@_lie("kept-secretly", "never hands out nine of ten jobs to whoever asks for several, and counts none at all")
+class _KeptSecretly(_KeptBack):
+    def stats(self, queue: str) -> QueueStats:
+        return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES, 0), paused_for=None)
+
+
+@_lie("counts-nothing", "loses every tenth job, and cannot say what it holds")
+class _CountsNothing(_Liar):
+    def stored(self, job: NewJob) -> list[NewJob]:
+        return [job] if self.next() % 10 else []
+
+    def stats(self, queue: str) -> QueueStats:
+        return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES), paused_for=None)
+
+
+@_lie("acks-forgotten", "says yes to every second ack, and hands the job out again")
+class _AcksForgotten(_Liar):
+    def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
+        return [
+            GiveBack(verdict.lease) if isinstance(verdict, Ack) and self.next() % 2 else verdict for verdict in verdicts
+        ]
+
+
+def _twin(job: NewJob) -> NewJob:
+    return NewJob(job.body, new_id(), job.priority, job.delay, job.ttr)

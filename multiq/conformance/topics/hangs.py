@@ -1,0 +1,136 @@
+"""A server that hangs: it takes what is sent and never answers, and no call outlasts its deadline by much."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from multiq.backend import Ack, State
+from multiq.conformance.base import LONG, Topic, promise
+from multiq.conformance.proxy import Hole, Pass
+from multiq.conformance.threads import Lag
+from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, LeaseLost
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from multiq.conformance.proxy import Proxy
+
+T = TypeVar("T")
+
+LATE = 1.0  # seconds after its deadline at which a call must have ended
+WAIT_LATE = 2.0  # the same for a reserve that waits, which has to end its sleep in the server first
+
+
+class HangsTests(Topic):
+    """What every verb promises when the server does not answer."""
+
+    @promise("11.10")
+    def test_every_call_to_a_server_that_hangs_ends_with_a_timeout_in_time(self) -> None:
+        # Given a backend that is connected, and a lease
+        proxy, far = self.proxied()
+        job_id = self.enqueue(ttr=LONG)
+        consumer = self.another_consumer(backend=far)
+        (lease,) = consumer.reserve(1, 0)
+        other = self.another_consumer(backend=far)
+        other.reserve(1, 0)
+        calls: dict[str, Callable[[], object]] = {
+            "enqueue": lambda: far.enqueue(self.queue, [self.new()]),
+            "reserve": lambda: other.reserve(1, 0),
+            "settle": lambda: consumer.settle([Ack(lease)]),
+            "peek": lambda: far.peek(self.queue, job_id),
+            "jobs": lambda: far.jobs(self.queue, State.READY, limit=1),
+            "delete": lambda: far.delete(self.queue, job_id),
+            "reschedule": lambda: far.reschedule(self.queue, job_id, LONG),
+            "kick": lambda: far.kick(self.queue, 1),
+            "kick_job": lambda: far.kick_job(self.queue, job_id),
+            "pause": lambda: far.pause(self.queue, LONG),
+            "resume": lambda: far.resume(self.queue),
+            "purge": lambda: far.purge(self.queue, [State.READY]),
+            "stats": lambda: far.stats(self.queue),
+            "queues": far.queues,
+        }
+        with self._hanging(proxy):
+            # When each verb is called, all at once, then each ends in time, and says why
+            self._all_time_out(calls)
+            # And no later when they have to connect first
+            self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
+        # When the server answers again, then so does the backend
+        assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
+        assert self._answers(lambda: other.reserve(1, 0)) is not None
+
+    @promise("11.10", "3.2")
+    def test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time(self) -> None:
+        # Given a consumer that waits
+        proxy, far = self.proxied()
+        consumer = self.another_consumer(backend=far)
+        consumer.reserve(1, 0)
+        seconds = self.harness.deadline
+        with self._hanging(proxy):
+            # When the server hangs, then its wait ends by its timeout and the deadline
+            took, answer = self._timed(lambda: consumer.reserve(1, seconds))
+        assert isinstance(answer, BackendTimeout)
+        assert took <= seconds + self.harness.deadline + WAIT_LATE, f"it took {took:.1f} s"
+
+    @promise("11.10", "11.1")
+    def test_connections_that_die_without_a_sign_are_replaced(self) -> None:
+        # Given a backend whose connections carry nothing any more, while new ones work
+        proxy, far = self.proxied()
+        consumer = self.another_consumer(backend=far)
+        consumer.reserve(1, 0)
+        proxy.freeze()
+        # When it is called, then each call ends in time, and the next job is handed out
+        took, _ = self._timed(lambda: far.stats(self.queue))
+        assert took <= self.harness.deadline + LATE, f"it took {took:.1f} s"
+        took, _ = self._timed(lambda: consumer.reserve(1, 0))
+        assert took <= self.harness.deadline + LATE, f"it took {took:.1f} s"
+        proxy.cut_server()
+        job_id = self.enqueue(ttr=LONG)
+        assert self._answers(lambda: [lease.id for lease in consumer.reserve(1, self.harness.patience)]) == [job_id]
+
+    # --- how ---
+
+    @contextlib.contextmanager
+    def _hanging(self, proxy: Proxy) -> Iterator[None]:
+        proxy.mode = Hole()
+        try:
+            yield
+        finally:
+            proxy.mode = Pass()
+            proxy.cut()
+
+    def _all_time_out(self, calls: dict[str, Callable[[], object]]) -> None:
+        threads = {name: self.background(lambda call=call: self._timed(call)) for name, call in calls.items()}  # type: ignore[misc]
+        for name, thread in threads.items():
+            took, answer = thread.result(2 * self.harness.deadline + self.harness.patience)
+            assert self._says_so(answer), f"{name}: {answer!r} in place of a BackendTimeout"
+            assert took <= self.harness.deadline + LATE, f"{name}: it took {took:.1f} s"
+
+    def _says_so(self, answer: object) -> bool:
+        if isinstance(answer, EnqueueUncertain):
+            return not self.can.client_ids
+        if isinstance(answer, list):  # of a settle
+            return bool(self.can.disconnect_ends_lease) and [type(lost) for lost in answer] == [LeaseLost]
+        return isinstance(answer, BackendTimeout)
+
+    @staticmethod
+    def _timed(call: Callable[[], object]) -> tuple[float, object]:
+        """Seconds that a call took, without those in which this machine ran nothing; and its answer or error."""
+        with Lag() as lag:
+            started = time.monotonic()
+            try:
+                answer = call()
+            except Exception as exc:  # noqa: BLE001 - whatever it is, it is compared with what it should be
+                answer = exc
+            took = time.monotonic() - started
+        return max(0.0, took - lag.seconds), answer
+
+    def _answers(self, call: Callable[[], T]) -> T:
+        give_up_at = time.monotonic() + self.harness.patience
+        while True:
+            try:
+                return call()
+            except BackendUnavailable:
+                assert time.monotonic() < give_up_at, "the server answers again, and the backend does not"
+                time.sleep(0.05)

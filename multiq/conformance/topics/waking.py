@@ -1,0 +1,244 @@
+"""Waking in time: a waiting consumer has the job soon after it is there, and not at its next look now and then."""
+
+from __future__ import annotations
+
+import os
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from multiq.backend import GiveBack, Release, State
+from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
+from multiq.conformance.forks import ended_well, fork
+from multiq.conformance.marks import NotTriedError
+from multiq.conformance.proxy import Latency
+from multiq.conformance.threads import Lag
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.backend import Backend
+    from multiq.conformance.base import Witness
+    from multiq.conformance.threads import Background
+
+WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it
+BASELINES = 5  # times what this machine needs now to hand a job to who asks for it: more is no fault of waking
+TRIES = 3
+GOOD = 2  # of them: a look now and then may be at the right moment once
+OFFSETS = 12  # moments at which a job comes while a consumer falls asleep
+LATENCY = 0.03  # seconds that replies are late meanwhile
+
+#: what gives a waiting consumer a job, by a verb
+VERBS = ("enqueue", "a batch", "release", "give_back", "kick", "kick_job", "reschedule", "resume")
+#: the same by the passing of time
+TIMES = ("enqueue", "release", "reschedule", "pause")
+
+
+class WakingTests(Topic):
+    """How soon ``Consumer.reserve`` ends when there is a job."""
+
+    @promise("3.10", "3.7")
+    @pytest.mark.parametrize("verb", VERBS)
+    def test_a_waiting_consumer_has_the_job_in_time(self, verb: str) -> None:
+        # Given a consumer that waits, when somebody's verb gives it a job, then it has it in time
+        if verb == "give_back" and not self.can.give_back:
+            self.does_not_apply("this backend has no give_back")
+        self._in_time(lambda: self._wakes(partial(self._given_for, verb)))
+
+    @promise("3.10", "3.7")
+    @requires("shared")
+    @pytest.mark.parametrize("verb", ["enqueue", "kick", "kick_job", "reschedule", "resume"])
+    def test_a_waiting_consumer_has_another_process_s_job_in_time(self, verb: str) -> None:
+        # Given a consumer that waits, when another process gives it a job, then it has it in time
+        self._in_time(lambda: self._wakes(partial(self._given_for, verb), elsewhere=True))
+
+    @promise("3.10", "2.5", "7.3", "10.2")
+    @pytest.mark.parametrize("what", TIMES)
+    def test_a_waiting_consumer_has_a_job_in_time_once_it_is_due(self, what: str) -> None:
+        if not self.harness.real_time:
+            self.does_not_apply("its clock is moved by hand")
+        # Given a consumer that waits, when a job becomes due during its wait, then it has it in time
+        delay = self.short_delay
+        later = delay + self.can.delay_resolution  # rounded up
+        self._in_time(lambda: self._wakes(partial(self._given_soon, what, delay), after=later), good=1)
+
+    @promise("3.10", "2.7")
+    @requires("transactional_enqueue")
+    def test_a_commit_is_noticed_in_time_however_late_it_comes(self) -> None:
+        # Given a consumer that waits, and a transaction that stays open for a while after an enqueue
+        def prepared() -> Callable[[Backend], None]:
+            return self._commit_late
+
+        # When it commits, then the consumer has the job in time
+        self._in_time(lambda: self._wakes(prepared))
+
+    @promise("3.10", "3.7")
+    def test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time(self) -> None:
+        # Given a consumer whose replies are late, if the harness can do that, so that falling asleep takes a while
+        far, step = self.backend, 0.001
+        try:
+            proxy, far = self.harness.proxied()
+        except NotTriedError:
+            pass
+        else:
+            self._proxies.append(proxy)
+            self._backends.append(far)
+            far.stats(self.queue)
+            proxy.mode, step = Latency(LATENCY), LATENCY / 2
+        for at in range(OFFSETS):
+            # When a job comes at one moment or another, then none of them is missed
+            self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
+
+    # --- what gives the job ---
+
+    def _given_for(self, verb: str) -> Callable[[Backend], object]:
+        """Prepare the queue; what is returned gives the waiting consumer its job."""
+        queue = self.queue
+        if verb in {"enqueue", "a batch"}:
+            jobs = [self.new(b"x" * 1000) for _ in range(200 if verb == "a batch" else 1)]
+            return lambda backend: backend.enqueue(queue, jobs)
+        if verb in {"release", "give_back"}:
+            self.enqueue()
+            holder = self.another_consumer()
+            lease = self.take(by=holder)
+            verdict = Release(lease) if verb == "release" else GiveBack(lease)
+            return lambda _: self.settle(verdict, by=holder)
+        if verb == "resume":
+            self.enqueue()
+            self.backend.pause(queue, LONG)
+            return lambda backend: backend.resume(queue)
+        self._worker = None
+        job_id = self.given(State.BURIED if verb == "kick" else State.DELAYED)
+        if verb == "kick":
+            return lambda backend: backend.kick(queue, 1)
+        if verb == "kick_job":
+            return lambda backend: backend.kick_job(queue, job_id)
+        return lambda backend: backend.reschedule(queue, job_id, 0)
+
+    def _given_soon(self, what: str, delay: float) -> Callable[[Backend], object]:
+        """The same for a job that comes after *delay*."""
+        queue = self.queue
+        if what == "enqueue":
+            return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
+        if what == "pause":
+            self.backend.pause(queue, LONG)
+            self.enqueue()
+            return lambda backend: backend.pause(queue, delay)
+        if what == "reschedule":
+            job_id = self.enqueue(delay=LONG)
+            return lambda backend: backend.reschedule(queue, job_id, delay)
+        self.enqueue()
+        holder = self.another_consumer()
+        verdict = Release(self.take(by=holder), delay=delay)
+        return lambda _: self.settle(verdict, by=holder)
+
+    def _commit_late(self, backend: Backend) -> None:
+        with self.transaction() as connection:
+            backend.enqueue(self.queue, [self.new()], connection=connection)
+            time.sleep(SETTLING_IN)
+            connection.commit()
+
+    # --- how ---
+
+    def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
+        """*late* measures how late a consumer was, and how late it may be. Good must be *good* of some tries."""
+        seen: list[str] = []
+        for _ in range(TRIES):
+            took, most = late()
+            seen.append(f"{took:.2f} s, at most {most:.2f} s")
+            good -= took <= most
+            if good <= 0:
+                return
+            if good > TRIES - len(seen):
+                break
+        raise AssertionError(f"a waiting consumer had its job late: after {'; after '.join(seen)}")
+
+    def _most(self, baseline: float, lag: Lag) -> float:
+        promised = WITHIN if self.can.waits_in_server else max(WITHIN, self.can.poll_interval)
+        return promised + BASELINES * baseline + lag.seconds
+
+    def _baseline(self, consumer: Witness) -> float:
+        """Seconds in which a job is handed from one thread to another that does not have to be woken by the backend."""
+        started = time.monotonic()
+        self.enqueue(queue=consumer.queues[-1])
+        assert self.background(lambda: consumer.reserve(1, 0)).result(self.harness.patience + WITHIN)
+        return time.monotonic() - started
+
+    def _wakes(
+        self, prepare: Callable[[], Callable[[Backend], object]], *, elsewhere: bool = False, after: float = 0.0
+    ) -> tuple[float, float]:
+        """How long after a verb, and some seconds, the consumer had its job; and how long that may be."""
+        self.queue = self.another_queue()
+        consumer = self.another_consumer(self.queue, self.another_queue())
+        baseline = self._baseline(consumer)
+        act = prepare()
+        say = self._elsewhere(act) if elsewhere else partial(self._here, act, self.another_backend())
+        with Lag() as lag:
+            waiting = self._asleep(consumer)
+            there_at = say() + after
+            return self._late(consumer, waiting, there_at, partial(self._most, baseline, lag)), self._most(
+                baseline, lag
+            )
+
+    def _while_falling_asleep(self, far: Backend, offset: float) -> tuple[float, float]:
+        self.queue = self.another_queue()
+        consumer = self.another_consumer(self.queue, self.another_queue(), backend=far)
+        baseline = self._baseline(consumer)
+        with Lag() as lag:
+            waiting = self.background(lambda: (consumer.reserve(1, 3 * self.harness.patience), time.monotonic()))
+            time.sleep(offset)
+            there_at = self._here(lambda backend: backend.enqueue(self.queue, [self.new()]), self.backend)
+            return self._late(consumer, waiting, there_at, partial(self._most, baseline, lag)), self._most(
+                baseline, lag
+            )
+
+    def _asleep(self, consumer: Witness) -> Background[Any]:
+        waiting = self.background(lambda: (consumer.reserve(1, 3 * self.harness.patience + 10), time.monotonic()))
+        time.sleep(SETTLING_IN)
+        return waiting
+
+    def _late(self, consumer: Witness, waiting: Background[Any], there_at: float, most: Callable[[], float]) -> float:
+        """Seconds from *there_at* to the moment at which the consumer had its job; it is not waited for much longer."""
+        while waiting.is_alive() and time.monotonic() < there_at + most():
+            waiting.join(0.01)
+        if waiting.is_alive():
+            consumer.interrupt()
+            waiting.join(self.harness.patience)
+            return time.monotonic() - there_at
+        leases, had_at = waiting.result(self.harness.patience)
+        assert leases, "a waiting consumer came back with nothing"
+        return max(0.0, float(had_at) - there_at)
+
+    @staticmethod
+    def _here(act: Callable[[Backend], object], backend: Backend) -> float:
+        act(backend)
+        return time.monotonic()
+
+    def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
+        """Another process that is ready to act; it is told to by calling, and has done it at the moment returned."""
+        (told, tell), (heard, said) = os.pipe(), os.pipe()
+
+        def obey() -> None:
+            with self.harness.open() as backend:
+                backend.stats(self.queue)
+                os.write(said, b"!")
+                os.read(told, 1)
+                act(backend)
+                os.write(said, b"!")
+
+        child = fork(obey)
+        os.close(said)
+        os.read(heard, 1)
+
+        def say() -> float:
+            os.write(tell, b"!")
+            os.read(heard, 1)
+            done_at = time.monotonic()
+            for end in (told, tell, heard):
+                os.close(end)
+            assert ended_well(child), "another process could not do it"
+            return done_at
+
+        return say

@@ -1,0 +1,216 @@
+"""The memory backend behind a real socket, so that replies can be lost on their way: for planted bugs.
+
+Nothing is encoded. A request is a call's number and the reply is the number again; the call and its answer stay in
+this process. An honest server remembers the answer of each call, so that a call which is repeated is done once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import socket
+import threading
+import time
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from multiq.errors import BackendTimeout, BackendUnavailable
+from multiq.memory import MemoryBackend, MemoryConsumer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from multiq.backend import JobRecord, Lease, NewJob, Page, QueueStats, State, Verdict
+    from multiq.clock import Clock
+    from multiq.errors import LeaseLost
+
+_SIZE = 20  # bytes of a request, and of a reply
+_TRIES = 2
+
+_numbers = itertools.count(1)
+_calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # number -> the verb, and what it does
+_answers: dict[int, Any] = {}  # number -> its answer, or its error
+
+
+class WireServer:
+    """Does what it is asked to. *on_repeat*: a verb -> what to answer to a repetition, from its answer and its call."""
+
+    def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
+        self._on_repeat = on_repeat
+        self._listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        self.address: tuple[str, int] = self._listener.getsockname()
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self._answer, args=(client,), daemon=True).start()
+
+    def _answer(self, client: socket.socket) -> None:
+        with client, contextlib.suppress(OSError):
+            request = _read(client)
+            if request:
+                self._do(int(request))
+                client.sendall(request)
+
+    def _do(self, number: int) -> None:
+        verb, call = _calls[number]
+        if number not in _answers:
+            _answers[number] = _outcome(call)
+        elif verb in self._on_repeat:
+            _answers[number] = _outcome(partial(self._on_repeat[verb], _answers[number], call))
+
+
+def _outcome(call: Callable[[], Any]) -> Any:
+    try:
+        return call()
+    except Exception as exc:  # noqa: BLE001 - raised where the call was made
+        return exc
+
+
+def _read(connection: socket.socket) -> bytes:
+    """A whole request or reply; nothing if the connection ends before it."""
+    data = b""
+    while len(data) < _SIZE:
+        piece = connection.recv(_SIZE - len(data))
+        if not piece:
+            return b""
+        data += piece
+    return data
+
+
+class WiredBackend(MemoryBackend):
+    """Calls a ``WireServer`` once it has been connected to one, and the store itself until then."""
+
+    on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
+    on_silence: ClassVar[Mapping[str, Any]] = {}
+    """A verb -> what it answers in place of ``BackendTimeout``."""
+    deadlines: ClassVar[float] = 1.0
+    """For how many deadlines it waits."""
+
+    def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
+        super().__init__(name=name, clock=clock)
+        self._address: tuple[str, int] | None = None
+        self._deadline = 0.0
+        self._doubts: dict[tuple[Verdict, ...], int] = {}  # verdicts that may have been carried out -> the call
+
+    def connect(self, address: tuple[str, int], deadline: float) -> None:
+        """All calls go there from now on, and have so many seconds."""
+        self._address, self._deadline = address, deadline * self.deadlines
+
+    def run(self, verb: str, *arguments: Any, **options: Any) -> Any:
+        """What the verb does where the store is."""
+        return getattr(MemoryBackend, verb)(self, *arguments, **options)
+
+    def ask(
+        self, verb: str, call: Callable[[], Any], patience: float = 0.0, *, verdicts: Sequence[Verdict] = ()
+    ) -> Any:
+        """Have a call made there, again if its reply is lost; of *verdicts* under their number of before."""
+        if self._address is None:
+            return call()
+        said = tuple(verdicts)
+        number = self._doubts.pop(said, None) or next(_numbers)
+        _calls[number] = verb, call
+        until = time.monotonic() + self._deadline + patience
+        try:
+            for _ in range(_TRIES):
+                with contextlib.suppress(ConnectionError):
+                    if self._is_answered(number, until):
+                        break
+            else:
+                if said:
+                    self._doubts[said] = number
+                raise BackendUnavailable("the reply was lost, and so was that to its repetition")
+        except TimeoutError as exc:
+            if verb in self.on_silence:
+                return self.on_silence[verb]
+            raise BackendTimeout(f"no answer within {self._deadline:g} s") from exc
+        finally:
+            if said not in self._doubts:
+                del _calls[number]
+                answer = _answers.pop(number, None)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _is_answered(self, number: int, until: float) -> bool:
+        assert self._address is not None
+        with socket.create_connection(self._address, max(0.001, until - time.monotonic())) as connection:
+            connection.sendall(b"%0*d" % (_SIZE, number))
+            connection.settimeout(max(0.001, until - time.monotonic()))
+            return bool(_read(connection))
+
+    # --- the verbs ---
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        ids: list[str] = self.ask("enqueue", partial(self.run, "enqueue", queue, jobs, connection=connection))
+        return ids
+
+    def consumer(self, queues: Sequence[str]) -> WiredConsumer:
+        return WiredConsumer(self, queues)
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        record: JobRecord = self.ask("peek", partial(self.run, "peek", queue, job_id))
+        return record
+
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
+        page: Page = self.ask("jobs", partial(self.run, "jobs", queue, state, limit=limit, after=after))
+        return page
+
+    def delete(self, queue: str, job_id: str) -> None:
+        self.ask("delete", partial(self.run, "delete", queue, job_id))
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        new: str = self.ask("reschedule", partial(self.run, "reschedule", queue, job_id, delay))
+        return new
+
+    def kick(self, queue: str, limit: int) -> int:
+        count: int = self.ask("kick", partial(self.run, "kick", queue, limit))
+        return count
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        self.ask("kick_job", partial(self.run, "kick_job", queue, job_id))
+
+    def queues(self) -> list[str]:
+        names: list[str] = self.ask("queues", partial(self.run, "queues"))
+        return names
+
+    def stats(self, queue: str) -> QueueStats:
+        stats: QueueStats = self.ask("stats", partial(self.run, "stats", queue))
+        return stats
+
+    def pause(self, queue: str, seconds: float) -> None:
+        self.ask("pause", partial(self.run, "pause", queue, seconds))
+
+    def resume(self, queue: str) -> None:
+        self.ask("resume", partial(self.run, "resume", queue))
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        count: int = self.ask("purge", partial(self.run, "purge", queue, states))
+        return count
+
+
+class WiredConsumer(MemoryConsumer):
+    """Reserves and settles over there."""
+
+    def __init__(self, backend: WiredBackend, queues: Sequence[str]) -> None:
+        super().__init__(backend._store, queues)
+        self._backend = backend
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        leases: list[Lease] = self._backend.ask("reserve", partial(super().reserve, limit, timeout), timeout)
+        return leases
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        answers: list[LeaseLost | None] = self._backend.ask(
+            "settle", partial(super().settle, verdicts), verdicts=verdicts
+        )
+        return answers

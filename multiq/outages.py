@@ -1,0 +1,45 @@
+"""How often a lasting trouble is logged: at once, then at growing intervals, and once more when it is over."""
+
+from __future__ import annotations
+
+import time
+
+_FIRST_SILENCE = 5.0  # seconds between the first line and the second, doubling...
+_LONGEST_SILENCE = 600.0  # ...up to this
+_MOST_KINDS = 8  # different errors of one outage, each of which is logged at once
+
+
+class Outage:
+    """One trouble of one process, which may come and go."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """It is over."""
+        self.tries = 0
+        self._began_at = 0.0
+        self._silent_until = 0.0
+        self._silence = _FIRST_SILENCE
+        self._kinds: set[str] = set()
+
+    @property
+    def lasted(self) -> float:
+        """Seconds since its first failure; 0.0: there is none."""
+        return time.monotonic() - self._began_at if self.tries else 0.0
+
+    def is_news(self, error: str) -> bool:
+        """Note another failure. Whether it is to be logged: it is the first, of a new kind, or the silence is over."""
+        now = time.monotonic()
+        self.tries += 1
+        if self.tries == 1:
+            self._began_at = now
+            self._silent_until = now + self._silence
+        if error not in self._kinds and len(self._kinds) < _MOST_KINDS:
+            self._kinds.add(error)
+            return True
+        if now < self._silent_until:
+            return False
+        self._silence = min(2 * self._silence, _LONGEST_SILENCE)
+        self._silent_until = now + self._silence
+        return True

@@ -1,0 +1,34 @@
+"""Who could have written a file: only what its user, or root, alone can change is taken as said by the user."""
+
+from __future__ import annotations
+
+import os
+import stat
+
+
+def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
+    """Why a file may hold another user's words, or None. *link* is what its name leads to first (``lstat``).
+
+    A group may write it if nobody else is in that group, as on systems that give each user a group of its own.
+    """
+    if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
+        return None
+    trusted = {0, os.geteuid()}
+    for status in (link, file):
+        if status.st_uid not in trusted:
+            return f"it belongs to user {status.st_uid}, neither to you (user {os.geteuid()}) nor to root"
+    mode = stat.S_IMODE(file.st_mode)
+    if mode & stat.S_IWOTH or (mode & stat.S_IWGRP and not _is_private_group(file.st_gid, file.st_uid)):
+        return f"its mode {mode:04o} lets other users write it; chmod go-w makes it yours alone"
+    return None
+
+
+def _is_private_group(group_id: int, user_id: int) -> bool:
+    import grp
+    import pwd
+
+    try:
+        user, group = pwd.getpwuid(user_id), grp.getgrgid(group_id)
+    except KeyError:
+        return False
+    return user.pw_gid == group_id and group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}

@@ -1,0 +1,137 @@
+"""Jobs that another program has written into a queue's keys: they are set aside, and the rest goes on."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.backend import Ack, NewJob, State
+from multiq.errors import MultiqError
+
+if TYPE_CHECKING:
+    from servers.redis import RedisServer
+
+    from multiq.backend import Backend
+
+UUID = b"u" * 16
+
+
+def key(name: str) -> str:
+    return f"multiq:{{q}}:{name}"
+
+
+def record(*, sequence: int = 0, priority: int = 0, ttr: int = 60_000_000, attempts: int = 0) -> bytes:
+    return struct.pack(">QQIQIIIB12s", sequence, 1, priority, ttr, attempts, 0, 0, 0, bytes(12)) + b"evil"
+
+
+def place(packed_id: bytes, *, sequence: int = 0, priority: int = 0) -> bytes:
+    return struct.pack(">QI", sequence, priority) + packed_id
+
+
+def plant(server: RedisServer, packed_id: bytes, stored: bytes, at: bytes, where: tuple[str, str]) -> None:
+    server.ask("HSET", key("jobs"), packed_id, stored)
+    server.ask("ZADD", key(where[0]), where[1], at)
+
+
+def work_off(backend: Backend) -> list[str]:
+    done: list[str] = []
+    with backend.consumer(["q"]) as consumer:
+        while leases := consumer.reserve(10, 0):
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+            done += [lease.id for lease in leases]
+            assert len(done) < 100
+    return done
+
+
+def long_id(text: bytes) -> bytes:
+    return (text + b"\x80").ljust(17, b"\0")
+
+
+MALFORMED = {
+    "an id that is not UTF-8": (long_id(b"\xff\xfe"), record(), place(long_id(b"\xff\xfe"))),
+    "an overlong id": (long_id(b"\xc0\xaf"), record(), place(long_id(b"\xc0\xaf"))),
+    "an id without its end": (b"a" * 20, record(), place(b"a" * 20)),
+    "an empty record": (UUID, b"", place(UUID)),
+    "a record of text": (UUID, b'{"task": "mail"}', place(UUID)),
+    "a ttr of ages": (UUID, record(ttr=2**63), place(UUID)),
+    "no ttr": (UUID, record(ttr=0), place(UUID)),
+    "a short place": (UUID, record(), b"evil"),
+    "an empty place": (UUID, record(), b""),
+}
+
+
+@pytest.mark.parametrize("state", ["ready", "delayed", "reserved", "buried"])
+@pytest.mark.parametrize("case", MALFORMED)
+def test_a_job_that_cannot_be_read_is_set_aside_with_its_reason(
+    server: RedisServer, backend: Backend, case: str, state: str
+) -> None:
+    packed_id, stored, at = MALFORMED[case]
+    backend.enqueue("q", [NewJob(b"1", "before", priority=0), NewJob(b"2", "after", priority=9)])
+    plant(server, packed_id, stored, at, (state, "1"))
+    for shown in (State.READY, State.DELAYED, State.RESERVED, State.BURIED):
+        backend.jobs("q", shown)
+    if state == "buried":
+        assert backend.kick("q", 10) == 1
+    assert work_off(backend) == ["before", "after"]
+    ((name, value),) = server.ask("HGETALL", key("unreadable")).items()
+    why, _, kept = value.partition(b"\n")
+    assert b"its " in why
+    if at[12:] == packed_id:
+        assert name == packed_id
+        assert kept == stored
+        assert server.ask("EXISTS", key("jobs")) == 0
+    assert backend.stats("q").ready == 0
+    assert work_off(backend) == []
+
+
+def test_many_of_them_hold_nobody_up(server: RedisServer, backend: Backend) -> None:
+    for number in range(50):
+        packed = long_id(b"\xff%d" % number)
+        plant(server, packed, record(), place(packed), ("ready", "0"))
+    backend.enqueue("q", [NewJob(b"x", str(number)) for number in range(20)])
+    assert sorted(work_off(backend), key=int) == [str(number) for number in range(20)]
+    assert server.ask("HLEN", key("unreadable")) == 50
+
+
+def test_ids_in_any_language_and_halves_of_surrogates_are_no_fault(backend: Backend) -> None:
+    ids = ["grün", "緑の仕事", "\U0001f600", "\ud800", "a" * 200, ""]
+    backend.enqueue("q", [NewJob(b"x", job_id) for job_id in ids])
+    assert work_off(backend) == ids
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1.5", "1e300"])
+@pytest.mark.parametrize("state", ["delayed", "reserved", "buried", "ready"])
+def test_a_score_that_is_no_time_holds_nobody_up(server: RedisServer, backend: Backend, state: str, score: str) -> None:
+    plant(server, UUID, record(), place(UUID), (state, score))
+    backend.enqueue("q", [NewJob(b"1", "good")])
+    for shown in (State.READY, State.DELAYED, State.RESERVED, State.BURIED):
+        backend.jobs("q", shown)
+    backend.peek("q", "75757575-7575-7575-7575-757575757575")
+    assert "good" in work_off(backend)
+
+
+def test_a_pause_that_is_no_number_is_none(server: RedisServer, backend: Backend) -> None:
+    server.ask("SET", key("paused"), "for ever")
+    backend.enqueue("q", [NewJob(b"1", "good")])
+    assert backend.stats("q").paused_for is None
+    assert work_off(backend) == ["good"]
+
+
+def test_a_reason_that_is_not_utf8_is_shown_with_escapes(server: RedisServer, backend: Backend) -> None:
+    flagged = record()[:40] + b"\x02" + record()[41:]
+    plant(server, UUID, flagged, place(UUID), ("ready", "0"))
+    server.ask("HSET", key("reasons"), UUID, b"\xff")
+    (job,) = backend.jobs("q", State.READY).jobs
+    assert job.reason == "\\xff"
+
+
+@pytest.mark.parametrize("verb", ["peek", "delete", "kick_job"])
+def test_a_verb_on_such_a_job_ends_with_an_error_of_multiqs(server: RedisServer, backend: Backend, verb: str) -> None:
+    plant(server, UUID, b"short", place(UUID), ("ready", "0"))
+    try:
+        getattr(backend, verb)("q", "75757575-7575-7575-7575-757575757575")
+    except MultiqError:
+        return
+    assert verb == "kick_job"

@@ -1,0 +1,88 @@
+"""A backend that lies turns the run red: each way to lie, in each workload, in the warm-up too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from msgspec import structs
+
+from multiq.bench import runner, stage
+from multiq.bench.contestants import enter
+from multiq.bench.environment import Meter
+from multiq.bench.planted import LIES
+from multiq.bench.workloads import WORKLOADS, Variant, Workload, working
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from multiq.bench.report import Report
+
+FEWER = {"jobs": 40, "waiting": 300, "batches": 3, "batch": 10, "calls": 6, "bytes": 100, "from": 0.05, "to": 0.1}
+#: lie -> what it may be called; half of the jobs lost are so however many others came twice
+KINDS = {
+    "half-lost": {"lost", "doubled"},
+    "stored-twice": {"doubled"},
+    "twin-left": {"left over"},
+    "kept-back": {"lost", "left over"},
+    "swallowed": {"lost"},
+    "kept-secretly": {"lost"},
+    "counts-nothing": {"lost"},
+    "acks-forgotten": {"doubled"},
+}
+QUICKEST = {"drain", "settle", "backlog"}
+BY_NAME = {workload.name: workload for workload in WORKLOADS}
+
+
+@pytest.fixture
+def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
+    """Run one workload with a few jobs."""
+    monkeypatch.setattr(stage, "PATIENCE", 0.5)  # a lie that is waited for is as much a lie after half a second
+    monkeypatch.setattr(stage, "_QUIET", 0.2)
+    monkeypatch.setattr(working, "_HUNT", 0.5)
+    monkeypatch.setattr(runner, "_WARM_UP", 20)
+
+    def run(workload: Workload, *names: str) -> Report:
+        variants = [_smaller(variant) for variant in workload.variants(is_quick=True)]
+        monkeypatch.setattr(type(workload), "variants", lambda _self, *, is_quick: variants)
+        servers, journals = tmp_path / "servers", tmp_path / "journals"
+        servers.mkdir()
+        journals.mkdir()
+        with enter(names, "fast", servers) as entrants:
+            setting = runner.Setting(entrants, journals, Meter(), {})
+            options = runner.Options(repeats=1, is_quick=True, workloads=[workload])
+            return runner.run(setting, options, lambda *_: None)
+
+    return run
+
+
+def _smaller(variant: Variant) -> Variant:
+    fewer = {name: min(value, FEWER.get(name, value)) for name, value in variant.parameters.items()}
+    return structs.replace(variant, parameters=fewer, times=1)
+
+
+def _named(lie: str, workload: str, tmp_path: Path) -> str:
+    """As a contestant. Recovery wants jobs that processes share."""
+    return f"planted:{lie}" + (f"@sqlite:///{tmp_path}/{lie}.db" if workload == "recovery" else "")
+
+
+@pytest.mark.parametrize(
+    "workload", [name if name in QUICKEST else pytest.param(name, marks=pytest.mark.long) for name in BY_NAME]
+)
+def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, workload: str) -> None:
+    names = {lie: _named(lie, workload, tmp_path) for lie in LIES}
+    report = quick(BY_NAME[workload], *names.values())
+    for lie, kinds in KINDS.items():
+        for where in (workload, "warm-up"):
+            found = [
+                violation
+                for result, violation in report.violations
+                if (result.contestant, result.workload) == (names[lie], where)
+            ]
+            assert {violation.kind for violation in found} & kinds, (lie, where, found)
+            assert all(violation.count > 0 for violation in found)
+
+
+def test_every_lie_has_a_name_for_what_it_is() -> None:
+    assert set(KINDS) == set(LIES)

@@ -1,0 +1,109 @@
+"""Standard streams that are closed or full, a current folder that is gone, an early Ctrl-C, long listings."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.process import until
+from shell import Done, Shell
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+MULTIQ = f"{sys.executable} -m multiq"
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    shell.app.queue("mail").enqueue_many(range(3))
+    yield shell
+    shell.app.close()
+
+
+def run(shell: Shell, line: str) -> Done:
+    done = subprocess.run(
+        ["bash", "-c", line.replace("multiq", MULTIQ, 1)],
+        cwd=shell.folder,
+        env=shell.all_environment(),
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    return Done(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "says"),
+    [
+        ("multiq stats >&-", 0, "on sqlite"),
+        ("multiq jobs mail >&- 2>&- <&-", 0, ""),
+        ("multiq stats --json <&-", 0, ""),
+        ("multiq top --once >&-", 0, ""),
+        ("multiq stats >/dev/full", 1, "error: standard output cannot be written to: No space left on device"),
+        ("multiq jobs mail --json >/dev/full", 1, "standard output cannot be written to"),
+        ("multiq --help >/dev/full", 1, "standard output cannot be written to"),
+        ("multiq stats 2>/dev/full", 0, ""),
+        ("multiq stat 2>/dev/full", 2, ""),
+        ("multiq stat 2>&-", 2, ""),
+        ("multiq enqueue -q mail --bytes - <&-", 2, "standard input is closed"),
+        ("multiq enqueue -q mail --body - <&-", 2, "standard input is closed"),
+        ("multiq purge mail <&-", 2, "standard input is closed: nobody can be asked; --yes"),
+        ("multiq worker shop.tasks:app -q none --once >&- 2>&- <&-", 0, ""),
+    ],
+)
+def test_streams_that_are_closed_or_full(shell: Shell, line: str, code: int, says: str) -> None:
+    done = run(shell, line)
+    assert done.code == code, done
+    assert says in done.err
+    assert "this should not happen" not in done.err
+    assert "Traceback" not in done.err
+    assert shell.app.queue("mail").stats().ready == 3  # nothing was enqueued from, or purged on the word of, nobody
+
+
+@pytest.mark.parametrize("command", ["stats", "worker shop.tasks:app --once", "enqueue shop.tasks:app mail.reset"])
+def test_a_current_folder_that_is_gone(shell: Shell, command: str) -> None:
+    gone = shell.folder / "gone"
+    gone.mkdir()
+    shell.environment["MULTIQ_URL"] = "sqlite:///here.db"
+    line = f"cd {gone}; rmdir {gone}; PYTHONPATH={os.getcwd()} multiq {command}"  # noqa: PTH109 - a word of a line
+    done = run(shell, line)
+    assert done.code == 1, done
+    assert done.err.startswith("error: the current folder is not there any more")
+    assert "Traceback" not in done.err
+
+
+def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_word(tmp_path: Path) -> None:
+    # Given an import that takes long
+    (tmp_path / "msgspec.py").write_text("import pathlib, time; pathlib.Path('importing').touch(); time.sleep(60)")
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import multiq_start; multiq_start.main()"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        stderr=subprocess.PIPE,
+    )
+    until((tmp_path / "importing").exists, "it is imported")
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == -signal.SIGINT
+    assert err == b""
+
+
+def test_a_long_listing_is_the_same_as_a_short_one_and_is_printed_page_by_page(shell: Shell) -> None:
+    shell.app.queue("mail").enqueue_many([{"number": number} for number in range(1500)])
+    shell.app.queue("mail").enqueue(1, delay=3600)
+    whole = shell.run("jobs", "mail", "-n", "5000")
+    assert whole.code == 0
+    assert len(whole.out.splitlines()) == 1 + 1504
+    long, short = (shell.run("jobs", "mail", "ready", "-n", number).out.splitlines() for number in ("1100", "900"))
+    assert long[:901] == short
+    part = shell.run("jobs", "mail", "ready", "-n", "1200")
+    assert len(part.out.splitlines()) == 1201
+    assert "there are more: multiq jobs mail ready --after=" in part.err
+    assert shell.run("jobs", "none", "-n", "5000").out == "queue none has no jobs\n"

@@ -1,0 +1,150 @@
+"""What a worker says, and how long it waits, while its backend is away, and when it is back."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import statistics
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from servers.beanstalk import BeanstalkServer
+from servers.process import until
+from servers.redis import RedisServer
+from shell import Shell
+
+import multiq
+from multiq import events
+from multiq.worker import child
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    shell = Shell(tmp_path)
+    yield shell
+    shell.app.close()
+
+
+class Told:
+    """The outages that a worker tells of, and when."""
+
+    def __init__(self, app: multiq.App) -> None:
+        self.downs: list[tuple[float, float]] = []  # when, and the pause that was told
+        self.ups: list[float] = []
+        app.on(events.BackendDown)(lambda event: self.downs.append((time.monotonic(), event.retry_in)))
+        app.on(events.BackendUp)(lambda event: self.ups.append(time.monotonic()))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_the_pause_that_is_told_is_the_one_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Given a worker with a job that runs when its server dies, and one that ends meanwhile
+    monkeypatch.setattr(child, "_IDLE", 600.0)  # an "up" that waits for a job to come would never be told
+    with BeanstalkServer() as server:
+        app = multiq.App(server.url)
+        told, running = Told(app), threading.Event()
+
+        @app.task(ttr=4)
+        def nap(seconds: float) -> None:
+            running.set()
+            time.sleep(seconds)
+
+        nap.enqueue(1.5)
+        nap.enqueue(2.5)
+        worker = multiq.Worker(app, threads=threads)
+        thread = threading.Thread(target=worker.run, daemon=True)
+        thread.start()
+        assert running.wait(30)
+        server.kill()
+        until(lambda: len(told.downs) >= 10, "the worker has tried ten times")
+        # Then nothing is told to be back
+        assert told.ups == []
+        server.start()
+        until(lambda: told.ups, "the worker tells that its server is back")
+        worker.stop()
+        thread.join(30)
+        app.close()
+    # And each pause was the one that was told
+    pairs = list(zip(told.downs, told.downs[1:], strict=False))
+    late = [later - (at + pause) for (at, pause), (later, _) in pairs]
+    assert min(late) > -0.02, late
+    assert statistics.median(late) < 0.15, late
+    assert len(told.ups) == 1
+
+
+@contextlib.contextmanager
+def listening(process: subprocess.Popen[str]) -> Iterator[list[str]]:
+    """The lines of its log as they come; all of them once the block is left."""
+    lines: list[str] = []
+
+    def read() -> None:
+        assert process.stderr is not None
+        for line in process.stderr:
+            lines.append(line)  # noqa: PERF402 - each as it comes
+
+    thread = threading.Thread(target=read, daemon=True)
+    with process:
+        thread.start()
+        try:
+            yield lines
+        finally:
+            process.terminate()
+            thread.join(30)
+
+
+def having(word: str, lines: list[str]) -> list[str]:
+    return [line for line in lines if word in line]
+
+
+def test_an_outage_is_told_at_once_then_ever_more_rarely_and_once_when_it_is_over(shell: Shell) -> None:
+    server = BeanstalkServer()  # not started
+    with listening(shell.start("worker", "shop.tasks:app", "-q", "mail", "-c", server.url)) as lines:
+        until(lambda: having("still", lines), "the outage is told once more")
+        down = having(" down ", lines)
+        assert len(down) == 2, down
+        assert "cannot be reached" in down[0]
+        assert " error " in down[0]
+        with server:
+            until(lambda: having(" up ", lines), "the end of the outage is told")
+    server.close()
+    (up,) = having(" up ", lines)
+    assert " warning " in up
+    assert "again, after " in up
+    assert "tries" in up
+
+
+def test_a_wrong_password_is_told_once(shell: Shell) -> None:
+    with RedisServer(requirepass="right") as server:
+        url = server.url.replace(":right@", ":wr0ng@")
+        with listening(shell.start("worker", "shop.tasks:app", "-q", "mail", "-c", url)) as lines:
+            until(lambda: having(" down ", lines), "the outage is told")
+            time.sleep(2)
+    assert len(having(" down ", lines)) == 1, lines
+    assert not having("wr0ng", lines)
+
+
+def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell) -> None:
+    (shell.folder / "shop" / "tasks.py").write_text(
+        "import os, time, multiq\napp = multiq.App()\n@app.task(ttr=30)\ndef nap():\n"
+        "    print(os.getpid(), flush=True)\n    time.sleep(300)\n"
+    )
+    with RedisServer() as server, multiq.App(server.url) as app:
+        app.task(name="nap")(lambda: None).enqueue()
+        process = shell.start("worker", "shop.tasks:app", "-q", "default", "-p", "1", "-c", server.url)
+        with listening(process) as lines:
+            assert process.stdout is not None
+            pid = int(process.stdout.readline())
+            server.kill()
+            os.kill(pid, signal.SIGKILL)
+            until(lambda: having("handed on yet", lines), "the keeper tells of it")
+            time.sleep(2)
+            assert len(having("handed on yet", lines)) == 1, lines
+            server.start()
+            until(lambda: having(" up ", lines), "the worker is back")

@@ -1,0 +1,49 @@
+"""Which rows of a worker's test run with ``make test``; ``make test-long`` has the rest.
+
+How a worker runs its jobs and where they are kept matters to few of its tests, and a process for each combination takes
+long. Of a test with such a parameter, ``make test`` has each value of the other ones, and half of these, never fewer
+than two. Which half depends on the test's name, so that all of them come up somewhere.
+"""
+
+from __future__ import annotations
+
+import collections
+import zlib
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+#: the parameters that come in turn
+IN_TURN = frozenset({"mode", "store", "url"})
+
+Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
+
+
+@pytest.hookimpl(tryfirst=True)  # before those marked are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    matrices: Mapping[str, Rows] = collections.defaultdict(dict)
+    for item in items:
+        is_about_workers = item.path.parent.name == "integration" and not item.path.name.startswith("test_cli")
+        if is_about_workers and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+            row = frozenset((name, repr(value)) for name, value in item.callspec.params.items())
+            if any(name in IN_TURN for name, _ in row) and item.get_closest_marker("long") is None:
+                matrices[item.nodeid.partition("[")[0]][item] = row
+    for rows in matrices.values():
+        for item in rows.keys() - set(_some(rows)):
+            item.add_marker(pytest.mark.long)
+
+
+def _some(rows: Rows) -> Iterator[pytest.Item]:
+    """As few rows as bring up every value that has to be there."""
+    values = collections.Counter(name for name, _ in frozenset().union(*rows.values()))
+    missing = {name: max(2, (count + 1) // 2) if name in IN_TURN else count for name, count in values.items()}
+    seen: set[tuple[str, str]] = set()
+    for item in sorted(rows, key=lambda item: zlib.crc32(item.nodeid.encode())):
+        new = rows[item] - seen
+        if any(missing[name] > 0 for name, _ in new):
+            yield item
+            seen |= new
+            missing = {name: count - sum(name == met for met, _ in new) for name, count in missing.items()}

@@ -1,0 +1,25 @@
+"""A process is signalled only if its number is surely still its own."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+from multiq.worker.rolling import is_child
+
+
+def test_a_child_is_one_until_it_was_waited_for() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert is_child(process.pid)
+    process.send_signal(signal.SIGKILL)
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    assert is_child(process.pid)  # dead, and its number is no other's
+    process.communicate()
+    assert not is_child(process.pid)
+
+
+def test_others_are_none() -> None:
+    assert not is_child(os.getppid())
+    assert not is_child(os.getpid())

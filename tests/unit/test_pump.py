@@ -1,0 +1,100 @@
+"""The pump touches what may still begin here, and tells the others of it first."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+import pytest
+
+import multiq
+from multiq.backend import Consumer, Lease, Touch, Verdict
+from multiq.events import Events
+from multiq.worker.inflight import Held, InFlight, Table, make_tables
+from multiq.worker.pump import Pump
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.errors import LeaseLost
+
+
+class Watched(Consumer):
+    """A consumer that notes what stands in the table while it touches."""
+
+    def __init__(self, inner: Consumer, table: Table) -> None:
+        self.queues = inner.queues
+        self._inner = inner
+        self._table = table
+        self.touches: list[float] = []
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self._inner.reserve(limit, timeout)
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        if any(isinstance(verdict, Touch) for verdict in verdicts):
+            self.touches += [entry.ends_at for entry in self._table.entries()]
+        return self._inner.settle(verdicts)
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
+class Child(NamedTuple):
+    app: multiq.App
+    pump: Pump
+    consumer: Watched
+    inflight: InFlight
+    held: Held
+
+
+@pytest.fixture
+def child() -> Iterator[Child]:
+    """What a child has that holds one lease of a minute."""
+    app = multiq.App("memory://")
+    app.queue().enqueue(1, ttr=60)
+    (table,) = make_tables(1, 4)
+    table.give()
+    inflight = InFlight(table)
+    consumer = Watched(app.backend.consumer(["default"]), table)
+    pump = Pump(consumer, Events(), "worker", inflight)
+    (held,) = pump.exchange((), 1, 0)
+    yield Child(app, pump, consumer, inflight, held)
+    app.close()
+
+
+def is_due(child: Child, *, is_over: bool) -> float:
+    """Have it that the lease is to be touched now, or is over, for all that the child knows. Returns its end."""
+    child.held.touch_at = child.pump._next_touch = 0.0
+    if is_over:
+        child.held.ends_at = time.monotonic()
+    return child.held.ends_at
+
+
+def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Child) -> None:
+    # Given a lease that somebody else has kept alive beyond the moment at which the child may begin its job
+    ends_at = is_due(child, is_over=True)
+    assert child.app.backend.consumer(["default"]).settle([Touch(child.held.lease)]) == [None]
+    # When the child would touch, then it does not: that one may give it back at any moment. And it does not try again
+    child.pump.beat()
+    assert (child.consumer.touches, child.held.ends_at) == ([], ends_at)
+    assert child.pump.next_beat_in() == float("inf")
+
+
+def test_a_lease_that_is_over_while_its_job_runs_is_touched(child: Child) -> None:
+    child.held.began_at = time.monotonic()
+    child.inflight.begin(child.held)
+    is_due(child, is_over=True)
+    child.pump.beat()
+    assert len(child.consumer.touches) == 1
+
+
+def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child: Child) -> None:
+    # Else the lease may be given back by the old one while the answer is under way
+    before = is_due(child, is_over=False)
+    child.pump.beat()
+    assert child.consumer.touches == [child.held.ends_at]
+    assert child.held.ends_at > before

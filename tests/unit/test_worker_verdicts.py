@@ -1,0 +1,247 @@
+"""What a worker says of a job's end, and what it does not hold against the job."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import multiq
+from multiq import BuryJob, ReleaseJob, State, events
+from multiq.backend import Consumer, Lease, Verdict
+from multiq.control import Control
+from multiq.errors import BackendTimeout, LeaseLost
+from multiq.options import REASON_MAX
+from multiq.worker.board import Board
+from multiq.worker.inflight import DEAD, InFlight
+from multiq.worker.keeper import Keeper
+from multiq.worker.rolling import Before
+from multiq.worker.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Sequence
+
+MODES: list[dict[str, Any]] = [{}, {"threads": 2}, {"concurrency": 3}]
+in_each_mode = pytest.mark.parametrize("mode", MODES, ids=["inline", "threads", "coroutines"])
+
+
+@pytest.fixture
+def app() -> multiq.App:
+    return multiq.App("memory://")
+
+
+def drain(app: multiq.App, **options: Any) -> int:
+    return multiq.Worker(app, stop_when_empty=True, **options).run()
+
+
+@in_each_mode
+@pytest.mark.parametrize("kind", [BuryJob, ReleaseJob])
+def test_events_have_the_reason_that_is_kept(
+    app: multiq.App, mode: dict[str, Any], kind: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.CRITICAL + 1)  # what is captured is passed on as UTF-8, which has no such characters
+    caplog.set_level(logging.CRITICAL + 1, "multiq")
+    # Given a job that ends with a reason which is too long, and no text that can be written
+    said: list[str] = []
+    app.on(events.JobBuried)(lambda event: said.append(event.reason))
+    app.on(events.JobRetried)(lambda event: said.append(event.reason))
+    reason = "\udcff" + "x" * 10 * REASON_MAX
+
+    @app.task(max_attempts=2)
+    def end() -> None:
+        raise BuryJob(reason) if kind is BuryJob else ReleaseJob(3600, reason=reason)
+
+    handle = end.enqueue()
+    assert drain(app, **mode) == 0
+    assert said == [handle.peek().reason]
+
+
+@in_each_mode
+@pytest.mark.parametrize("is_coroutine", [False, True])
+def test_the_time_of_subscribers_is_not_the_job_s(app: multiq.App, mode: dict[str, Any], is_coroutine: bool) -> None:
+    app.on(events.JobStarted)(lambda _: time.sleep(0.5))
+    ended: list[float] = []
+
+    @app.task(timeout=0.4, max_attempts=1, name="plain")
+    def plain() -> None:
+        multiq.current_job().check()
+        deadline = multiq.current_job().deadline
+        assert deadline is not None
+        ended.append(deadline - time.monotonic())
+
+    @app.task(timeout=0.4, max_attempts=1, name="coroutine")
+    async def coroutine() -> None:
+        await asyncio.sleep(0.05)
+        plain.function()
+
+    (coroutine if is_coroutine else plain).enqueue()
+    assert drain(app, **mode) == 0
+    assert len(ended) == 1
+    assert 0 < ended[0] <= 0.4
+
+
+@in_each_mode
+def test_a_job_that_cancels_itself_and_returns_has_failed(app: multiq.App, mode: dict[str, Any]) -> None:
+    @app.task(max_attempts=1)
+    async def cancel() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    handle = cancel.enqueue()
+    assert drain(app, **mode) == 0
+    assert handle.state() is State.BURIED
+
+
+@in_each_mode
+def test_a_generator_that_a_job_breaks_out_of_is_closed_and_none_of_its_tasks_is_left(
+    app: multiq.App, mode: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    closed: list[int] = []
+
+    async def numbers() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+        finally:
+            await asyncio.sleep(0.01)
+            closed.append(1)
+
+    @app.task(max_attempts=1)
+    async def take_one() -> None:
+        async for _ in numbers():
+            break
+        await asyncio.sleep(0)
+
+    take_one.enqueue()
+    assert drain(app, **mode) == 0
+    assert closed == [1]
+    assert "left" not in caplog.text
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGURG"), reason="POSIX only")
+def test_a_job_that_takes_the_signal_of_limits_makes_no_later_one_deaf(app: multiq.App) -> None:
+    @app.task(max_attempts=1)
+    def take() -> None:
+        signal.signal(signal.SIGURG, lambda *_: None)
+
+    @app.task(max_attempts=1, timeout=0.2)
+    def hang() -> None:
+        until = time.monotonic() + 5
+        while time.monotonic() < until:
+            time.sleep(0.01)
+
+    take.enqueue()
+    handle = hang.enqueue()
+    assert drain(app) == 0
+    assert handle.peek().reason == "the task ran longer than its timeout of 0.2 s"
+
+
+def test_a_slow_subscriber_of_the_stop_is_no_reason_to_say_that_jobs_were_cut_short(app: multiq.App) -> None:
+    heard: list[str] = []
+
+    def listen(event: events.WorkerStopping) -> None:
+        time.sleep(1)
+        heard.append(event.reason)
+
+    app.on(events.WorkerStopping)(listen)
+    worker = multiq.Worker(app, grace=0.3)
+    threading.Timer(0.5, worker.stop).start()
+    assert worker.run() == 0
+
+
+class Away(Consumer):
+    """Of a backend that takes long to say nothing."""
+
+    queues = ("default",)
+
+    def __init__(self, board: Board) -> None:
+        self._board = board
+        self.beats: list[float] = []
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        raise NotImplementedError
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        self.beats.append(self._board.worker.keeper_beat)
+        raise BackendTimeout("no answer")
+
+    def interrupt(self) -> None: ...
+    def close(self) -> None: ...
+
+
+def keeper_of(app: multiq.App, board: Board) -> Keeper:
+    unused: Any = None
+    return Keeper(
+        app, board, unused, 0, 1.0, force=False, shares_loop=False, vitals=unused, health_file=None, server=None
+    )
+
+
+def test_a_keeper_that_waits_for_the_backend_goes_round(app: multiq.App) -> None:
+    # Given three dead children, each of which held a job, and a backend that does not answer
+    board = Board(3, 2)
+    for number, table in enumerate(board.tables[:3]):
+        table.give()
+        InFlight(table).hold([Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)], time.monotonic())
+        table.bury(-9, time.monotonic())
+    keeper = keeper_of(app, board)
+    keeper._can_settle = True
+    consumer = keeper._consumer = Away(board)
+    # When it tries to hand on their jobs, then it goes round with each try, and keeps the tables for the next time
+    keeper._hand_on()
+    assert len(set(consumer.beats)) == 3
+    assert [table.state for table in board.tables[:3]] == [DEAD] * 3
+
+
+def test_a_restart_that_is_said_while_the_keeper_is_replaced_is_heard(app: multiq.App) -> None:
+    # Given a keeper that has listened, and died
+    board = Board(1)
+    keeper_of(app, board)._listen(time.monotonic())
+    assert board.worker.restarts == 0
+    # When it is said now that all workers are to restart, then the next keeper passes it on, once
+    Control(app.backend).restart()
+    keeper = keeper_of(app, board)
+    keeper._listen(time.monotonic())
+    assert board.worker.restarts == 1
+    keeper_of(app, board)._listen(time.monotonic())
+    assert board.worker.restarts == 1
+
+
+def test_a_restart_that_was_said_before_the_worker_began_is_none_of_its_own(app: multiq.App) -> None:
+    Control(app.backend).restart()
+    board = Board(1)
+    keeper_of(app, board)._listen(time.monotonic())
+    assert board.worker.restarts == 0
+
+
+def test_a_new_supervisor_leaves_it_to_the_old_keeper_to_kill_the_children_of_before() -> None:
+    # Given a supervisor after a roll, with a child and a keeper of before
+    code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    with contextlib.ExitStack() as stack:
+        child = stack.enter_context(subprocess.Popen(["sleep", "60"]))
+        stack.callback(child.kill)
+        keeper = stack.enter_context(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        stack.callback(keeper.kill)
+        assert keeper.stdout is not None
+        keeper.stdout.readline()
+        with supervisor._inbox:
+            pass  # its sockets are closed
+        supervisor._before = Before({child.pid}, {keeper.pid})
+        # When it is time to kill, then the keeper is told, which knows that they have not crashed
+        supervisor._kill_at = 0.0
+        supervisor._kill_the_late()
+        assert keeper.wait(20) == 7
+        assert child.poll() is None
+        # And should that be of no use, they are killed
+        supervisor._kill_at = 0.0
+        supervisor._kill_the_late()
+        assert child.wait(20) == -signal.SIGKILL
