@@ -40,7 +40,9 @@ class Verdict:
         for violations in self.violations.values():
             lines.append(f"{violations[0].invariant}: {len(violations)} violations")
             for violation in violations[:_SHOWN]:
-                lines.append(f"  job {violation.number}: {violation.text}" if violation.number else f"  {violation.text}")
+                lines.append(
+                    f"  job {violation.number}: {violation.text}" if violation.number else f"  {violation.text}"
+                )
                 if violation.number is not None:
                     lines += [f"    {line}" for line in _told(self.events, violation.number)]
         return "\n".join(lines)

@@ -18,7 +18,10 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import Any
 
-INVOKE, OK, FAIL, INFO = "invoke", "ok", "fail", "info"
+INVOKE: Literal["invoke"] = "invoke"
+OK: Literal["ok"] = "ok"
+FAIL: Literal["fail"] = "fail"
+INFO: Literal["info"] = "info"
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
@@ -31,7 +34,7 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     type: Literal["invoke", "ok", "fail", "info"]
     """A call begins; it answered; it had certainly no effect; nobody knows whether it had."""
     f: str
-    """What is called: enqueue, claim, ack, release, bury, touch, delete, kick, reschedule, start, end; else what happens."""
+    """What is called: enqueue, claim, a verdict, an order, start, end; else what happens: fault, audit, healed, ..."""
     op: int = 0
     """Joins a call's answer to its beginning, and the end of a run to its start; unique in a process."""
     jobs: tuple[int, ...] = ()

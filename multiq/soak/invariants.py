@@ -7,6 +7,7 @@ that is best for the system under test.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -158,7 +159,7 @@ def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violati
         if len(story.runs) < 2:
             continue
         runs = sorted(story.runs, key=_run_at)
-        for first, second in zip(runs, runs[1:], strict=False):
+        for first, second in itertools.pairwise(runs):
             if not _is_explained(stories, setting, story, first, second):
                 text = f"began in {first.proc}, and {(second.at - first.at) / SECOND:.3f} s later in {second.proc}"
                 yield Violation("I11 explained duplicates", story.number, f"{text}, for no reason in the history")
@@ -234,8 +235,12 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
         for story in stories:
             first = min((run.at for run in story.runs), default=NEVER)
             waited_from = max(story.due_at, story.stored_at, begin)
-            if story.is_stored and not story.orders and first >= end and after and first - waited_from > (
-                setting.patience * SECOND
+            if (
+                story.is_stored
+                and not story.orders
+                and first >= end
+                and after
+                and first - waited_from > (setting.patience * SECOND)
             ):
                 text = f"waited {(min(first, end) - waited_from) / SECOND:.1f} s and more while nothing ran"
                 yield Violation("I14 liveness", story.number, text)
@@ -335,7 +340,7 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """The holder of a live lease was told that it has none: the job may be done, and its worker says that it was lost."""
+    """The holder of a live lease was told that it has none: its worker says that a job was lost which is done."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -348,7 +353,7 @@ def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterat
 def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
     given_back = {said.token for said in story.verdicts if said.f == "give_back" and said.type != FAIL}
     claims = sorted(story.claims, key=_asked)
-    if any(second.asked < first.at for first, second in zip(claims, claims[1:], strict=False)):
+    if any(second.asked < first.at for first, second in itertools.pairwise(claims)):
         return  # two at a time: who was first is open
     kicked = any(order.f in {"kick", "reschedule"} for order in story.orders)
     for number, claim in enumerate(claims):
@@ -410,8 +415,6 @@ def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator
     for at, ended_at in runs:
         if at - free_from > shortest:
             yield free_from, at
-        if ended_at == NEVER:
-            ended_at = at
-        free_from = max(free_from, ended_at)
+        free_from = max(free_from, at if ended_at == NEVER else ended_at)
     if end is not NEVER and end - free_from > shortest:
         yield free_from, end

@@ -43,7 +43,7 @@ class Claim:
     ttr: int
     """Nanoseconds."""
     extended: int
-    """When the last touch that counted was asked for, or the claim itself: the lease lasts at least a ttr from there."""
+    """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
     over: float = NEVER
     """When its first verdict was asked for."""
 
@@ -130,7 +130,11 @@ class Stories:
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that met the store, the link or one of these processes in that time."""
         for fault in self.faults:
-            if fault.at <= end and fault.until >= begin and (fault.target in {"store", "link"} or fault.target in procs):
+            if (
+                fault.at <= end
+                and fault.until >= begin
+                and (fault.target in {"store", "link"} or fault.target in procs)
+            ):
                 yield fault
 
     def _take(self, event: Event) -> None:
@@ -182,29 +186,32 @@ class Stories:
         type_, at = (INFO, NEVER) if answer is None else (answer.type, float(answer.t))
         if answer is not None and (begun.deadline or answer.err):
             self.calls.append((begun, answer))
-        f = begun.f
-        if f == "enqueue":
+        if begun.f == "enqueue":
             self._enqueued(begun, answer, type_, at)
-        elif f == "claim":
-            if answer is not None:
-                self._claimed(begun, answer)
-        elif f == "touch":
-            for number, token in zip(begun.jobs, begun.tokens, strict=True):
-                claim = self._claims.get((number, token))
-                if claim is not None and type_ == OK:
-                    claim.extended = begun.t
-        elif f in VERDICTS:
-            for number, token in zip(begun.jobs, begun.tokens, strict=True):
-                claim = self._claims.get((number, token))
-                if claim is not None:
-                    claim.over = min(claim.over, begun.t)
-                if number in self.jobs:
-                    said = Said(f, begun.t, at, type_, begun.proc, token, begun.delay)
-                    self.jobs[number].verdicts.append(said)
-        elif f in ORDERS:
+        elif begun.f == "claim" and answer is not None:
+            self._claimed(begun, answer)
+        elif begun.f == "touch" and type_ == OK:
+            self._touched(begun)
+        elif begun.f in VERDICTS:
+            self._settled(begun, type_, at)
+        elif begun.f in ORDERS:
             for number in begun.jobs:
                 if number in self.jobs:
-                    self.jobs[number].orders.append(Said(f, begun.t, at, type_, begun.proc, delay=begun.delay))
+                    self.jobs[number].orders.append(Said(begun.f, begun.t, at, type_, begun.proc, delay=begun.delay))
+
+    def _touched(self, begun: Event) -> None:
+        for number, token in zip(begun.jobs, begun.tokens, strict=True):
+            if (number, token) in self._claims:
+                self._claims[number, token].extended = begun.t
+
+    def _settled(self, begun: Event, type_: str, at: float) -> None:
+        for number, token in zip(begun.jobs, begun.tokens, strict=True):
+            claim = self._claims.get((number, token))
+            if claim is not None:
+                claim.over = min(claim.over, begun.t)
+            if number in self.jobs:
+                said = Said(begun.f, begun.t, at, type_, begun.proc, token, begun.delay)
+                self.jobs[number].verdicts.append(said)
 
     def _enqueued(self, begun: Event, answer: Event | None, type_: str, at: float) -> None:
         refused = set(answer.jobs) if answer is not None and type_ == FAIL and answer.jobs else None

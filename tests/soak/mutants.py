@@ -1,4 +1,4 @@
-"""Planted bugs for the soak: ``SOAK_MUTANT=name`` puts one into every process of a soak, by patching what it has imported.
+"""Planted bugs for the soak: ``SOAK_MUTANT=name`` puts one into every process of a soak, by patching what it imports.
 
 Nothing of this is in the library. Each names the invariant that must turn red, and the backends that it applies to.
 ``python tests/soak/mutants.py`` runs a soak for each, and says which were caught, by which invariant.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import os
 import random
+import sys
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKENDS = ("sqlite", "redis", "beanstalk", "mysql")
+_WITH_KEEPER = ("sqlite", "redis", "mysql")  # on beanstalkd a lease ends with its connection
 _CLASSES = {
     "sqlite": ("multiq_sqlite", "SqliteBackend", "SqliteConsumer"),
     "redis": ("multiq_redis", "RedisBackend", "RedisConsumer"),
@@ -116,7 +118,7 @@ def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
     from multiq.backend import Ack
     from multiq.worker import keeper
 
-    keeper._unsaid = lambda lease, _entry: Ack(lease)
+    keeper._unsaid = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
@@ -124,7 +126,7 @@ def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
     from multiq.backend import Ack
     from multiq.worker.keeper import Keeper
 
-    Keeper._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign]
+    Keeper._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
@@ -311,8 +313,8 @@ def _deletes_another(backend: Any, _consumer: Any) -> None:
 
 MUTANTS = {
     "drops a job": Mutant("I1", _drops_a_job),
-    "acks for the dead": Mutant("I1", _acks_for_the_dead),
-    "acks what crashed": Mutant("I1", _acks_what_crashed),
+    "acks for the dead": Mutant("I1", _acks_for_the_dead, _WITH_KEEPER),
+    "acks what crashed": Mutant("I1", _acks_what_crashed, _WITH_KEEPER),
     "deletes another": Mutant("I1", _deletes_another),
     "denies what it did": Mutant("I2", _denies_what_it_did),
     "changes a body": Mutant("I2", _changes_a_body),
@@ -343,7 +345,8 @@ def main() -> int:
     import tempfile
     from pathlib import Path
 
-    from soak import soak
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from soak.run_soak import soak
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("backends", nargs="*", default=["sqlite"])
@@ -364,7 +367,10 @@ def main() -> int:
             is_caught = mutant.invariant in found
             missed += not is_caught
             says = "caught" if is_caught else "MISSED"
-            print(f"{name:26} {backend:10} {says} by {mutant.invariant}; red: {found}; {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"{name:26} {backend:10} {says} by {mutant.invariant}; red: {found}; {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
     return 1 if missed else 0
 
 

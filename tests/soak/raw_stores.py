@@ -33,7 +33,7 @@ def _number(*raw: bytes | str | None) -> int:
 def _of_sqlite(url: str) -> Iterator[tuple[int, str]]:
     import sqlite3
 
-    with contextlib.closing(sqlite3.connect(url.split("?")[0].removeprefix("sqlite:///"))) as db:
+    with contextlib.closing(sqlite3.connect(url.split("?", maxsplit=1)[0].removeprefix("sqlite:///"))) as db:
         rows = db.execute(
             "SELECT state, multiq_jobs.body, multiq_bodies.body FROM multiq_jobs LEFT JOIN multiq_bodies USING (seq)"
         )
@@ -61,7 +61,7 @@ def _of_mysql(url: str) -> Iterator[tuple[int, str]]:
 def _of_redis(url: str) -> Iterator[tuple[int, str]]:
     import redis
 
-    with contextlib.closing(redis.Redis.from_url(url.split("?")[0])) as client:
+    with contextlib.closing(redis.Redis.from_url(url.split("?", maxsplit=1)[0])) as client:
         ask: Any = client.execute_command  # not annotated there
         for key in client.scan_iter("multiq:*:jobs", count=1000):
             line = key.removesuffix(b"jobs")

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import mutants
+from soak import mutants
 
 import multiq
 from multiq.soak.history import Recorder
@@ -40,7 +40,7 @@ _recorders: dict[int, Recorder] = {}
 _opening = threading.Lock()
 
 
-class Planned(Exception):  # noqa: N818 - it is no error
+class Planned(Exception):
     """Raised by a job that is to fail."""
 
 

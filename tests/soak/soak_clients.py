@@ -6,6 +6,7 @@ there is a file ``stop-<role>`` in the soak's folder.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import random
@@ -13,7 +14,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any
 
-from soak_app import FOLDER, KINDS, MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, app
+from soak.soak_app import FOLDER, KINDS, MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, app
 
 import multiq
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
@@ -46,7 +47,9 @@ class Caller:
     def goes_on(self) -> bool:
         return not (FOLDER / f"stop-{self._role}").exists()
 
-    def call(self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any) -> Any:
+    def call(
+        self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
+    ) -> Any:
         """What *work* returns; None if it failed, which is in the history then."""
         op = self.recorder.invoke(f, **asked)
         try:
@@ -101,10 +104,13 @@ def _produce_tasks(caller: Caller, numbers: Sequence[int]) -> None:
 
 def _produce_raw(caller: Caller, backend: Backend, queue: str, numbers: Sequence[int]) -> None:
     priority = caller.chance.choice([100, 500, 1024]) if queue == LANE else 1024
-    jobs = [NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), priority=priority, ttr=TTR) for number in numbers]
+    jobs = [
+        NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), priority=priority, ttr=TTR)
+        for number in numbers
+    ]
     asked = {
-        "jobs": tuple(numbers), "digests": tuple(map(_digest, numbers)), "queue": queue, "priority": priority, "ttr": TTR,
-        "deadline": _DEADLINE,
+        "jobs": tuple(numbers), "digests": tuple(map(_digest, numbers)), "queue": queue, "priority": priority,
+        "ttr": TTR, "deadline": _DEADLINE,
     }  # fmt: skip
     _enqueue(caller, lambda: backend.enqueue(queue, jobs), asked)
 
@@ -206,7 +212,7 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
 
 
 def manage(name: str) -> None:
-    """Deletes, reschedules and kicks jobs of its own, which the consumers may be about to take; kicks what is buried."""
+    """Deletes, reschedules and kicks jobs of its own, which consumers may be about to take; kicks what is buried."""
     caller = Caller("manage", name)
     number = int(name) * 1_000_000_000
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
@@ -214,8 +220,15 @@ def manage(name: str) -> None:
             number += 1
             delay = caller.chance.choice([0.0, 0.5, 1.0])
             job = NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), delay=delay, ttr=TTR)
-            asked = {"jobs": (number,), "digests": (_digest(number),), "queue": RAW, "delay": delay, "ttr": TTR, "deadline": _DEADLINE}
-            ids = _enqueue(caller, lambda job=job: backend.enqueue(RAW, [job]), asked)
+            asked = {
+                "jobs": (number,),
+                "digests": (_digest(number),),
+                "queue": RAW,
+                "delay": delay,
+                "ttr": TTR,
+                "deadline": _DEADLINE,
+            }
+            ids = _enqueue(caller, functools.partial(backend.enqueue, RAW, [job]), asked)
             time.sleep(caller.chance.random() * 0.5)
             if ids:
                 _order(caller, backend, number, ids[0])

@@ -1,6 +1,6 @@
-"""The soak: real workers, producers and consumers on a real server, faults all the while, and a history that is checked.
+"""The soak: real workers, producers and consumers on a real server, faults, and a history that is checked.
 
-``python tests/soak/soak.py redis sqlite --seconds 60 --seed 7``; without names all four backends, one after the other.
+``python tests/soak/run_soak.py redis --seconds 60 --seed 7``; without names all four backends, one after the other.
 
 Load with faults, then everything is healed, load without faults, the producers stop, the store is drained, its raw
 data is read, and the history is judged. A history with violations is kept, and its folder named.
@@ -25,15 +25,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE), str(HERE.parent)]
+sys.path[:0] = [str(HERE.parent)]
 
 from proxy import CutReply, Latency, Pass, Proxy  # noqa: E402
-from raw_stores import held  # noqa: E402
 from servers.beanstalk import BeanstalkServer  # noqa: E402
 from servers.mysql import MysqlServer  # noqa: E402
 from servers.redis import RedisServer  # noqa: E402
-from soak_app import TTR, name_of  # noqa: E402
-from soak_clients import LANE, RAW  # noqa: E402
+from soak.raw_stores import held  # noqa: E402
+from soak.soak_app import TTR, name_of  # noqa: E402
+from soak.soak_clients import LANE, RAW  # noqa: E402
 
 from multiq.registry import open_backend  # noqa: E402
 from multiq.soak.checking import check  # noqa: E402
@@ -78,7 +78,10 @@ def _sqlite(folder: Path) -> Iterator[Store]:
 @contextlib.contextmanager
 def _redis(_folder: Path) -> Iterator[Store]:
     with RedisServer(appendonly="yes", appendfsync="always") as server, Proxy(("127.0.0.1", server.port)) as proxy:
-        own = {"script flush": lambda: server.ask("SCRIPT", "FLUSH"), "client kill": lambda: server.ask("CLIENT", "KILL", "TYPE", "normal")}
+        own = {
+            "script flush": lambda: server.ask("SCRIPT", "FLUSH"),
+            "client kill": lambda: server.ask("CLIENT", "KILL", "TYPE", "normal"),
+        }
         yield Store("redis", f"redis://127.0.0.1:{proxy.port}?timeout={_TIMEOUT}", server.url, proxy, server, own)
 
 
@@ -113,7 +116,7 @@ class Crew:
             "SOAK_SEED": str(seed),
             "SOAK_TIMEOUT": str(_TIMEOUT),
             "SOAK_MUTANT": mutant,
-            "PYTHONPATH": os.pathsep.join([str(HERE), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE.parent), os.environ.get("PYTHONPATH", "")]),
         }
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.clients: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
@@ -123,16 +126,25 @@ class Crew:
         """Start whoever is not running."""
         for options in _WORKERS:
             if options not in self.workers or self.workers[options].poll() is not None:
-                command = [sys.executable, "-m", "multiq", "worker", "soak_app:app", "--kill-after", "1", *options.split()]
+                command = [
+                    sys.executable,
+                    "-m",
+                    "multiq",
+                    "worker",
+                    "soak.soak_app:app",
+                    "--kill-after",
+                    "1",
+                    *options.split(),
+                ]
                 self.workers[options] = self._start(command, f"worker {options}")
         for role, name in _CLIENTS:
             is_producer = role in {"produce", "manage"}
             if (role, name) in self.clients and self.clients[role, name].poll() is None:
                 continue
             if with_producers or not is_producer:
-                if is_producer and (role, name) in self.clients:
-                    name = f"{int(name) + 10 * self._rounds}"  # its numbers are used
-                command = [sys.executable, str(HERE / "soak_clients.py"), role, name]
+                # one that begins again takes other numbers: those of before are used
+                number = int(name) + (10 * self._rounds if is_producer and (role, name) in self.clients else 0)
+                command = [sys.executable, str(HERE / "soak_clients.py"), role, str(number)]
                 self.clients[role, name] = self._start(command, f"{role} {name}")
 
     def children(self) -> list[psutil.Process]:
