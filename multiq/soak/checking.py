@@ -1,0 +1,81 @@
+"""Check a history: every invariant, the smallest piece of history for each violation, and the figures beside them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .history import about
+from .invariants import INVARIANTS, Setting, Violation
+from .stories import SECOND, Stories
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .history import Event
+
+_SHOWN = 3  # violations of an invariant that are shown with their history
+_LINES = 20  # of a job's history
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the check of one history came to."""
+
+    violations: dict[str, list[Violation]]
+    """By the invariant's name, those without any left out."""
+    figures: dict[str, int]
+    events: Sequence[Event]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.violations
+
+    def report(self) -> str:
+        """As text: the figures, then for each invariant that does not hold what was found."""
+        lines = ["  ".join(f"{name} {value:,}" for name, value in self.figures.items())]
+        if self.is_clean:
+            lines.append(f"{len(INVARIANTS)} invariants hold")
+        for violations in self.violations.values():
+            lines.append(f"{violations[0].invariant}: {len(violations)} violations")
+            for violation in violations[:_SHOWN]:
+                lines.append(
+                    f"  job {violation.number}: {violation.text}" if violation.number else f"  {violation.text}"
+                )
+                if violation.number is not None:
+                    lines += [f"    {line}" for line in _told(self.events, violation.number)]
+        return "\n".join(lines)
+
+
+def check(events: Sequence[Event], setting: Setting | None = None) -> Verdict:
+    """Judge a history by all invariants."""
+    stories = Stories(events)
+    setting = setting or Setting()
+    found = {name: list(holds(stories, setting)) for name, holds in INVARIANTS.items()}
+    return Verdict({name: violations for name, violations in found.items() if violations}, _figures(stories), events)
+
+
+def _figures(stories: Stories) -> dict[str, int]:
+    figures: Counter[str] = Counter()
+    for story in stories:
+        figures["asked for"] += 1
+        figures["stored"] += story.is_stored
+        figures["run"] += bool(story.runs)
+        figures["run again"] += max(0, len(story.runs) - 1)
+        figures["recovered"] += not story.is_stored and bool(story.runs)
+        figures["left"] += bool(story.at_rest)
+    kinds = Counter(f"fault {fault.kind}" for fault in stories.faults)
+    return {**figures, **dict(sorted(kinds.items()))}
+
+
+def _told(events: Sequence[Event], number: int) -> list[str]:
+    lines = []
+    begin = events[0].t
+    for event in about(events, number):
+        fields = [f"{(event.t - begin) / SECOND:10.6f}", event.proc, event.type, event.f]
+        fields += [f"token={token}" for token in event.tokens] + [f"attempt={attempt}" for attempt in event.attempts]
+        fields += [*event.states, event.outcome, event.err]
+        fields += [f"delay={event.delay:g}" if event.delay else ""]
+        lines.append(" ".join(field for field in fields if field))
+    return lines if len(lines) <= _LINES else [*lines[: _LINES // 2], "...", *lines[-_LINES // 2 :]]

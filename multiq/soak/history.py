@@ -1,0 +1,129 @@
+"""The history of a soak: each process appends its events to a file of its own, one write for each.
+
+A line that was written is there whatever happens to the process. All processes run on one machine, so that the times
+of ``time.monotonic_ns`` compare.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+import time
+from typing import TYPE_CHECKING, Literal
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+    from typing import Any
+
+INVOKE: Literal["invoke"] = "invoke"
+OK: Literal["ok"] = "ok"
+FAIL: Literal["fail"] = "fail"
+INFO: Literal["info"] = "info"
+
+
+class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
+    """One line of a history."""
+
+    t: int
+    """``time.monotonic_ns()``."""
+    proc: str
+    """Who writes: a name and a pid. A file has one writer."""
+    type: Literal["invoke", "ok", "fail", "info"]
+    """A call begins; it answered; it had certainly no effect; nobody knows whether it had."""
+    f: str
+    """What is called: enqueue, claim, a verdict, an order, start, end; else what happens: fault, audit, healed, ..."""
+    op: int = 0
+    """Joins a call's answer to its beginning, and the end of a run to its start; unique in a process."""
+    jobs: tuple[int, ...] = ()
+    tokens: tuple[str, ...] = ()
+    attempts: tuple[int, ...] = ()
+    """1-based, as the claim or the run was told."""
+    digests: tuple[str, ...] = ()
+    """Of the payloads: as enqueued, and as they came."""
+    queue: str = ""
+    priority: int = 0
+    delay: float = 0.0
+    """Seconds, of an enqueue, a release or a reschedule."""
+    ttr: float = 0.0
+    """Seconds that a lease lasts."""
+    max_attempts: int = 0
+    max_crashes: int = 0
+    deadline: float = 0.0
+    """Seconds that the call may take; 0.0: it has none."""
+    outcome: str = ""
+    """How a run ended: done, raised."""
+    err: str = ""
+    """What was raised: module, class and text."""
+    is_typed: bool = True
+    """Whether *err* is one of the errors that the library documents."""
+    kind: str = ""
+    """Of a fault: kill, stop, cut, freeze, restart, ...; of a measurement: what was measured."""
+    target: str = ""
+    """Whom a fault met: a process by its name here, ``store``, or ``link``."""
+    value: float = 0.0
+    states: tuple[str, ...] = ()
+    """Of an audit: the states of its jobs."""
+
+
+_decode = msgspec.json.Decoder(Event).decode
+_encode = msgspec.json.Encoder().encode
+
+
+class Recorder:
+    """Writes one process's events. Threads may share it: a line is one write."""
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self.proc = f"{name}.{os.getpid()}"
+        self._file = os.open(folder / f"{self.proc}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+
+    def invoke(self, f: str, **fields: Any) -> int:
+        """A call begins. Returns its number, for its answer."""
+        op = time.monotonic_ns()
+        self._write(Event(t=op, proc=self.proc, type=INVOKE, f=f, op=op, **fields))
+        return op
+
+    def answer(self, type_: Literal["ok", "fail", "info"], f: str, op: int, **fields: Any) -> None:
+        self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=type_, f=f, op=op, **fields))
+
+    def note(self, f: str, **fields: Any) -> None:
+        """Something that has no beginning and no answer: a fault, a measurement, an audit."""
+        self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=INFO, f=f, **fields))
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write(self, event: Event) -> None:
+        os.write(self._file, _encode(event) + b"\n")
+
+
+def read(folder: Path) -> list[Event]:
+    """All events of a folder's files, in the order of time. A half line, of a process that was killed, is left out."""
+    events: list[Event] = []
+    for path in sorted(folder.glob("*.jsonl")):
+        lines = path.read_bytes().split(b"\n")
+        events += [_decode(line) for line in lines[:-1] if line]
+    events.sort(key=operator.attrgetter("t"))
+    return events
+
+
+def write(path: Path, events: Iterable[Event]) -> None:
+    """Keep these events, for a history that is replayed."""
+    path.write_bytes(b"".join(_encode(event) + b"\n" for event in events))
+
+
+def about(events: Sequence[Event], number: int) -> list[Event]:
+    """What a history says of one job, cut down to that job."""
+    found = []
+    for event in events:
+        if number in event.jobs:
+            at = event.jobs.index(number)
+            cut = {
+                field: (values[at],)
+                for field in ("jobs", "tokens", "attempts", "digests", "states")
+                if len(values := getattr(event, field)) > at
+            }
+            found.append(msgspec.structs.replace(event, **cut))
+    return found

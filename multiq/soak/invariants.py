@@ -1,0 +1,423 @@
+"""What no history may show. Each invariant is by itself, and names the jobs that break it.
+
+An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it takes the reading
+that is best for the system under test.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .history import FAIL, INFO, OK
+from .stories import NEVER, SECOND
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from .history import Event
+    from .stories import Claim, Run, Stories, Story
+
+_GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
+
+
+@dataclass(frozen=True, slots=True)
+class Violation:
+    """Something that must not have happened."""
+
+    invariant: str
+    number: int | None
+    """The job, where it is one."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What the soak that made the history knows of the system that it has tried."""
+
+    ends_leases_with_connection: bool = False
+    """beanstalkd."""
+    is_durable: bool = True
+    """Whether what was answered for survives a kill of the server."""
+    one_consumer: frozenset[str] = frozenset()
+    """Queues that have one consumer only: there the order of claims is the order of the queue."""
+    counts_exactly: bool = True
+    """Whether an attempt is counted once for each reservation that was not given back, also over a restart.
+
+    beanstalkd counts those, too, and begins anew with a restart: there no attempt is counted too little without one.
+    """
+    patience: float = 10.0
+    """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
+    growth: float = 1.0
+    """MiB of memory that a process may grow for every 100,000 jobs."""
+    slack: float = 1.0
+    """Seconds that a call may take beyond its deadline."""
+
+
+# --- one job at a time -------------------------------------------------------------------------------------
+
+
+def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I1: what was stored has run to its end, or was deleted, or is still there."""
+    for story in stories:
+        if not story.is_stored or story.at_rest or not stories.audited or _has_ended(story):
+            continue
+        if not setting.is_durable and any(f.kind == "restart" and f.until >= story.stored_at for f in stories.faults):
+            continue
+        yield Violation("I1 nothing lost", story.number, f"stored, {_ran(story)}, never ended, and not in the store")
+
+
+def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I2: what runs was enqueued, and is what was enqueued."""
+    for event in stories.strangers:
+        yield Violation("I2 nothing invented", event.jobs[0], f"{event.f} of a job that nobody has enqueued like this")
+    for story in stories:
+        if story.is_refused and (story.runs or story.claims or story.at_rest):
+            yield Violation("I2 nothing invented", story.number, "every enqueue was told that it is not stored")
+
+
+def one_ack(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I3: one reservation's ack counts, and after it the job does not begin again."""
+    for story in stories:
+        acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
+        if len({said.token for said in acked}) > 1:
+            yield Violation("I3 one ack", story.number, f"{len(acked)} acks of it have counted")
+        elif acked and any(run.at > acked[0].at for run in story.runs):
+            yield Violation("I3 one ack", story.number, "it began after its ack had counted")
+
+
+def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I4: nobody gets a job while another one's lease on it lasts."""
+    for story in stories:
+        claims = sorted(story.claims, key=_asked)
+        for number, first in enumerate(claims):
+            for second in claims[number + 1 :]:
+                if _overlap(first, second) and not _connection_may_have_ended(stories, setting, first, second.at):
+                    text = f"{second.proc} has it while the lease of {first.proc} lasts"
+                    yield Violation("I4 lease exclusion", story.number, text)
+
+
+def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
+    for story in stories:
+        tokens = {claim.token: claim for claim in story.claims}
+        yield from _refused_wrongly(stories, setting, story)
+        for said in story.verdicts:
+            claim = tokens.get(said.token)
+            if said.type != OK or claim is None:
+                continue
+            newer = [other for other in story.claims if other.asked > claim.at and other.at < said.asked]
+            if newer:
+                text = f"{said.f} of {said.proc} has counted, though {newer[0].proc} had it since"
+                yield Violation("I5 fence", story.number, text)
+
+
+def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I8: nothing is handed out before its time, nor after a release before the delay is over."""
+    for story in stories:
+        handed_out = sorted([claim.at for claim in story.claims] + [run.at for run in story.runs])
+        if not handed_out:
+            continue
+        moved = any(order.f in {"reschedule", "kick"} for order in story.orders)
+        if not moved and handed_out[0] < story.due_at:
+            early = (story.due_at - handed_out[0]) / SECOND
+            yield Violation("I8 never early", story.number, f"handed out {early:.3f} s before it was due")
+        for said in story.verdicts:
+            if said.f != "release" or said.type != OK or not said.delay or moved:
+                continue
+            early_at = next((at for at in handed_out if said.at < at < said.asked + said.delay * SECOND), None)
+            if early_at is not None:
+                early = (said.asked + said.delay * SECOND - early_at) / SECOND
+                yield Violation("I8 never early", story.number, f"handed out {early:.3f} s before its delay was over")
+
+
+def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I9: an attempt is the number of reservations before it, and this one."""
+    if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
+        return
+    for story in stories:
+        if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
+            yield from _exact_attempts(stories, story)
+        else:
+            yield from _counted_runs(stories, story)
+
+
+def retry_budget(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I10: no more runs than attempts are allowed, and crashes that faults or the job itself explain."""
+    for story in stories:
+        if not story.max_attempts or any(order.f == "kick" for order in story.orders):
+            continue
+        raised = sum(run.outcome == "raised" for run in story.runs)
+        if raised > story.max_attempts:
+            text = f"it has failed {raised} times, and was allowed to {story.max_attempts} times"
+            yield Violation("I10 retry budget", story.number, text)
+
+
+def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I11: a job begins again only after a failure, a release, the end of its lease or process, or a fault."""
+    for story in stories:
+        if len(story.runs) < 2:
+            continue
+        runs = sorted(story.runs, key=_run_at)
+        for first, second in itertools.pairwise(runs):
+            if not _is_explained(stories, setting, story, first, second):
+                text = f"began in {first.proc}, and {(second.at - first.at) / SECOND:.3f} s later in {second.proc}"
+                yield Violation("I11 explained duplicates", story.number, f"{text}, for no reason in the history")
+
+
+# --- all jobs together -------------------------------------------------------------------------------------
+
+
+def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I6: of two jobs with one priority, the one that was stored before the other was asked for is claimed first."""
+    latest: dict[tuple[str, int], tuple[int, int]] = {}
+    for claim, story in _first_claims(stories, setting.one_consumer):
+        if story.delay or story.orders or len(story.claims) > 1:
+            continue
+        lane = (story.queue, story.priority)
+        asked, number = latest.get(lane, (0, 0))
+        if story.stored_at < asked and claim.at > stories.jobs[number].claims[0].asked:
+            text = f"claimed after job {number}, which was asked for when this one was stored already"
+            yield Violation("I6 first in, first out", story.number, text)
+        if story.asked > asked:
+            latest[lane] = (story.asked, story.number)
+
+
+def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I7: nothing is claimed while something more urgent of its queue was ready."""
+    claims = _first_claims(stories, setting.one_consumer)
+    waiting: dict[str, list[tuple[int, float, int]]] = {}
+    ready = sorted((story.stored_at, story.number) for story in stories if story.claims and not story.delay)
+    place = 0
+    for claim, story in claims:
+        while place < len(ready) and ready[place][0] < claim.asked:
+            other = stories.jobs[ready[place][1]]
+            heapq.heappush(waiting.setdefault(other.queue, []), (other.priority, ready[place][0], other.number))
+            place += 1
+        heap = waiting.get(story.queue, [])
+        while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
+            heapq.heappop(heap)  # it has gone before, or goes along
+        if heap and heap[0][0] < story.priority:
+            text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
+            yield Violation("I7 priority first", story.number, text)
+
+
+def conservation(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I12: what the library counts is what the store holds, and a job is there once."""
+    for story in stories:
+        if len(story.at_rest) > 1:
+            yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
+    for event in stories.notes["count"]:
+        held = sum(story.queue == event.queue and event.kind in story.at_rest for story in stories)
+        if held != event.value:
+            text = f"queue {event.queue!r} holds {held} {event.kind} jobs, and stats says {event.value:.0f}"
+            yield Violation("I12 conservation", None, text)
+
+
+def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+    """I13: when all is done, nothing is left: no lease, no process, no key."""
+    for story in stories:
+        if "reserved" in story.at_rest:
+            yield Violation("I13 no residue", story.number, "it is still reserved")
+    for event in stories.notes["residue"]:
+        yield Violation("I13 no residue", None, f"{event.kind}: {event.err or event.target}")
+
+
+def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I14: after the faults, a due job does not wait while no job runs."""
+    healed = stories.notes["healed"]
+    if not healed:
+        return
+    since, stopped = healed[-1].t, stories.notes["drained"]
+    starts = sorted(run.at for story in stories for run in story.runs)
+    for begin, end in _gaps(stories, since, stopped[-1].t if stopped else NEVER, setting.patience * SECOND):
+        after = heapq.nsmallest(1, (at for at in starts if at >= end))
+        for story in stories:
+            first = min((run.at for run in story.runs), default=NEVER)
+            waited_from = max(story.due_at, story.stored_at, begin)
+            if (
+                story.is_stored
+                and not story.orders
+                and first >= end
+                and after
+                and first - waited_from > (setting.patience * SECOND)
+            ):
+                text = f"waited {(min(first, end) - waited_from) / SECOND:.1f} s and more while nothing ran"
+                yield Violation("I14 liveness", story.number, text)
+                break
+    for story in stories:
+        if not stopped or story.orders or story.due_at > stopped[-1].t - setting.patience * SECOND:
+            continue
+        if "ready" in story.at_rest or ("delayed" in story.at_rest and not story.verdicts and not story.runs):
+            yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
+
+
+def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I15: what a caller meets is a documented error, within the deadline and a second."""
+    for begun, answer in stories.calls:
+        number = begun.jobs[0] if len(begun.jobs) == 1 else None
+        if answer is None:
+            continue
+        if answer.err and not answer.is_typed:
+            yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
+        took = (answer.t - begun.t) / SECOND
+        stopped = any(True for fault in stories.faults_between(begun.t, answer.t, {begun.proc}) if fault.kind == "stop")
+        if begun.deadline and took > begun.deadline + setting.slack and not stopped:
+            text = f"{begun.f} of {begun.proc} took {took:.2f} s for a deadline of {begun.deadline:g} s"
+            yield Violation("I15 typed", number, text)
+    for event in stories.notes["untyped"]:
+        yield Violation("I15 typed", None, f"{event.proc}: {event.err}")
+
+
+def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
+    """I18: no process grows with the number of jobs that it has run."""
+    samples: dict[str, list[Event]] = {}
+    for event in stories.notes["memory"]:  # value: MiB; priority: jobs so far
+        samples.setdefault(event.target, []).append(event)
+    for target, taken in samples.items():
+        some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
+        jobs = some[-1].priority - some[0].priority if some else 0
+        grown = some[-1].value - some[0].value if some else 0.0
+        allowed = max(8.0, setting.growth * jobs / 100_000)
+        if grown > allowed:
+            yield Violation("I18 flat", None, f"{target} has grown by {grown:.1f} MiB over {jobs} jobs")
+
+
+INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
+    "I1": nothing_lost,
+    "I2": nothing_invented,
+    "I3": one_ack,
+    "I4": lease_exclusion,
+    "I5": fence,
+    "I6": first_in_first_out,
+    "I7": priority_first,
+    "I8": never_early,
+    "I9": attempts_exact,
+    "I10": retry_budget,
+    "I11": explained_duplicates,
+    "I12": conservation,
+    "I13": no_residue,
+    "I14": liveness,
+    "I15": typed,
+    "I18": flat,
+}
+"""By the names of the specification; I16 and I17 need unique jobs and schedules."""
+
+
+# --- readings ----------------------------------------------------------------------------------------------
+
+
+def _has_ended(story: Story) -> bool:
+    if any(run.outcome == "done" for run in story.runs):
+        return True
+    if any(said.f == "ack" and said.type in {OK, INFO} for said in story.verdicts):
+        return True
+    return any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders)
+
+
+def _ran(story: Story) -> str:
+    return f"began {len(story.runs)} times" if story.runs else "never began"
+
+
+def _asked(claim: Claim) -> int:
+    return claim.asked
+
+
+def _run_at(run: Run) -> int:
+    return run.at
+
+
+def _overlap(first: Claim, second: Claim) -> bool:
+    """Whether the second lease certainly began while the first one certainly lasted."""
+    if second.asked < first.at:  # which of the two came first is open
+        return False
+    return second.at < min(first.extended + first.ttr, first.over)
+
+
+def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim, until: float) -> bool:
+    kinds = {"kill", "cut", "restart", "freeze"} if setting.ends_leases_with_connection else {"restart", "kill"}
+    return any(fault.kind in kinds for fault in stories.faults_between(claim.asked, until, {claim.proc}))
+
+
+def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
+    """The holder of a live lease was told that it has none: its worker says that a job was lost which is done."""
+    for claim in story.claims:
+        said = next((said for said in story.verdicts if said.token == claim.token), None)
+        if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
+            continue
+        if not _connection_may_have_ended(stories, setting, claim, said.at):
+            text = f"{said.f} of {said.proc} was refused, though its lease lasted"
+            yield Violation("I5 fence", story.number, text)
+
+
+def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
+    given_back = {said.token for said in story.verdicts if said.f == "give_back" and said.type != FAIL}
+    claims = sorted(story.claims, key=_asked)
+    if any(second.asked < first.at for first, second in itertools.pairwise(claims)):
+        return  # two at a time: who was first is open
+    kicked = any(order.f in {"kick", "reschedule"} for order in story.orders)
+    for number, claim in enumerate(claims):
+        before = sum(other.token not in given_back for other in claims[:number])
+        lost = any(True for _ in stories.faults_between(story.asked, claim.at, {other.proc for other in claims}))
+        if claim.attempt and claim.attempt != before + 1 and not (kicked or (lost and claim.attempt > before)):
+            text = f"attempt {claim.attempt} after {before} counted reservations"
+            yield Violation("I9 attempts exact", story.number, text)
+
+
+def _counted_runs(stories: Stories, story: Story) -> Iterator[Violation]:
+    """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
+    counted = 0
+    for run in sorted(story.runs, key=_run_at):
+        if run.attempt and run.attempt <= counted and not any(order.f == "reschedule" for order in story.orders):
+            text = f"told that it is attempt {run.attempt} after {counted} counted runs"
+            yield Violation("I9 attempts exact", story.number, text)
+        hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
+        counted += run.ended_at < NEVER or not hurt
+
+
+def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:
+    if first.outcome == "raised" and first.ended_at <= second.at:
+        return True
+    if any(said.f in VERDICTS_THAT_RETURN and first.at <= said.asked <= second.at for said in story.verdicts):
+        return True
+    if any(order.f in {"kick", "reschedule"} and order.asked <= second.at for order in story.orders):
+        return True
+    if any(said.f == "bury" and said.asked <= second.at for said in story.verdicts) and _is_kicked(stories, second.at):
+        return True
+    faults = stories.faults_between(first.at - setting.patience * SECOND, second.at + _GRACE, {first.proc, second.proc})
+    if any(True for _ in faults):
+        return True
+    claims = [claim for claim in story.claims if claim.asked <= first.at and claim.proc == first.proc]
+    return bool(claims) and claims[-1].extended + claims[-1].ttr <= second.at  # a holder that does not touch
+
+
+def _is_kicked(stories: Stories, before: float) -> bool:
+    return any(begun.t <= before for begun, _ in stories.calls if begun.f == "kick_any")
+
+
+VERDICTS_THAT_RETURN = frozenset({"release", "give_back", "abandon"})
+
+
+def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim, Story]]:
+    found = [
+        (story.claims[0], story, number)
+        for number, story in enumerate(stories)
+        if story.claims and story.queue in queues
+    ]
+    found.sort(key=lambda one: (one[0].asked, one[0].at, one[2]))
+    return [(claim, story) for claim, story, _ in found]
+
+
+def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
+    """Times after *begin* in which no job ran, of at least *shortest* nanoseconds."""
+    runs = sorted((run.at, min(run.ended_at, math.inf)) for story in stories for run in story.runs)
+    free_from: float = begin
+    for at, ended_at in runs:
+        if at - free_from > shortest:
+            yield free_from, at
+        free_from = max(free_from, at if ended_at == NEVER else ended_at)
+    if end is not NEVER and end - free_from > shortest:
+        yield free_from, end

@@ -1,0 +1,245 @@
+"""What a history says of each job: when it was asked for, claimed, run, settled, and where it was at the end."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .history import FAIL, INFO, INVOKE, OK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from .history import Event
+
+SECOND = 1_000_000_000  # nanoseconds
+VERDICTS = frozenset({"ack", "release", "bury", "give_back", "abandon"})
+ORDERS = frozenset({"delete", "kick", "reschedule", "purge"})
+NEVER = math.inf
+
+
+@dataclass(slots=True)
+class Run:
+    """Once through a job's code, by its own record."""
+
+    at: int
+    proc: str
+    attempt: int
+    ended_at: float = NEVER
+    outcome: str = ""
+
+
+@dataclass(slots=True)
+class Claim:
+    """A lease, as the consumer that has it knows it."""
+
+    asked: int
+    at: int
+    proc: str
+    token: str
+    attempt: int
+    ttr: int
+    """Nanoseconds."""
+    extended: int
+    """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
+    over: float = NEVER
+    """When its first verdict was asked for."""
+
+
+@dataclass(slots=True)
+class Said:
+    """A verdict or an order, and its answer."""
+
+    f: str
+    asked: int
+    at: float
+    type: str
+    proc: str
+    token: str = ""
+    delay: float = 0.0
+
+
+@dataclass(slots=True)
+class Story:
+    """One job."""
+
+    number: int
+    asked: int
+    """When its first enqueue began."""
+    queue: str
+    priority: int
+    delay: float
+    ttr: float
+    max_attempts: int
+    max_crashes: int
+    digest: str
+    stored_at: float = NEVER
+    """When an enqueue answered that it is stored."""
+    is_stored: bool = False
+    is_refused: bool = True
+    """Whether every enqueue of it had certainly no effect."""
+    runs: list[Run] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
+    verdicts: list[Said] = field(default_factory=list)
+    orders: list[Said] = field(default_factory=list)
+    at_rest: list[str] = field(default_factory=list)
+    """The states in which the audit found it."""
+
+    @property
+    def due_at(self) -> float:
+        """The earliest moment at which it may be handed out, for as long as nobody reschedules it."""
+        return self.asked + self.delay * SECOND
+
+
+@dataclass(slots=True)
+class Fault:
+    """Something that was done to the system under test."""
+
+    at: int
+    until: float
+    kind: str
+    target: str
+
+
+class Stories:
+    """A history, told job by job."""
+
+    def __init__(self, events: Sequence[Event]) -> None:
+        self.events = events
+        self.jobs: dict[int, Story] = {}
+        self.strangers: list[Event] = []
+        """Claims and runs of jobs that nobody has enqueued, or whose payload is another."""
+        self.faults: list[Fault] = []
+        self.calls: list[tuple[Event, Event | None]] = []
+        """Every call with a deadline or an error, and its answer."""
+        self.notes: dict[str, list[Event]] = defaultdict(list)
+        self.audited = False
+        self._open: dict[tuple[str, int], Event] = {}
+        self._runs: dict[tuple[str, int], Run] = {}
+        self._claims: dict[tuple[int, str], Claim] = {}
+        for event in events:
+            self._take(event)
+        for begun in self._open.values():  # their process has ended
+            self._answered(begun, None)
+
+    def __iter__(self) -> Iterator[Story]:
+        return iter(self.jobs.values())
+
+    def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
+        """Faults that met the store, the link or one of these processes in that time."""
+        for fault in self.faults:
+            if (
+                fault.at <= end
+                and fault.until >= begin
+                and (fault.target in {"store", "link"} or fault.target in procs)
+            ):
+                yield fault
+
+    def _take(self, event: Event) -> None:
+        f = event.f
+        if f == "start":
+            self._start(event)
+        elif f == "end":
+            run = self._runs.pop((event.proc, event.op), None)
+            if run is not None:
+                run.ended_at, run.outcome = event.t, event.outcome
+        elif f == "fault":
+            self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target))
+        elif f == "audit":
+            self._audit(event)
+        elif event.type == INVOKE:
+            self._open[event.proc, event.op] = event
+            if f == "enqueue":
+                self._asked(event)
+        elif (event.proc, event.op) in self._open:
+            self._answered(self._open.pop((event.proc, event.op)), event)
+        else:
+            self.notes[f].append(event)
+
+    def _asked(self, event: Event) -> None:
+        for at, number in enumerate(event.jobs):
+            if number not in self.jobs:
+                digest = event.digests[at] if event.digests else ""
+                self.jobs[number] = Story(
+                    number, event.t, event.queue, event.priority, event.delay, event.ttr, event.max_attempts,
+                    event.max_crashes, digest,
+                )  # fmt: skip
+
+    def _start(self, event: Event) -> None:
+        (number,) = event.jobs
+        story = self._known(event, number, event.digests[0] if event.digests else "")
+        if story is not None:
+            run = Run(event.t, event.proc, event.attempts[0] if event.attempts else 0)
+            story.runs.append(run)
+            self._runs[event.proc, event.op] = run
+
+    def _known(self, event: Event, number: int, digest: str) -> Story | None:
+        story = self.jobs.get(number)
+        if story is None or (digest and story.digest and digest != story.digest):
+            self.strangers.append(event)
+            return None
+        return story
+
+    def _answered(self, begun: Event, answer: Event | None) -> None:
+        type_, at = (INFO, NEVER) if answer is None else (answer.type, float(answer.t))
+        if answer is not None and (begun.deadline or answer.err):
+            self.calls.append((begun, answer))
+        if begun.f == "enqueue":
+            self._enqueued(begun, answer, type_, at)
+        elif begun.f == "claim" and answer is not None:
+            self._claimed(begun, answer)
+        elif begun.f == "touch" and type_ == OK:
+            self._touched(begun)
+        elif begun.f in VERDICTS:
+            self._settled(begun, type_, at)
+        elif begun.f in ORDERS:
+            for number in begun.jobs:
+                if number in self.jobs:
+                    self.jobs[number].orders.append(Said(begun.f, begun.t, at, type_, begun.proc, delay=begun.delay))
+
+    def _touched(self, begun: Event) -> None:
+        for number, token in zip(begun.jobs, begun.tokens, strict=True):
+            if (number, token) in self._claims:
+                self._claims[number, token].extended = begun.t
+
+    def _settled(self, begun: Event, type_: str, at: float) -> None:
+        for number, token in zip(begun.jobs, begun.tokens, strict=True):
+            claim = self._claims.get((number, token))
+            if claim is not None:
+                claim.over = min(claim.over, begun.t)
+            if number in self.jobs:
+                said = Said(begun.f, begun.t, at, type_, begun.proc, token, begun.delay)
+                self.jobs[number].verdicts.append(said)
+
+    def _enqueued(self, begun: Event, answer: Event | None, type_: str, at: float) -> None:
+        refused = set(answer.jobs) if answer is not None and type_ == FAIL and answer.jobs else None
+        for number in begun.jobs:
+            story = self.jobs[number]
+            if type_ == OK:
+                story.is_stored, story.is_refused = True, False
+                story.stored_at = min(story.stored_at, at)
+            elif type_ != FAIL or (refused is not None and number not in refused):
+                story.is_refused = False
+
+    def _claimed(self, begun: Event, answer: Event) -> None:
+        for at, number in enumerate(answer.jobs):
+            story = self._known(answer, number, answer.digests[at] if answer.digests else "")
+            if story is not None:
+                token = answer.tokens[at]
+                claim = Claim(
+                    begun.t, answer.t, begun.proc, token, answer.attempts[at] if answer.attempts else 0,
+                    int(story.ttr * SECOND), begun.t,
+                )  # fmt: skip
+                story.claims.append(claim)
+                self._claims[number, token] = claim
+
+    def _audit(self, event: Event) -> None:
+        self.audited = True
+        for number, state in zip(event.jobs, event.states, strict=True):
+            story = self.jobs.get(number)
+            if story is None:
+                self.strangers.append(event)
+            else:
+                story.at_rest.append(state)

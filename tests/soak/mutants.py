@@ -1,0 +1,378 @@
+"""Planted bugs for the soak: ``SOAK_MUTANT=name`` puts one into every process of a soak, by patching what it imports.
+
+Nothing of this is in the library. Each names the invariant that must turn red, and the backends that it applies to.
+``python tests/soak/mutants.py`` runs a soak for each, and says which were caught, by which invariant.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+BACKENDS = ("sqlite", "redis", "beanstalk", "mysql")
+_WITH_KEEPER = ("sqlite", "redis", "mysql")  # on beanstalkd a lease ends with its connection
+_CLASSES = {
+    "sqlite": ("multiq_sqlite", "SqliteBackend", "SqliteConsumer"),
+    "redis": ("multiq_redis", "RedisBackend", "RedisConsumer"),
+    "beanstalk": ("multiq_beanstalk", "BeanstalkBackend", "BeanstalkConsumer"),
+    "mysql": ("multiq_mysql", "MysqlBackend", "MysqlConsumer"),
+}
+_chance = random.Random()
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """A bug, and who must find it."""
+
+    invariant: str
+    plant: Callable[[Any, Any], None]
+    """Takes the driver's backend class and its consumer class."""
+    backends: tuple[str, ...] = BACKENDS
+
+
+def apply() -> None:
+    """Plant the bug that the environment names, if it names one."""
+    name = os.environ.get("SOAK_MUTANT")
+    if name:
+        package, backend, consumer = _CLASSES[os.environ["MULTIQ_URL"].split(":")[0]]
+        backend_class = getattr(importlib.import_module(f"{package}.backend"), backend)
+        consumer_class = getattr(importlib.import_module(f"{package}.consumer"), consumer)
+        MUTANTS[name].plant(backend_class, consumer_class)
+
+
+def _wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
+    """Replace a method by a function that takes the original one first."""
+
+    def replace(function: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return function(original, *args, **kwargs)
+
+        setattr(owner, name, call)
+
+    return replace
+
+
+def _each_settle(consumer: Any, change: Callable[..., Any]) -> None:
+    """Change what is said in settle and exchange, and what is answered: ``change(self, verdicts, settle)``."""
+
+    @_wrap(consumer, "settle")
+    def _settle(original: Any, self: Any, verdicts: Any) -> Any:
+        return change(self, verdicts, lambda some: original(self, some))
+
+    @_wrap(consumer, "exchange")
+    def _exchange(original: Any, self: Any, verdicts: Any, limit: int, timeout: float) -> Any:
+        leases: list[Any] = []
+
+        def settle(some: Any) -> Any:
+            nonlocal leases
+            lost, leases = original(self, some, limit, timeout)
+            return lost
+
+        return change(self, verdicts, settle), leases
+
+
+def _each_lease(consumer: Any, change: Callable[[Any], Any]) -> None:
+    @_wrap(consumer, "reserve")
+    def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
+        return [change(lease) for lease in original(self, limit, timeout)]
+
+    @_wrap(consumer, "exchange")
+    def _exchange(original: Any, self: Any, verdicts: Any, limit: int, timeout: float) -> Any:
+        lost, leases = original(self, verdicts, limit, timeout)
+        return lost, [change(lease) for lease in leases]
+
+
+def _each_new_job(backend: Any, change: Callable[[Any], Any]) -> None:
+    @_wrap(backend, "enqueue")
+    def _enqueue(original: Any, self: Any, queue: str, jobs: Any, **more: Any) -> Any:
+        return original(self, queue, [change(job) for job in jobs], **more)
+
+
+# --- the bugs ----------------------------------------------------------------------------------------------
+
+
+def _drops_a_job(backend: Any, _consumer: Any) -> None:
+    """An enqueue of several stores all but the last."""
+
+    @_wrap(backend, "enqueue")
+    def _enqueue(original: Any, self: Any, queue: str, jobs: Any, **more: Any) -> Any:
+        if len(jobs) < 5:
+            return original(self, queue, jobs, **more)
+        return [*original(self, queue, jobs[:-1], **more), jobs[-1].id]
+
+
+def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
+    """The keeper acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
+    from multiq.backend import Ack
+    from multiq.worker import keeper
+
+    keeper._unsaid = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
+
+
+def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
+    """What a dead child was running counts as done: an exit that is taken for an end."""
+    from multiq.backend import Ack
+    from multiq.worker.keeper import Keeper
+
+    Keeper._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
+
+
+def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
+    """An enqueue that has stored its jobs says that there is no server."""
+    from multiq.errors import BackendUnavailable
+
+    @_wrap(backend, "enqueue")
+    def _enqueue(original: Any, *args: Any, **more: Any) -> Any:
+        ids = original(*args, **more)
+        if _chance.random() < 0.02:
+            raise BackendUnavailable("planted")
+        return ids
+
+
+def _changes_a_body(backend: Any, _consumer: Any) -> None:
+    def change(job: Any) -> Any:
+        if _chance.random() > 0.02 or b"soak#" not in job.body:
+            return job
+        number = job.body.split(b"#")[1]
+        return msgspec.structs.replace(job, body=job.body.replace(number, str(int(number) + 500_000_000).encode()))
+
+    _each_new_job(backend, change)
+
+
+def _believes_stale_verdicts(_backend: Any, consumer: Any) -> None:
+    """A verdict that is refused is reported as done."""
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        return [None for _ in settle(verdicts)]
+
+    _each_settle(consumer, change)
+
+
+def _forgets_answers(_backend: Any, consumer: Any) -> None:
+    """A verdict that has counted is reported as refused."""
+    from multiq.errors import LeaseLost
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        lost = settle(verdicts)
+        return [
+            LeaseLost(verdict.lease.queue, verdict.lease.id) if _chance.random() < 0.02 else error
+            for verdict, error in zip(verdicts, lost, strict=True)
+        ]
+
+    _each_settle(consumer, change)
+
+
+def _forgets_acks(_backend: Any, consumer: Any) -> None:
+    """Some acks are never sent, and answered as if they were."""
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        sent = [verdict for verdict in verdicts if type(verdict).__name__ != "Ack" or _chance.random() > 0.02]
+        lost = dict(zip(map(id, sent), settle(sent), strict=True))  # of objects that live here until it returns
+        return [lost.get(id(verdict)) for verdict in verdicts]
+
+    _each_settle(consumer, change)
+
+
+def _short_leases(backend: Any, _consumer: Any) -> None:
+    """The store ends leases long before their holders expect it."""
+    _each_new_job(backend, lambda job: msgspec.structs.replace(job, ttr=1.0))
+
+
+def _hands_out_the_second(_backend: Any, consumer: Any) -> None:
+    """A reserve of one takes two, and gives the first one back."""
+    from multiq.backend import GiveBack
+
+    @_wrap(consumer, "reserve")
+    def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
+        if limit != 1:
+            return original(self, limit, timeout)
+        leases = original(self, 2, timeout)
+        if len(leases) > 1:
+            self.settle([GiveBack(leases[0])])
+        return leases[-1:]
+
+
+def _forgets_priorities(backend: Any, _consumer: Any) -> None:
+    _each_new_job(backend, lambda job: msgspec.structs.replace(job, priority=1024))
+
+
+def _hurries(backend: Any, _consumer: Any) -> None:
+    """Delays are a second too short."""
+    _each_new_job(backend, lambda job: msgspec.structs.replace(job, delay=max(0.0, job.delay - 1.0)))
+
+
+def _hurries_releases(_backend: Any, consumer: Any) -> None:
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        return settle(
+            [
+                msgspec.structs.replace(verdict, delay=0.0) if type(verdict).__name__ == "Release" else verdict
+                for verdict in verdicts
+            ]
+        )
+
+    _each_settle(consumer, change)
+
+
+def _counts_no_attempts(_backend: Any, consumer: Any) -> None:
+    _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=1))
+
+
+def _counts_too_many(_backend: Any, consumer: Any) -> None:
+    _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=lease.attempt + 1))
+
+
+def _never_gives_up(_backend: Any, consumer: Any) -> None:
+    """No attempt is told to be the last one."""
+    _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=min(lease.attempt, 3)))
+
+
+def _runs_again(_backend: Any, consumer: Any) -> None:
+    """Some acks become releases."""
+    from multiq.backend import Release
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        return settle(
+            [
+                Release(verdict.lease) if type(verdict).__name__ == "Ack" and _chance.random() < 0.02 else verdict
+                for verdict in verdicts
+            ]
+        )
+
+    _each_settle(consumer, change)
+
+
+def _miscounts(backend: Any, _consumer: Any) -> None:
+    @_wrap(backend, "stats")
+    def _stats(original: Any, self: Any, queue: str) -> Any:
+        stats = original(self, queue)
+        return msgspec.structs.replace(stats, buried=(stats.buried or 0) + 1)
+
+
+def _keeps_leases(backend: Any, consumer: Any) -> None:
+    """Some jobs are reserved for an hour, and never settled."""
+    _each_new_job(backend, lambda job: msgspec.structs.replace(job, ttr=3600.0) if _chance.random() < 0.01 else job)
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        sent = [verdict for verdict in verdicts if verdict.lease.ttr < 3600]
+        lost = dict(zip(map(id, sent), settle(sent), strict=True))
+        return [lost.get(id(verdict)) for verdict in verdicts]
+
+    _each_settle(consumer, change)
+
+
+def _is_late(backend: Any, _consumer: Any) -> None:
+    """Some jobs become due an hour later than they were to."""
+    _each_new_job(
+        backend, lambda job: msgspec.structs.replace(job, delay=job.delay + 3600) if _chance.random() < 0.01 else job
+    )
+
+
+def _raises_its_own(_backend: Any, consumer: Any) -> None:
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        if _chance.random() < 0.02:
+            raise KeyError("planted")
+        return settle(verdicts)
+
+    @_wrap(consumer, "settle")
+    def _settle(original: Any, self: Any, verdicts: Any) -> Any:
+        return change(self, verdicts, lambda some: original(self, some))
+
+
+def _takes_its_time(_backend: Any, consumer: Any) -> None:
+    @_wrap(consumer, "settle")
+    def _settle(original: Any, self: Any, verdicts: Any) -> Any:
+        if _chance.random() < 0.02:
+            time.sleep(4)
+        return original(self, verdicts)
+
+
+def _deletes_another(backend: Any, _consumer: Any) -> None:
+    """A delete takes some other job of the queue along."""
+    from multiq.backend import State
+
+    @_wrap(backend, "delete")
+    def _delete(original: Any, self: Any, queue: str, job_id: str) -> Any:
+        page = self.jobs(queue, State.READY, limit=1)
+        for info in page.jobs:
+            original(self, queue, info.id)
+        if not any(info.id == job_id for info in page.jobs):
+            original(self, queue, job_id)
+
+
+MUTANTS = {
+    "drops a job": Mutant("I1", _drops_a_job),
+    "acks for the dead": Mutant("I1", _acks_for_the_dead, _WITH_KEEPER),
+    "acks what crashed": Mutant("I1", _acks_what_crashed, _WITH_KEEPER),
+    "deletes another": Mutant("I1", _deletes_another),
+    "denies what it did": Mutant("I2", _denies_what_it_did),
+    "changes a body": Mutant("I2", _changes_a_body),
+    "forgets acks": Mutant("I3", _forgets_acks),
+    "short leases": Mutant("I4", _short_leases),
+    "believes stale verdicts": Mutant("I5", _believes_stale_verdicts),
+    "forgets answers": Mutant("I5", _forgets_answers),
+    "hands out the second": Mutant("I6", _hands_out_the_second),
+    "forgets priorities": Mutant("I7", _forgets_priorities),
+    "hurries": Mutant("I8", _hurries),
+    "hurries releases": Mutant("I8", _hurries_releases),
+    "counts no attempts": Mutant("I9", _counts_no_attempts),
+    "counts too many": Mutant("I9", _counts_too_many, ("sqlite", "redis", "mysql")),
+    "never gives up": Mutant("I10", _never_gives_up),
+    "runs again": Mutant("I11", _runs_again),
+    "miscounts": Mutant("I12", _miscounts),
+    "keeps leases": Mutant("I13", _keeps_leases),
+    "is late": Mutant("I14", _is_late),
+    "raises its own": Mutant("I15", _raises_its_own),
+    "takes its time": Mutant("I15", _takes_its_time),
+}
+
+
+def main() -> int:
+    """A short soak for each mutant and backend that was asked for; 1 if one was not caught by its invariant."""
+    import argparse
+    import shutil
+    import tempfile
+    from pathlib import Path
+
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+    from soak.run_soak import soak
+
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("backends", nargs="*", default=["sqlite"])
+    parser.add_argument("--mutant", action="append", choices=list(MUTANTS), help="default: all; may be given again")
+    parser.add_argument("--seconds", type=float, default=15.0, help="of load with faults (default: 15)")
+    options = parser.parse_args()
+    missed = 0
+    for name in options.mutant or MUTANTS:
+        mutant = MUTANTS[name]
+        for backend in options.backends:
+            if backend not in mutant.backends:
+                continue
+            folder = Path(tempfile.mkdtemp(prefix="multiq-mutant-"))
+            began = time.monotonic()
+            verdict, _ = soak(backend, folder, seconds=options.seconds, seed=7, mutant=name, drain=20.0)
+            shutil.rmtree(folder)
+            found = {each: len(violations) for each, violations in verdict.violations.items()}
+            is_caught = mutant.invariant in found
+            missed += not is_caught
+            says = "caught" if is_caught else "MISSED"
+            print(
+                f"{name:26} {backend:10} {says} by {mutant.invariant}; red: {found}; {time.monotonic() - began:.0f} s",
+                flush=True,
+            )
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,181 @@
+"""The app of the soak, for ``multiq worker soak_app:app``: what each job does, it has written down first.
+
+The history is the jobs' own: a line before their first piece of work, and one after the last.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from soak import mutants
+
+import multiq
+from multiq.soak.history import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+TTR = 3.0  # seconds that a lease lasts: as short as the slowest store's whole seconds allow with room
+TIMEOUT = 1.0  # seconds, of tasks that have one
+MAX_ATTEMPTS = 4
+MAX_CRASHES = 50  # a soak kills more often than life does
+MARK = "soak#{}#"
+"""What is found in a store's raw data of a job with this number."""
+
+if "SOAK_FOLDER" in os.environ:  # not in the nemesis
+    mutants.apply()
+
+FOLDER = Path(os.environ.get("SOAK_FOLDER", "."))
+
+app = multiq.App()
+_options: Any = {"ttr": TTR, "max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "backoff": 0.2}
+_recorders: dict[int, Recorder] = {}
+_opening = threading.Lock()
+
+
+class Planned(Exception):
+    """Raised by a job that is to fail."""
+
+
+def name_of(pid: int) -> str:
+    """How the process of jobs with this pid is called in the history."""
+    return f"job.{pid}"
+
+
+def _recorder() -> Recorder:
+    pid = os.getpid()
+    with _opening:
+        if pid not in _recorders:
+            _recorders[pid] = Recorder(FOLDER, "job")
+        return _recorders[pid]
+
+
+@contextlib.contextmanager
+def _written_down(mark: str, digest: str) -> Iterator[int]:
+    number, job = int(mark.split("#")[1]), multiq.current_job()
+    recorder = _recorder()
+    op = recorder.invoke("start", jobs=(number,), attempts=(job.attempt,), digests=(digest,))
+    try:
+        yield number
+    except BaseException:
+        recorder.answer("ok", "end", op, jobs=(number,), outcome="raised")
+        raise
+    recorder.answer("ok", "end", op, jobs=(number,), outcome="done")
+
+
+def _ends(kind: str, seconds: float) -> None:
+    """Write down that this process is about to come to harm, as a nemesis would."""
+    recorder = _recorder()
+    recorder.note("fault", kind=kind, target=recorder.proc, value=seconds)
+
+
+def _is_first_time(number: int) -> bool:
+    with contextlib.suppress(FileExistsError):
+        os.close(os.open(FOLDER / f"once-{number}", os.O_CREAT | os.O_EXCL))
+        return True
+    return False
+
+
+@app.task(**_options)
+def brief(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        pass
+
+
+@app.task(**_options)
+async def abrief(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        await asyncio.sleep(0.001)
+
+
+@app.task(**_options)
+def short(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        time.sleep(0.02)
+
+
+@app.task(**_options)
+def long(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        time.sleep(1.5 * TTR)
+
+
+@app.task(**_options)
+async def along(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        await asyncio.sleep(1.5 * TTR)
+
+
+@app.task(**_options)
+def fail(mark: str, digest: str) -> None:
+    """Fails the first time."""
+    with _written_down(mark, digest) as number:
+        if _is_first_time(number):
+            raise Planned
+
+
+@app.task(**_options)
+def fail_always(mark: str, digest: str) -> None:
+    with _written_down(mark, digest):
+        raise Planned
+
+
+@app.task(**_options)
+def kill(mark: str, digest: str) -> None:
+    """Ends its process the first time."""
+    with _written_down(mark, digest) as number:
+        if _is_first_time(number):
+            _ends("kill", 1.0)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@app.task(**_options)
+def leave(mark: str, digest: str) -> None:
+    """Ends its process by a good exit code the first time."""
+    with _written_down(mark, digest) as number:
+        if _is_first_time(number):
+            _ends("kill", 1.0)
+            os._exit(0)
+
+
+@app.task(timeout=TIMEOUT, **_options)
+def hang(mark: str, digest: str) -> None:
+    """Deaf to its limit the first time: its process has to be ended."""
+    with _written_down(mark, digest) as number:
+        if _is_first_time(number):
+            _ends("kill", 10.0)
+            until = time.monotonic() + 30
+            while time.monotonic() < until:
+                with contextlib.suppress(BaseException):
+                    time.sleep(0.05)
+
+
+@app.task(timeout=TIMEOUT, **_options)
+async def ahang(mark: str, digest: str) -> None:
+    """Longer than its limit the first time."""
+    with _written_down(mark, digest) as number:
+        if _is_first_time(number):
+            await asyncio.sleep(30)
+
+
+KINDS: dict[str, tuple[Any, int]] = {
+    "brief": (brief, 60),
+    "abrief": (abrief, 20),
+    "short": (short, 10),
+    "fail": (fail, 4),
+    "fail_always": (fail_always, 1),
+    "long": (long, 1),
+    "along": (along, 1),
+    "kill": (kill, 1),
+    "leave": (leave, 1),
+    "hang": (hang, 1),
+    "ahang": (ahang, 1),
+}
+"""A kind's task, and how many of a hundred jobs are of it."""

@@ -1,0 +1,287 @@
+"""The soak's producers and plain consumers, each a process: ``python soak_clients.py produce|consume|lane NAME``.
+
+What they call is written into the history before they call it. They know the URL by ``MULTIQ_URL``, and go on until
+there is a file ``stop-<role>`` in the soak's folder.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import os
+import random
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from soak.soak_app import FOLDER, KINDS, MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, app
+
+import multiq
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.errors import EnqueueUncertain, JobNotFound, JobReserved, LeaseLost, MultiqError
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq.soak.history import Recorder
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.backend import Backend, Consumer, Lease, Verdict
+
+RAW, LANE = "raw", "lane"
+"""The queue of plain consumers; the one that has a single consumer, so that the order of its jobs can be judged."""
+
+_DEADLINE = float(os.environ.get("SOAK_TIMEOUT", "2"))  # seconds that a call may take, as the URL says
+_VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
+
+
+class Caller:
+    """Calls, and writes down what it asked for and what came back."""
+
+    def __init__(self, role: str, name: str) -> None:
+        self.recorder = Recorder(FOLDER, f"{role}-{name}")
+        self.chance = random.Random(f"{os.environ.get('SOAK_SEED', '0')} {role} {name}")
+        self._role = role
+
+    @property
+    def goes_on(self) -> bool:
+        return not (FOLDER / f"stop-{self._role}").exists()
+
+    def call(
+        self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
+    ) -> Any:
+        """What *work* returns; None if it failed, which is in the history then."""
+        op = self.recorder.invoke(f, **asked)
+        try:
+            result = work()
+        except Exception as exc:
+            type_, fields = _failure(exc)
+            self.recorder.answer(type_, f, op, **fields)  # type: ignore[arg-type]
+            time.sleep(0.05)  # an outage is no reason to write a million lines
+            return None
+        self.recorder.answer("ok", f, op, **(told(result) if told else {}))
+        return result
+
+
+def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
+    """What an error says about the effect of a call: ``BackendError`` about verdicts leaves it open."""
+    fields = {"err": f"{type(exc).__name__}: {exc}"[:300], "is_typed": isinstance(exc, MultiqError)}
+    return "info", fields
+
+
+def produce(name: str) -> None:
+    caller, start = Caller("produce", name), int(name) * 1_000_000_000
+    app.connect(os.environ["MULTIQ_URL"])
+    raw = open_backend(os.environ["MULTIQ_URL"])
+    number = start + 1
+    pace = float(os.environ.get("SOAK_PACE", "0.02"))
+    while caller.goes_on:
+        size = caller.chance.choice([1, 1, 1, 5, 20])
+        numbers = range(number, number + size)
+        number += size
+        which = caller.chance.random()
+        if which < 0.6:
+            _produce_tasks(caller, numbers)
+        else:
+            _produce_raw(caller, raw, RAW if which < 0.85 else LANE, numbers)
+        time.sleep(caller.chance.random() * 2 * pace)
+
+
+def _produce_tasks(caller: Caller, numbers: Sequence[int]) -> None:
+    kind = caller.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+    if kind in {"kill", "leave", "hang", "ahang", "long", "along"}:
+        numbers = numbers[:1]
+    task = KINDS[kind][0]
+    delay = round(caller.chance.random() * 3, 2) if caller.chance.random() < 0.1 else 0.0
+    digests = tuple(_digest(number) for number in numbers)
+    calls = [(MARK.format(number), digest) for number, digest in zip(numbers, digests, strict=True)]
+    asked = {
+        "jobs": tuple(numbers), "digests": digests, "queue": "default", "delay": delay, "ttr": TTR,
+        "max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "deadline": _DEADLINE, "kind": kind,
+    }  # fmt: skip
+    _enqueue(caller, lambda: task.options(delay=delay).enqueue_many(calls), asked)
+
+
+def _produce_raw(caller: Caller, backend: Backend, queue: str, numbers: Sequence[int]) -> None:
+    priority = caller.chance.choice([100, 500, 1024]) if queue == LANE else 1024
+    jobs = [
+        NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), priority=priority, ttr=TTR)
+        for number in numbers
+    ]
+    asked = {
+        "jobs": tuple(numbers), "digests": tuple(map(_digest, numbers)), "queue": queue, "priority": priority,
+        "ttr": TTR, "deadline": _DEADLINE,
+    }  # fmt: skip
+    _enqueue(caller, lambda: backend.enqueue(queue, jobs), asked)
+
+
+def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> Any:
+    op = caller.recorder.invoke("enqueue", **asked)
+    try:
+        result = work()
+    except EnqueueUncertain as exc:
+        caller.recorder.answer("info", "enqueue", op, err=f"EnqueueUncertain: {exc}"[:300])
+    except multiq.MultiqError as exc:
+        # no other error leaves open whether the jobs are there
+        caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
+        time.sleep(0.05)
+    except Exception as exc:
+        caller.recorder.answer("info", "enqueue", op, err=repr(exc)[:300], is_typed=False)
+    else:
+        caller.recorder.answer("ok", "enqueue", op)
+        return result
+    return None
+
+
+def consume(name: str) -> None:
+    """Reserves, runs and settles in all the ways there are, also too late."""
+    caller = Caller("consume", name)
+    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([RAW]) as consumer:
+        while caller.goes_on:
+            leases = _claim(caller, consumer, caller.chance.choice([1, 3, 10]))
+            for lease in leases:
+                _run(caller, lease)
+            if leases and caller.chance.random() < 0.03:
+                time.sleep(TTR * (0.8 + 0.5 * caller.chance.random()))  # some of the leases end on the way
+            elif leases and caller.chance.random() < 0.05:
+                _settle(caller, consumer, [Touch(lease) for lease in leases])
+            _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])
+
+
+def lane(name: str) -> None:
+    """The single consumer of a queue: takes one after the other, in whatever order they come."""
+    caller = Caller("lane", name)
+    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([LANE]) as consumer:
+        while caller.goes_on:
+            leases = _claim(caller, consumer, 1)
+            for lease in leases:
+                _run(caller, lease)
+            _settle(caller, consumer, [Ack(lease) for lease in leases])
+
+
+def _claim(caller: Caller, consumer: Consumer, limit: int) -> list[Lease]:
+    def told(leases: Sequence[Lease]) -> dict[str, Any]:
+        read = [lease.body.decode().split() for lease in leases]
+        return {
+            "jobs": tuple(int(mark.split("#")[1]) for mark, _ in read),
+            "digests": tuple(digest for _, digest in read),
+            "tokens": tuple(lease.token for lease in leases),
+            "attempts": tuple(lease.attempt for lease in leases),
+        }
+
+    return caller.call("claim", lambda: consumer.reserve(limit, 0.5), told=told, deadline=_DEADLINE + 0.5) or []
+
+
+def _run(caller: Caller, lease: Lease) -> None:
+    number = _number(lease)
+    op = caller.recorder.invoke("start", jobs=(number,), attempts=(lease.attempt,))
+    caller.recorder.answer("ok", "end", op, jobs=(number,), outcome="done")
+
+
+def _verdict(caller: Caller, lease: Lease) -> Verdict:
+    which = caller.chance.random()
+    if which < 0.04:
+        return Release(lease, delay=caller.chance.choice([0.0, 0.5, 1.0]))
+    if which < 0.05:
+        return Bury(lease, "the soak buries some")
+    if which < 0.07:
+        return GiveBack(lease)
+    return Ack(lease)
+
+
+def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> None:
+    """One call, and in the history one line for each kind of verdict."""
+    if not verdicts:
+        return
+    ops = []
+    for verdict in verdicts:
+        asked = {"jobs": (_number(verdict.lease),), "tokens": (verdict.lease.token,), "deadline": _DEADLINE}
+        if isinstance(verdict, Release):
+            asked["delay"] = verdict.delay
+        ops.append((_VERBS[type(verdict)], caller.recorder.invoke(_VERBS[type(verdict)], **asked)))
+    try:
+        lost: Sequence[LeaseLost | None] = consumer.settle(verdicts)
+    except Exception as exc:
+        _, fields = _failure(exc)
+        for f, op in ops:
+            caller.recorder.answer("info", f, op, **fields)
+        time.sleep(0.05)
+        return
+    for (f, op), error in zip(ops, lost, strict=True):
+        caller.recorder.answer("ok" if error is None else "fail", f, op)
+
+
+def manage(name: str) -> None:
+    """Deletes, reschedules and kicks jobs of its own, which consumers may be about to take; kicks what is buried."""
+    caller = Caller("manage", name)
+    number = int(name) * 1_000_000_000
+    with open_backend(os.environ["MULTIQ_URL"]) as backend:
+        while caller.goes_on:
+            number += 1
+            delay = caller.chance.choice([0.0, 0.5, 1.0])
+            job = NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), delay=delay, ttr=TTR)
+            asked = {
+                "jobs": (number,),
+                "digests": (_digest(number),),
+                "queue": RAW,
+                "delay": delay,
+                "ttr": TTR,
+                "deadline": _DEADLINE,
+            }
+            ids = _enqueue(caller, functools.partial(backend.enqueue, RAW, [job]), asked)
+            time.sleep(caller.chance.random() * 0.5)
+            if ids:
+                _order(caller, backend, number, ids[0])
+            if number % 10 == 0:
+                caller.call("kick_any", lambda: backend.kick(RAW, 10), deadline=_DEADLINE)
+
+
+def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
+    f = caller.chance.choice(["delete", "reschedule", "kick"])
+    delay = 0.5 if f == "reschedule" else 0.0
+    op = caller.recorder.invoke(f, jobs=(number,), delay=delay, deadline=_DEADLINE)
+    try:
+        if f == "delete":
+            backend.delete(RAW, job_id)
+        elif f == "reschedule":
+            backend.reschedule(RAW, job_id, delay)
+        else:
+            backend.kick_job(RAW, job_id)
+    except (JobNotFound, JobReserved):
+        caller.recorder.answer("fail", f, op)
+    except Exception as exc:
+        _, fields = _failure(exc)
+        caller.recorder.answer("info", f, op, **fields)
+    else:
+        caller.recorder.answer("ok", f, op)
+
+
+def count(name: str) -> None:
+    """What the library counts in each queue: once."""
+    recorder = Recorder(FOLDER, f"count-{name}")
+    with open_backend(os.environ["MULTIQ_URL"]) as backend:
+        for queue in ("default", RAW, LANE):
+            stats = backend.stats(queue)
+            for state in ("ready", "delayed", "reserved", "buried"):
+                value = getattr(stats, state)
+                if value is not None:
+                    recorder.note("count", queue=queue, kind=state, value=float(value))
+
+
+def _number(lease: Lease) -> int:
+    number = _number_in(lease.body)
+    assert number is not None
+    return number
+
+
+def _number_in(body: bytes) -> int | None:
+    parts = body.split(b"#")
+    return int(parts[1]) if len(parts) > 2 else None
+
+
+def _digest(number: int) -> str:
+    return hashlib.sha256(str(number).encode()).hexdigest()[:8]
+
+
+if __name__ == "__main__":
+    {"produce": produce, "consume": consume, "lane": lane, "manage": manage, "count": count}[sys.argv[1]](sys.argv[2])

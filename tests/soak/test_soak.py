@@ -1,0 +1,31 @@
+"""The soak, in short: a few seconds of faults on each backend, with fixed seeds; and a bug that it must find."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from soak.mutants import BACKENDS, MUTANTS
+from soak.run_soak import soak
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = pytest.mark.long
+
+SECONDS = 10.0
+FOUND_BY_ALL = ("drops a job", "short leases", "hurries")
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_no_history_shows_what_must_not_be(name: str, tmp_path: Path) -> None:
+    verdict, faults = soak(name, tmp_path, seconds=SECONDS, seed=7)
+    assert faults > 3
+    assert verdict.figures["run"] > 100
+    assert verdict.is_clean, verdict.report()
+
+
+@pytest.mark.parametrize("mutant", FOUND_BY_ALL)
+def test_a_planted_bug_is_found_by_its_own_invariant(mutant: str, tmp_path: Path) -> None:
+    verdict, _ = soak("sqlite", tmp_path, seconds=SECONDS, seed=7, mutant=mutant, drain=20.0)
+    assert MUTANTS[mutant].invariant in verdict.violations, verdict.report()
