@@ -365,7 +365,11 @@ class Backend(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Drop all connections. Jobs held by this backend's consumers are left to their leases' ends."""
+        """Drop this object's connections; they open again when they are needed.
+
+        Consumers are closed by themselves: they keep what they hold, unless leases end with a connection, and go on
+        waiting, or end with ``BackendUnavailable``.
+        """
 
     def __enter__(self) -> Self:
         return self

@@ -5,16 +5,16 @@ A Ctrl-C in that time ends the process as it ends any program, and not with a tr
 
 from __future__ import annotations
 
-import signal
+import _signal  # type: ignore[import-not-found]  # the module signal imports enum, which alone takes some of that time
 
 
 def main() -> None:
     """Run the command line."""
-    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as under nohup
+    is_default = _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler  # else it is ignored, as under nohup
     if is_default:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
     from multiq.cli import main as run
 
     if is_default:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+        _signal.signal(_signal.SIGINT, _signal.default_int_handler)
     run()

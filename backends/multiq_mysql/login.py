@@ -8,7 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
-from pymysql.constants.CR import CR_CONN_HOST_ERROR
+from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR, CR_SSL_CONNECTION_ERROR
 
 from multiq.errors import UrlInvalid
 from multiq.passwords import password_of_environment, password_of_file
@@ -41,6 +41,22 @@ OPTIONS: Mapping[str, Option] = {
     ),
 }
 """The options of a URL that are about the way to the server."""
+
+
+class _Refusal:
+    """Stands for ways to log in that send the password as it is: a server asks for one, and so may who poses as it."""
+
+    def __init__(self, _connection: Connection[Any]) -> None: ...
+
+    def authenticate(self, _packet: object) -> Any:
+        raise pymysql.err.OperationalError(
+            CR_AUTH_PLUGIN_CANNOT_LOAD,
+            "the server asks for the password itself (mysql_clear_password or dialog), which is sent only over "
+            "checked TLS or a UNIX socket: use ?tls=yes or ?ssl_ca=, or another plugin for this user",
+        )
+
+
+_REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal}
 
 
 class Login(NamedTuple):
@@ -129,6 +145,7 @@ class Login(NamedTuple):
                 "database": self.database,
                 "charset": "utf8mb4",
                 "defer_connect": True,
+                "auth_plugin_map": {} if self._may_send_password else _REFUSED_PLUGINS,
                 **bounds,
                 **tls,
                 **more,
@@ -137,7 +154,18 @@ class Login(NamedTuple):
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
         connection.connect(self._socket(timeout))
+        if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
+            connection.close()
+            why = f"{self.place} offers no TLS, which tls=yes needs"
+            raise pymysql.err.OperationalError(CR_SSL_CONNECTION_ERROR, why)
         return connection
+
+    @property
+    def _may_send_password(self) -> bool:
+        """Whether the password itself may be sent: nobody but the server sees it."""
+        if self.unix_socket is not None:
+            return True
+        return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, timeout: float) -> socket.socket:
         """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""

@@ -40,6 +40,7 @@ from .caller import Callers
 from .consumer import RedisConsumer
 from .doctor import examine
 from .facts import Facts
+from .guard import guarded
 from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
 from .lines import Lines, how_many
 from .listing import list_jobs, promote_all
@@ -68,6 +69,21 @@ _GAPS_OF_SEVERAL_LINES = {
 }
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+)
 class RedisBackend(Backend):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.

@@ -10,6 +10,7 @@ from multiq.backend import Consumer, Touch
 from multiq.errors import BackendError, BackendUnavailable, LeaseLost
 from multiq.forks import forks
 
+from .guard import guarded
 from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
 from .lines import MOST
 from .resting import Resting
@@ -90,6 +91,7 @@ class _Trade:
         return places
 
 
+@guarded("reserve", "settle", "exchange")
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 

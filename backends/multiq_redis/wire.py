@@ -36,6 +36,7 @@ _ENDED = "the server closed the connection"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
+_LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and a reply that has no end must not fill the memory
 _SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for its other end
 
 #: the words of one command as RESP; hiredis' own annotation knows commands of one word only
@@ -54,6 +55,7 @@ class Wire:
         """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
         self.is_free = True
         """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
+        self._fed = 0  # bytes of a reply that is not complete
         self._outstanding = 0  # replies to what was sent with ``send``
         self._vigil = Vigil(sock)
         self._send = sock.send
@@ -102,6 +104,7 @@ class Wire:
             raise
         if reply is False:  # not complete, or the connection has ended
             self._outstanding = 1
+            self._fed = len(data)
             return self.read(deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
@@ -134,6 +137,7 @@ class Wire:
         except BaseException:
             self.close()
             raise
+        self._fed = 0
         self._outstanding -= 1
         if not self._outstanding:
             self.is_free = True
@@ -190,6 +194,9 @@ class Wire:
         data = self._recv(_RECEIVED_AT_ONCE, self._flags)
         if not data:
             raise ConnectionResetError(_ENDED)
+        self._fed += len(data)
+        if self._fed > _LARGEST_REPLY:
+            raise hiredis.ProtocolError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
         self._reader.feed(data)
 
     def _left(self, deadline: float) -> float:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .vitals import Report, Vitals
 
 _LOOK_EVERY = 5.0  # seconds: whoever asks more often gets the counts of before
+_PATIENCE = 1.5  # seconds for the backend's counts: a connection has three for its whole page
 _STATES = ("ready", "delayed", "reserved", "buried")
 
 
@@ -39,7 +40,8 @@ class Exposition(Collector):
         self._backend = backend
         self._queues = queues
         self._stats: list[QueueStats] = []
-        self._look_at = 0.0
+        self._looked_at = -_LOOK_EVERY
+        self._look: threading.Thread | None = None
         self._looking = threading.Lock()
         self._registry = CollectorRegistry(auto_describe=False)
         self._registry.register(self)
@@ -62,24 +64,28 @@ class Exposition(Collector):
         ):
             yield CounterMetricFamily(f"multiq_{name}", help_text, number)
         yield from _of_worker(self._vitals.report())
-        yield from _of_queues(self._look())
+        yield from _of_queues(self._counts())
 
-    def _look(self) -> list[QueueStats]:
-        """The queues' counts, a few seconds old at most; of a backend that does not answer, none."""
-        if self._looking.acquire(blocking=False):  # else somebody waits for the backend already
-            try:
-                if time.monotonic() >= self._look_at:
-                    self._look_at = time.monotonic() + _LOOK_EVERY
-                    self._stats = self._ask()
-            finally:
-                self._looking.release()
-        return self._stats
+    def _counts(self) -> list[QueueStats]:
+        """The queues' counts, a few seconds old at most; of a backend that does not answer soon, none.
 
-    def _ask(self) -> list[QueueStats]:
+        A thread asks, because a call to a silent backend takes longer than a page may.
+        """
+        with self._looking:
+            look, now = self._look, time.monotonic()
+            if look is None or (not look.is_alive() and now >= self._looked_at + _LOOK_EVERY):
+                look = threading.Thread(target=self._ask, name="multiq-http-counts", daemon=True)
+                look.start()
+                self._look, self._looked_at = look, now
+            patience = self._looked_at + _PATIENCE - now
+        look.join(max(0.0, patience))
+        return [] if look.is_alive() else self._stats
+
+    def _ask(self) -> None:
         try:
-            return [self._backend.stats(queue) for queue in self._queues]
+            self._stats = [self._backend.stats(queue) for queue in self._queues]
         except MultiqError:  # the worker's own figures tell
-            return []
+            self._stats = []
 
 
 def _of_tasks(tasks: Sequence[TaskCounts]) -> Iterator[Metric]:

@@ -116,6 +116,22 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         assert json.loads(ask(port, "/readyz")[1])["waits_for"] == ["it is paused"]
 
 
+def test_the_worker_tells_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
+    with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
+        port = port_of(process)
+        until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
+        # When the server takes what is sent and never answers, which a call may wait for longer than a connection lasts
+        server.pause()
+        try:
+            until(lambda: ("multiq_queue_jobs", "default", "ready") not in figures(port))
+            # Then each page comes, without the queues
+            assert figures(port)["multiq_processes",] == 1
+        finally:
+            server.go_on()
+        # And with them when it answers again
+        until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
+
+
 def test_a_roll_keeps_the_address(tmp_path: Path, server: RedisServer) -> None:
     with listen(parse_address(":0")) as free:
         port = free.getsockname()[1]

@@ -90,7 +90,7 @@ def test_lines_have_a_date(shell: Shell) -> None:
 
 
 def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
-    job_id, lines = work(shell, setup=OWN)
+    job_id, lines = work(shell, "--log-jobs", setup=OWN)
     assert all(line.startswith("MINE ") for line in lines), lines
     assert [line for line in lines if f"MINE multiq.worker INFO {job_id} done" in line]
     assert [line for line in lines if line.startswith("MINE multiq.cli INFO - multiq ")]
@@ -106,17 +106,17 @@ def test_a_format_that_an_app_s_own_logging_does_not_have_is_told(shell: Shell) 
 
 def test_levels_that_an_app_has_set_stay_unless_the_command_line_says_otherwise(shell: Shell) -> None:
     setup = "logging.getLogger('multiq').setLevel('ERROR')\nlogging.getLogger().setLevel('DEBUG')"
-    _, lines = work(shell, setup=setup)
+    _, lines = work(shell, "--log-jobs", setup=setup)
     assert [line for line in lines if "looking up ann" in line]
-    assert not [line for line in lines if " done " in line]
-    _, lines = work(shell, "--log-level", "info", setup=setup)
-    assert [line for line in lines if " done " in line]
+    assert not [line for line in lines if " done  " in line]
+    _, lines = work(shell, "--log-jobs", "--log-level", "info", setup=setup)
+    assert [line for line in lines if " done  " in line]
 
 
 def test_a_configuration_that_disables_all_other_loggers_does_not_silence_the_worker(shell: Shell) -> None:
     setup = "logging.config.dictConfig({'version': 1})"
-    _, lines = work(shell, setup=setup)
-    assert [line for line in lines if " done " in line]
+    _, lines = work(shell, "--log-jobs", setup=setup)
+    assert [line for line in lines if " done  " in line]
 
 
 def test_levels_have_colours_on_a_terminal_only(shell: Shell) -> None:

@@ -50,7 +50,7 @@ class ErrorsTests(Topic):
         self.enqueue()
         # When jobs are asked for that are gone, then the error says what can be asked for
         with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
-            self.backend.jobs(self.queue, State.GONE)
+            self.backend.jobs(self.queue, State.GONE, limit=1)
         with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
             self.backend.purge(self.queue, [State.READY, State.GONE])
         # And nothing was done

@@ -8,6 +8,7 @@ from multiq.backend import Ack, Bury, Release, State
 from multiq.conformance.base import LONG, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.threads import HANGS, Background
+from multiq.errors import BackendUnavailable
 
 
 class LifecycleTests(Topic):
@@ -23,6 +24,29 @@ class LifecycleTests(Topic):
         self.enqueue(b"after")
         assert self.counts() == (2, 0, 0, 0)
         assert self.in_line(self.bodies(by=self.another_consumer()), [b"before", b"after"])
+
+    @promise("11.6")
+    def test_a_closed_backend_leaves_its_consumers_alone(self) -> None:
+        # Given a consumer with a lease and another one that waits, both of one backend
+        theirs = self.another_backend()
+        holder, sleeper = (self.another_consumer(backend=theirs) for _ in range(2))
+        self.enqueue()
+        lease = self.take(by=holder)
+        waiting = self.waiting(sleeper)
+        # When that backend is closed
+        theirs.close()
+        # Then the one waits on, or is told to try again, and gets the next job
+        job_id = self.enqueue()
+        try:
+            leases = self.woken(waiting)
+        except BackendUnavailable:
+            leases = sleeper.reserve(1, self.harness.patience)
+        ids = {lease.id, job_id} if self.can.disconnect_ends_lease else {job_id}
+        assert len(leases) == 1
+        assert leases[0].id in ids
+        # And the other one can settle what it holds, unless its lease ended with a connection
+        (answer,) = holder.settle([Ack(lease)])
+        assert answer is None or self.can.disconnect_ends_lease
 
     @promise("11.6")
     def test_a_backend_that_was_never_used_can_be_closed(self) -> None:

@@ -1,0 +1,83 @@
+"""Servers that want the password in the clear: they do not get it."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+import pytest
+
+from multiq.errors import BackendError
+from multiq.registry import open_backend
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+CANARY = "S3CR3T-canary"
+PROTOCOL_41 = 0x0200 | 0x8000 | 0x80000 | 0x8  # with plugins, secure connections and a database
+TLS = 0x0800
+
+
+def packet(number: int, payload: bytes) -> bytes:
+    return struct.pack("<I", len(payload))[:3] + bytes([number]) + payload
+
+
+def greeting(flags: int) -> bytes:
+    return packet(
+        0,
+        b"\x0a8.0.40\0" + struct.pack("<I", 7) + b"12345678\0" + struct.pack("<H", flags & 0xFFFF) + b"\x2d\x02\0"
+        + struct.pack("<H", flags >> 16) + b"\x15" + bytes(10) + b"123456789012\0mysql_native_password\0",
+    )  # fmt: skip
+
+
+class Impostor:
+    """Poses as a server, asks for another plugin, and keeps what it is sent."""
+
+    def __init__(self, plugin: bytes, flags: int = PROTOCOL_41) -> None:
+        self.received = b""
+        self._asks = packet(2, b"\xfe" + plugin + b"\0" + (b"\x04Password: " if plugin == b"dialog" else b""))
+        self._flags = flags
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _serve(self) -> None:
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                return
+            with connection, contextlib.suppress(OSError):
+                connection.settimeout(5)
+                connection.sendall(greeting(self._flags))
+                self.received += connection.recv(65536)
+                connection.sendall(self._asks)
+                self.received += connection.recv(65536)
+
+
+@pytest.fixture(params=[b"mysql_clear_password", b"dialog"], ids=bytes.decode)
+def impostor(request: pytest.FixtureRequest) -> Iterator[Impostor]:
+    with contextlib.closing(Impostor(request.param)) as impostor:
+        yield impostor
+
+
+def test_the_password_itself_is_not_sent_in_the_clear(impostor: Impostor) -> None:
+    url = f"mysql://ann:{CANARY}@127.0.0.1:{impostor.port}/jobs?timeout=1"
+    with open_backend(url) as backend, pytest.raises(BackendError) as caught:
+        backend.stats("q")
+    assert CANARY.encode() not in impostor.received
+    assert impostor.received
+    assert CANARY not in str(caught.value)
+
+
+def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Impostor) -> None:
+    url = f"mysql://ann:{CANARY}@127.0.0.1:{impostor.port}/jobs?timeout=1&tls=yes"
+    with open_backend(url) as backend, pytest.raises(BackendError, match=r"SSL|TLS"):
+        backend.stats("q")
+    assert impostor.received == b""
