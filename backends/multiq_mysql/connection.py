@@ -60,6 +60,7 @@ _FACTS = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHO
 _COMMAND = 16  # bytes of a packet beside the statements, at most
 _GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
 _TIDIED_EACH = 3600.0  # seconds
+_TIDIED_ON = 1.0  # seconds until the next ones are deleted where there were many
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
 _VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
 
@@ -166,6 +167,10 @@ class Database:
             return False
         self._tidied_at = now
         return True
+
+    def tidy_on(self) -> None:
+        """There are more than were deleted: look again soon, and not in an hour."""
+        self._tidied_at = time.monotonic() - _TIDIED_EACH + _TIDIED_ON
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""
@@ -283,7 +288,12 @@ class Session:
         while ticket is None:
             keys = self._book.new_stock()
             self.has_written_proof = True
-            self.ask(receipts.stock(keys))
+            try:
+                self.ask(receipts.stock(keys), *receipts.discard(self._book.rest()))
+            except pymysql.IntegrityError:  # some of the numbers are taken
+                if time.monotonic() >= self.deadline:
+                    raise
+                continue
             self._book.stocked(keys)
             ticket = self._book.ticket()
         self._ticket = ticket
@@ -386,6 +396,8 @@ class Connection:
             (found,) = session.ask(receipts.old(self._database.minute))
             if statement := receipts.tidy(found):
                 session.ask(statement)
+            if receipts.has_more(found):
+                self._database.tidy_on()
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
         except BaseException:

@@ -140,12 +140,7 @@ class MysqlConsumer(Consumer):
             self._interrupted = False
             return turn.answers, turn.leases
         try:
-            return turn.answers, self._wait_for_jobs(limit, give_up_at, has_looked=True)
-        except MultiqError:
-            # the verdicts are settled, and must not be again; the next reserve will say what is wrong
-            found = self._leases_in_doubt(self._turn_began + self._database.timeout)
-            self._claimed = found[limit:] or self._claimed
-            return turn.answers, found[:limit]
+            return turn.answers, self._wait_or_read_back(limit, give_up_at)
         except BaseException:
             self._doubts.begin(Batch(self._database, verdicts), turn.answers, None)  # the caller does not get them
             raise
@@ -182,6 +177,15 @@ class MysqlConsumer(Consumer):
                 self._interrupted = False
                 return []
             watch.sleep(self._database, self.queues, rings, self._wake_at(outlooks, give_up_at))
+
+    def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
+        """The verdicts are settled, and must not be again: what is wrong then is for the next reserve to say."""
+        try:
+            return self._wait_for_jobs(limit, give_up_at, has_looked=True)
+        except MultiqError:
+            found = self._leases_in_doubt(self._turn_began + self._database.timeout)
+            self._claimed = found[limit:] or self._claimed
+            return found[:limit]
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
         with self._database.borrowed() as connection:

@@ -78,7 +78,8 @@ _FULL = {
 _TABLES_GONE = {
     1054: "lacks a column that multiq made: somebody changed its tables, or they are another version's; "
     "run `multiq schema check`",
-    1146: "lacks a table that multiq made: somebody dropped it, or renamed it; run `multiq schema up`",
+    1146: "lacks a table that multiq made: somebody dropped it, or renamed it; put it back, or make an empty one: run "
+    "what `multiq schema show-sql` prints",
     1932: "cannot open a table of multiq's: look at the server's log",
 }
 

@@ -38,6 +38,7 @@ _KEPT = 24 * 60  # minutes
 _RENEWED = 60  # minutes; so a row in use is never old
 _FEWEST, _MOST = 8, 128  # tickets of a stock
 _SHIFT = 38  # bits of chance in a writer's number, below 25 bits of minutes
+_SLICE = 1_000  # rows that are deleted at a time
 
 
 class Receipt(NamedTuple):
@@ -112,6 +113,11 @@ class Book:
         first = self._writer()
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
+    def rest(self) -> range:
+        """The keys of the stock's rows that are left. No ticket of it is in doubt: with a lost reply it was closed."""
+        stock = self._stock
+        return range(stock.start - 1, stock.stop) if stock else stock
+
     def stocked(self, keys: range) -> None:
         """These rows are in the table, by a transaction of their own."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
@@ -130,6 +136,11 @@ def stock(keys: range) -> str:
     return render("stock", rows=Sql("),(".join([f"{key},0,0" for key in keys])))
 
 
+def discard(keys: range) -> list[str]:
+    """The statement that deletes what is left of a stock, if there was one."""
+    return [render("tidy", writers=keys)] if keys else []
+
+
 def asked(proofs: Iterable[Proof]) -> str:
     """The statement that looks for some."""
     return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}))
@@ -143,7 +154,12 @@ def found(proofs: Iterable[Proof], answer: Answer) -> dict[Proof, int]:
 
 def old(minute: int) -> str:
     """The statement that finds what is so old that nobody will ask for it."""
-    return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT)
+    return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT, limit=_SLICE)
+
+
+def has_more(answer: Answer) -> bool:
+    """Whether there may be more than ``old`` has found."""
+    return len(answer.rows) == _SLICE
 
 
 def tidy(answer: Answer) -> str | None:

@@ -31,6 +31,7 @@ from faults import (
 )
 from processes import until, worker
 from proxy import Hole, Latency, Pass, Proxy
+from pymysql.constants import CLIENT
 from servers.process import HOST
 from worker_app import app, nap
 
@@ -372,8 +373,15 @@ def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
         backend.enqueue(QUEUE, [new()])
         mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
         for call in (lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)):
-            with pytest.raises(BackendCorrupt, match="multiq schema"):
+            with pytest.raises(BackendCorrupt, match="multiq schema show-sql"):
                 call()
+        # and that is one
+        with mysql_server.client(place.name, client_flag=CLIENT.MULTI_STATEMENTS) as client, client.cursor() as cursor:
+            cursor.execute(backend.schema().sql())
+            while cursor.nextset():
+                pass
+        backend.enqueue(QUEUE, [new()])
+        assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
 # --- somebody holds what we want -------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLos
 from multiq.ids import new_ids
 from multiq.registry import open_backend
 from multiq_mysql.connection import Database
+from multiq_mysql.receipts import Book
 from multiq_mysql.waiting import Watch
 
 if TYPE_CHECKING:
@@ -340,6 +341,61 @@ def test_receipts_do_not_pile_up(
     assert count <= 1 + 8 + 1 + 32 - 20
 
 
+def test_tickets_do_not_pile_up_on_a_connection_that_acks_for_long(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    enqueue(backend, 400)
+    with backend.consumer([QUEUE]) as consumer:
+        for lease in consumer.reserve(400, 0):
+            assert consumer.settle([Ack(lease)]) == [None]
+    # Then there is one stock: 8, 32, and three of 128 were begun
+    ((stocks,),) = mysql_server.ask("SELECT COUNT(DISTINCT writer DIV 1024) FROM multiq_receipts", database=place.name)
+    ((rows,),) = mysql_server.ask("SELECT COUNT(*) FROM multiq_receipts", database=place.name)
+    assert stocks <= 2  # its numbers may lie on both sides of a bound
+    assert rows == 1 + 8 + 32 + 3 * 128 - 400
+
+
+def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
+    backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
+) -> None:
+    # Given more of them than one call deletes
+    week = (int(time.time()) // 60 - 7 * 24 * 60) << 38
+    many = ",".join(f"({week + number}, 0, 0)" for number in range(2500))
+    mysql_server.ask(f"INSERT INTO multiq_receipts VALUES {many}", database=place.name)  # noqa: S608
+    enqueue(backend)
+
+    def work() -> bool:
+        with backend.consumer([QUEUE]) as consumer:
+            assert consumer.settle([Release(lease) for lease in consumer.reserve(1, 30)]) == [None]
+        asked = "SELECT COUNT(*) FROM multiq_receipts WHERE writer < %s"
+        return mysql_server.ask(asked, week + 2500, database=place.name) == ((0,),)
+
+    # Then they are gone in seconds, and not in hours
+    until(work)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_stock_whose_numbers_are_taken_gets_others(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    """They are drawn from 2**38 a minute: at some thousand acks a second it happens every day."""
+    enqueue(backend, 1 + count)
+    drawn: list[int] = []
+    drawing = Book._writer
+
+    def draw_the_first_twice(self: Book) -> int:
+        drawn.append(drawn[0] + 3 if len(drawn) == 1 else drawing(self))
+        return drawn[-1]
+
+    monkeypatch.setattr(Book, "_writer", draw_the_first_twice)
+    with backend.consumer([QUEUE]) as consumer, backend.consumer([QUEUE]) as other:
+        first, *leases = consumer.reserve(1 + count, 0)
+        assert consumer.settle([Ack(first)]) == [None]
+        assert other.settle([Ack(lease) for lease in leases]) == [None] * count
+    assert len(drawn) == 3
+    assert backend.queues() == []
+
+
 @pytest.mark.parametrize("count", [1, 2])
 def test_acks_are_carried_out_without_their_tickets(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, count: int
@@ -424,6 +480,35 @@ def test_verdicts_of_an_exchange_that_fails_as_it_waits_count_when_they_are_repe
         assert answers == [None, None]
         # and only once
         assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * 2
+
+
+def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_count_when_they_are_repeated(
+    backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    enqueue(backend, 2)
+    with ours.consumer([QUEUE]) as consumer:
+        leases = consumer.reserve(2, 0)
+        verdicts: list[Verdict] = [Ack(leases[0]), Bury(leases[1])]
+
+        def interrupt(session: object) -> None:
+            raise KeyboardInterrupt
+
+        def feed() -> None:
+            """A claim whose reply is lost twice, so that it is read back, which somebody interrupts."""
+            enqueue(backend, 100)
+            proxy.arm(CutReply(after=b"COMMIT", times=2))
+            monkeypatch.setattr(consumer, "_leases_in_doubt", interrupt)
+
+        _while_it_waits(monkeypatch, feed)
+        with pytest.raises(KeyboardInterrupt):
+            consumer.exchange(verdicts, 100, 30)
+        assert not proxy.is_armed
+        monkeypatch.undo()
+        assert consumer.settle(verdicts) == [None, None]
+        # and only once
+        assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * 2
+        # and the leases are the next reserve's
+        assert {(lease.attempt, lease.crashes) for lease in consumer.reserve(100, 0)} == {(1, 0)}
 
 
 def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
