@@ -224,7 +224,6 @@ class Session:
         "_ticket",
         "deadline",
         "doubt",
-        "has_written_proof",
         "in_transaction",
         "is_broken",
         "proof",
@@ -251,7 +250,6 @@ class Session:
         self.in_transaction = False
         self.proof: Proof | None = None
         """Of the transaction that is being committed."""
-        self.has_written_proof = False
 
     def ask(self, *texts: str) -> list[Answer]:
         """Run statements, sent in one packet if they fit, and return their answers. The first error ends it."""
@@ -287,7 +285,6 @@ class Session:
         ticket = self._book.ticket()
         while ticket is None:
             keys = self._book.new_stock()
-            self.has_written_proof = True
             try:
                 self.ask(receipts.stock(keys), *receipts.discard(self._book.rest()))
             except pymysql.IntegrityError:  # some of the numbers are taken
@@ -308,7 +305,6 @@ class Session:
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
             self.proof = receipt = self._book.receipt()
-            self.has_written_proof = True
             texts = (*texts, receipt.sql(done))
             if not self.in_transaction:
                 answers = self.begin(*texts, "COMMIT")
@@ -365,6 +361,8 @@ class Connection:
                     opened = self._open(deadline)
                     packet = (self._database.max_packet or 0) - _COMMAND
                     session = Session(opened, deadline, packet=packet, book=self._book, doubt=doubt)
+                    if not self._tidy(session):
+                        continue
                     result = work(session)
                 except MultiqError:
                     self._clean_up(session)
@@ -386,12 +384,12 @@ class Connection:
                 except BaseException:
                     self._drop()  # half a reply may be on its way
                     raise
-                if session.has_written_proof and self._database.is_untidy():
-                    self._tidy(session)
                 return result
 
-    def _tidy(self, session: Session) -> None:
-        """Delete old receipts, which is no part of the call."""
+    def _tidy(self, session: Session) -> bool:
+        """Delete old receipts now and then, before a call: an interrupt loses no answer. False: the session is lost."""
+        if not self._book.is_used or not self._database.is_untidy():
+            return True
         try:
             (found,) = session.ask(receipts.old(self._database.minute))
             if statement := receipts.tidy(found):
@@ -400,9 +398,7 @@ class Connection:
                 self._database.tidy_on()
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
-        except BaseException:
-            self._drop()
-            raise
+        return not session.is_broken
 
     def ask(self, text: str) -> tuple[Any, ...]:
         """The rows of one statement that reads, outside a transaction."""

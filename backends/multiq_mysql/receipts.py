@@ -92,6 +92,11 @@ class Book:
         self._used = 0
         self._good_until = 0.0
 
+    @property
+    def is_used(self) -> bool:
+        """Whether this session has written any."""
+        return self._last is not None or bool(self._stock)
+
     def receipt(self) -> Receipt:
         """The next transaction's."""
         if self._last is None or abs(self._minute() - (self._last.writer >> _SHIFT)) > _RENEWED:

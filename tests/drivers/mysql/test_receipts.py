@@ -14,6 +14,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq.registry import open_backend
+from multiq_mysql import receipts
 from multiq_mysql.connection import Database
 from multiq_mysql.receipts import Book
 from multiq_mysql.waiting import Watch
@@ -364,14 +365,38 @@ def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
     mysql_server.ask(f"INSERT INTO multiq_receipts VALUES {many}", database=place.name)  # noqa: S608
     enqueue(backend)
 
-    def work() -> bool:
-        with backend.consumer([QUEUE]) as consumer:
-            assert consumer.settle([Release(lease) for lease in consumer.reserve(1, 30)]) == [None]
-        asked = "SELECT COUNT(*) FROM multiq_receipts WHERE writer < %s"
-        return mysql_server.ask(asked, week + 2500, database=place.name) == ((0,),)
+    with backend.consumer([QUEUE]) as consumer:
 
-    # Then they are gone in seconds, and not in hours
-    until(work)
+        def work() -> bool:
+            assert consumer.settle([Release(lease) for lease in consumer.reserve(1, 30)]) == [None]
+            asked = "SELECT COUNT(*) FROM multiq_receipts WHERE writer < %s"
+            return mysql_server.ask(asked, week + 2500, database=place.name) == ((0,),)
+
+        # Then they are gone in seconds, and not in hours
+        until(work)
+
+
+@pytest.mark.parametrize("verdict", [Ack, Bury])
+def test_who_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
+    backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, verdict: Any
+) -> None:
+    enqueue(backend, 2)
+
+    def interrupt(minute: int) -> str:
+        raise KeyboardInterrupt
+
+    with backend.consumer([QUEUE]) as consumer:
+        interrupted = []
+        leases = consumer.reserve(2, 0)
+        with monkeypatch.context() as patch:
+            patch.setattr(receipts, "old", interrupt)
+            for lease in leases:
+                try:
+                    assert consumer.settle([verdict(lease)]) == [None]
+                except KeyboardInterrupt:
+                    interrupted.append(lease)
+        assert len(interrupted) == 1
+        assert consumer.settle([verdict(lease) for lease in interrupted]) == [None]
 
 
 @pytest.mark.parametrize("count", [1, 2])
@@ -448,8 +473,10 @@ def test_old_receipts_are_deleted_though_somebody_holds_the_oldest_of_the_others
     mysql_server.ask("INSERT INTO multiq_receipts VALUES (%s, 1, 1), (%s, 1, 1)", week, today - 1, database=place.name)
     with mysql_server.client(place.name, autocommit=False) as other, other.cursor() as cursor:
         cursor.execute("UPDATE multiq_receipts SET number = 2 WHERE writer = %s", (today - 1,))
-        enqueue(backend)
-        _work_off(backend)
+        enqueue(backend, 2)
+        with backend.consumer([QUEUE]) as consumer:
+            for lease in consumer.reserve(2, 0):
+                assert consumer.settle([Ack(lease)]) == [None]
         seen = mysql_server.ask("SELECT writer FROM multiq_receipts WHERE writer < %s", today, database=place.name)
         assert seen == ((today - 1,),)
 
