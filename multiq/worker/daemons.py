@@ -128,17 +128,21 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs, job = call
-            if future.set_running_or_notify_cancel():
-                with self._lock:
+            with self._lock:  # as write_off: a call of a job that has ended is in _running by now, or is not made
+                is_left = job is not None and job.is_over and self._unfinished > self._most
+                if not is_left:
                     self._running[future] = job
+            if is_left:
+                future.cancel()
+            if future.set_running_or_notify_cancel():
                 try:
                     future.set_result(function(*args, **kwargs))
                 except BaseException as exc:  # noqa: BLE001 - the caller's
                     future.set_exception(exc)
-                with self._lock:
-                    is_written_off = self._running.pop(future, self) is self
-                if is_written_off:
-                    break  # others have taken its place
+            with self._lock:
+                is_written_off = not is_left and self._running.pop(future, self) is self
+            if is_written_off:
+                break  # others have taken its place
             del call, future, function, args, kwargs, job  # or they live on until the next call
             with self._lock:
                 self._unfinished -= 1

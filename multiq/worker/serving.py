@@ -6,7 +6,7 @@ address is this host's own unless somebody says otherwise.
 
 One thread serves all connections, because a probe must be answered whatever others do: each connection has a few
 seconds for its whole request and reply, and where there are as many as there may be, the next one takes the place of
-the oldest. Only the metrics, which ask the backend, are made by a second thread. See docs/decisions/0045.
+the oldest. Only the metrics, which ask the backend, are made by a second thread. See docs/decisions/0035.
 """
 
 from __future__ import annotations

@@ -137,3 +137,21 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
     barrier = threading.Barrier(2)
     assert sorted(each.result(10) for each in [pool.submit(barrier.wait, 10) for _ in range(2)]) == [0, 1]
     pool.shutdown()
+
+
+def test_a_thread_that_has_just_taken_the_call_of_an_ended_job_keeps_nobody_waiting() -> None:
+    # Given, time and again, a job that ends while threads are about to make its calls
+    for _ in range(300):
+        pool, go = DaemonThreads(2, "pool"), threading.Event()
+        job = JobTasks()
+        context = contextvars.copy_context()
+        context.run(job_tasks.set, job)
+        for _ in range(4):
+            context.run(pool.submit, go.wait, 60)
+        waiting = pool.submit(int)
+        job.is_over = True
+        pool.write_off()
+        # Then the call of another job is made
+        assert waiting.result(10) == 0
+        go.set()
+        pool.shutdown()

@@ -8,6 +8,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+import pytest
+
 from redis_backlog import Bystander
 
 from multiq.backend import Ack, NewJob
@@ -26,6 +28,7 @@ JOBS = 100_000
 BATCH = 1_000
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_jobs_due_at_once_are_handed_out_once_each_and_none_early(
     new_redis: Callable[..., RedisServer],
 ) -> None:

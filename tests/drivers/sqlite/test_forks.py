@@ -35,7 +35,7 @@ def fork(work):
     finally:
         os._exit(0)
 
-backend = SqliteBackend(sys.argv[1], timeout=5)
+backend = SqliteBackend(sys.argv[1], timeout=60)  # three threads write beside the children: some wait long
 """
 
 

@@ -105,6 +105,7 @@ def test_a_long_log_of_few_large_pages_is_started_over(backend: SqliteBackend, p
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
 @pytest.mark.parametrize("is_link", [False, True])
 def test_an_idle_consumer_has_the_kernels_hints_through_a_link_as_well(path: Path, is_link: bool) -> None:
+    path.touch()  # no file is made where a link leads
     with SqliteBackend(str(link_to(path) if is_link else path)) as backend:
         consumer = backend.consumer(["q"])
         consumer.reserve(1, 0.5)
