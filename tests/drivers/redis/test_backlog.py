@@ -9,7 +9,6 @@ import time
 from typing import TYPE_CHECKING
 
 import pytest
-
 from redis_backlog import Bystander
 
 from multiq.backend import Ack, NewJob
