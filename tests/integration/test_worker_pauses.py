@@ -40,7 +40,7 @@ def words(process: WorkerProcess, word: str) -> list[int]:
 
 def child_of(process: WorkerProcess, order: int = 0) -> int:
     """The pid of the child that was there first, or later."""
-    names = [line.split()[3] for line in process.log.splitlines() if " working " in line]
+    names = [line.split(" working ")[1].split()[0] for line in process.log.splitlines() if " working " in line]
     return int(names[order].rpartition(":")[2])
 
 

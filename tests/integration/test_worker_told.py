@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 TASKS = """
-import asyncio, os, signal, time
+import asyncio, os, signal, sys, time
 import multiq
 
 app = multiq.App()
@@ -55,7 +55,8 @@ def die() -> None:
 
 @app.task
 def nap() -> None:
-    print("napping", flush=True)
+    sys.stdout.write("napping\\n")  # in one piece: print writes the end of the line by itself
+    sys.stdout.flush()
     time.sleep(300)
 
 @app.task

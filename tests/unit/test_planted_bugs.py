@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import re
+
 import pytest
 
 from multiq.backend import NewJob
@@ -42,20 +45,26 @@ def test_the_test_that_is_about_a_bug_finds_it(bug: PlantedBug) -> None:
     assert not report.ok
 
 
-@pytest.fixture(scope="module")
-def walks() -> list[list[Step]]:
-    """The same ones each time, so that what they find is not a matter of luck."""
-    return draw_walks(MemoryBackend.declared, 60, real_time=False, derandomize=True)
+@functools.cache
+def walks(count: int) -> list[list[Step]]:
+    """The same ones each time, for one state of the sources: Hypothesis takes some of its values from these."""
+    return draw_walks(MemoryBackend.declared, count, real_time=False, derandomize=True)
 
 
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
-def test_random_walks_find_the_bug_without_having_heard_of_it(name: str, walks: list[list[Step]]) -> None:
-    # Given a backend with a bug
-    harness = PLANTED[name].harness()()
-    backend = harness.open()
-    # When it is compared with the model, then they differ, and the story of the walk is told
-    with pytest.raises(AssertionError, match=r"(?s)should be .*the walk, with this backend's answers:\n +1\. "):
-        take_walks(harness, backend, backend.capabilities, walks)
+def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
+    # When a backend with a bug is compared with the model, then they differ, and the story of the walk is told; what
+    # few walks happen to miss, more of them find
+    for count in (60, 200):
+        harness = PLANTED[name].harness()()
+        backend = harness.open()
+        try:
+            take_walks(harness, backend, backend.capabilities, walks(count))
+        except AssertionError as exc:
+            story = r"(?s)should be .*the walk, with this backend's answers:\n +1\. "
+            assert re.search(story, str(exc))  # noqa: PT017 - it is tried again if nothing is raised
+            return
+    pytest.fail("no walk has found it")
 
 
 def test_a_wire_without_a_bug_loses_and_doubles_nothing() -> None:

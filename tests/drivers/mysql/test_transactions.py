@@ -333,5 +333,5 @@ def test_sqlalchemys_errors_are_ours_too(
     from multiq.errors import BackendCorrupt
 
     mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
-    with engine.connect() as connection, pytest.raises(BackendCorrupt, match="multiq schema up"):
+    with engine.connect() as connection, pytest.raises(BackendCorrupt, match="multiq schema show-sql"):
         backend.enqueue("q", jobs(), connection=connection)
