@@ -13,9 +13,10 @@ pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits"
 # a command line on a SQLite file, a store on each backend, and which rows of a matrix of these are long
 pytest_plugins = ["shell", "stores", "turns"]
 
-if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # a shell starts what it puts into the background so, and everything that the tests start would inherit it
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# a shell starts what it puts into the background with these ignored, as nohup does, and what tests start inherits that
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, None), (signal.SIGHUP, None)):
+    if signal.getsignal(number) == signal.SIG_IGN:
+        signal.signal(number, usual or signal.SIG_DFL)
 
 
 # how long an example takes says how busy the machine is
