@@ -41,11 +41,11 @@ def serve(number):
 def shop(tmp_path: Path, url: str) -> Iterator[subprocess.Popen[bytes]]:
     """``multiq worker shop:app -p 2``, as from a service manager: no terminal, a group of its own."""
     (tmp_path / "shop.py").write_text(SHOP)
+    # compiled code counts as current if the source has its length and second: a version that is one character else may
+    environment = {**os.environ, "MULTIQ_URL": url, "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, "-m", "multiq", "worker", "shop:app", "-p", "2", "--log-jobs"]
     with (tmp_path / "log").open("wb") as log:
-        process = subprocess.Popen(
-            command, cwd=tmp_path, env={**os.environ, "MULTIQ_URL": url}, stderr=log, start_new_session=True
-        )
+        process = subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=log, start_new_session=True)
     try:
         yield process
     finally:

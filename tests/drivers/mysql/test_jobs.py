@@ -148,8 +148,8 @@ def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
 def test_round_trips_of_each_verb(backend: MysqlBackend, jobs: Jobs, packets: list[tuple[str, ...]]) -> None:
     consumer = backend.consumer(["q"])
     for _ in range(2):  # the first call after a receipt, once an hour, also looks for old ones
-        backend.enqueue("q", jobs(1))
-        backend.delete("q", "job-1")
+        (job_id,) = backend.enqueue("q", jobs(1))
+        backend.delete("q", job_id)
 
     def taken(verb: Callable[[], Any]) -> tuple[int, Any]:
         packets.clear()
