@@ -63,7 +63,9 @@ class _Liar(Backend):
 
     @classmethod
     def from_url(cls, url: object) -> Backend:  # type: ignore[override]
-        raise NotImplementedError
+        raise TypeError(
+            f"{cls.__name__} must be put over an open backend: name it planted:LIE@URL, got from_url({url!r})"
+        )
 
     def next(self) -> int:
         """0, 1, 2... for the jobs that go through here, in their order."""

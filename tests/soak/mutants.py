@@ -83,6 +83,17 @@ def _each_settle(consumer: Any, change: Callable[..., Any]) -> None:
         return change(self, verdicts, settle), leases
 
 
+def _leaving_out(is_left_out: Callable[[Any], bool]) -> Callable[..., Any]:
+    """Verdicts that are never sent, and answered as if they had counted."""
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        places = [at for at, verdict in enumerate(verdicts) if not is_left_out(verdict)]
+        lost = dict(zip(places, settle([verdicts[at] for at in places]), strict=True))
+        return [lost.get(at) for at in range(len(verdicts))]
+
+    return change
+
+
 def _each_lease(consumer: Any, change: Callable[[Any], Any]) -> None:
     @_wrap(consumer, "reserve")
     def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
@@ -177,12 +188,7 @@ def _forgets_answers(_backend: Any, consumer: Any) -> None:
 def _forgets_acks(_backend: Any, consumer: Any) -> None:
     """Some acks are never sent, and answered as if they were."""
 
-    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
-        sent = [verdict for verdict in verdicts if type(verdict).__name__ != "Ack" or _chance.random() > 0.02]
-        lost = dict(zip(map(id, sent), settle(sent), strict=True))  # of objects that live here until it returns
-        return [lost.get(id(verdict)) for verdict in verdicts]
-
-    _each_settle(consumer, change)
+    _each_settle(consumer, _leaving_out(lambda verdict: type(verdict).__name__ == "Ack" and _chance.random() < 0.02))
 
 
 def _short_leases(backend: Any, _consumer: Any) -> None:
@@ -264,12 +270,7 @@ def _keeps_leases(backend: Any, consumer: Any) -> None:
     """Some jobs are reserved for an hour, and never settled."""
     _each_new_job(backend, lambda job: msgspec.structs.replace(job, ttr=3600.0) if _chance.random() < 0.01 else job)
 
-    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
-        sent = [verdict for verdict in verdicts if verdict.lease.ttr < 3600]
-        lost = dict(zip(map(id, sent), settle(sent), strict=True))
-        return [lost.get(id(verdict)) for verdict in verdicts]
-
-    _each_settle(consumer, change)
+    _each_settle(consumer, _leaving_out(lambda verdict: verdict.lease.ttr >= 3600))
 
 
 def _is_late(backend: Any, _consumer: Any) -> None:
@@ -298,6 +299,20 @@ def _takes_its_time(_backend: Any, consumer: Any) -> None:
         return original(self, verdicts)
 
 
+def _believes_in_tickets(_backend: Any, _consumer: Any) -> None:
+    """MySQL: after a lost reply, an ack has counted whatever its ticket says."""
+    from multiq_mysql.receipts import Ticket
+
+    Ticket.done = lambda _self, _rows: 1  # type: ignore[method-assign, assignment]
+
+
+def _ignores_tickets(_backend: Any, _consumer: Any) -> None:
+    """MySQL: after a lost reply, an ack has not counted whatever its ticket says."""
+    from multiq_mysql.receipts import Ticket
+
+    Ticket.done = lambda _self, _rows: None  # type: ignore[method-assign, assignment]
+
+
 def _deletes_another(backend: Any, _consumer: Any) -> None:
     """A delete takes some other job of the queue along."""
     from multiq.backend import State
@@ -322,6 +337,8 @@ MUTANTS = {
     "short leases": Mutant("I4", _short_leases),
     "believes stale verdicts": Mutant("I5", _believes_stale_verdicts),
     "forgets answers": Mutant("I5", _forgets_answers),
+    "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",)),
+    "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",)),
     "hands out the second": Mutant("I6", _hands_out_the_second),
     "forgets priorities": Mutant("I7", _forgets_priorities),
     "hurries": Mutant("I8", _hurries),

@@ -22,6 +22,20 @@ def held(name: str, url: str) -> list[tuple[int, str]]:
     return list(_READERS[name](url))
 
 
+def connect_mysql(url: str) -> Any:
+    """A PyMySQL connection to the database of a URL."""
+    import pymysql
+
+    parts = urlsplit(url)
+    return pymysql.connect(
+        host=parts.hostname or "",
+        port=parts.port or 3306,
+        user=unquote(parts.username or ""),
+        password=unquote(parts.password or ""),
+        database=unquote(parts.path.strip("/")),
+    )
+
+
 def _number(*raw: bytes | str | None) -> int:
     for data in raw:
         found = _MARK.search(data.encode() if isinstance(data, str) else data or b"")
@@ -42,17 +56,7 @@ def _of_sqlite(url: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_mysql(url: str) -> Iterator[tuple[int, str]]:
-    import pymysql
-
-    parts = urlsplit(url)
-    connection = pymysql.connect(
-        host=parts.hostname or "",
-        port=parts.port or 3306,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=unquote(parts.path.strip("/")),
-    )
-    with contextlib.closing(connection), connection.cursor() as cursor:
+    with contextlib.closing(connect_mysql(url)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT state, body FROM multiq_jobs")
         for state, body in cursor.fetchall():
             yield _number(body), _STATES_OF_SQL.get(state, str(state))

@@ -27,7 +27,7 @@ import psutil
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent)]
 
-from proxy import CutReply, Latency, Pass, Proxy  # noqa: E402
+from proxy import CutReply, CutRequest, Latency, Pass, Proxy  # noqa: E402
 from servers.beanstalk import BeanstalkServer  # noqa: E402
 from servers.mysql import MysqlServer  # noqa: E402
 from servers.redis import RedisServer  # noqa: E402
@@ -42,6 +42,8 @@ from multiq.soak.invariants import Setting  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+
+    from proxy import Fault
 
     from multiq.soak.checking import Verdict
 
@@ -202,7 +204,7 @@ class Nemesis:
         if not gentle:
             faults.append(self._kill_worker)
         if store.proxy is not None:
-            faults += [self._cut, self._freeze_links, self._slow_down, self._lose_a_reply, self._lose_a_reply]
+            faults += [self._cut, self._freeze_links, self._slow_down, self._lose_a_reply, self._lose_a_request]
         if store.server is not None and not gentle:
             faults += [self._pause_server, self._restart_server]
         for kind, do in store.own_faults.items():
@@ -280,10 +282,17 @@ class Nemesis:
         self._store.proxy.mode = Pass()
 
     def _lose_a_reply(self) -> None:
-        """The server does what it is asked, and nobody hears of it."""
+        """The server does what it is asked, and its replies do not arrive."""
+        self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
+
+    def _lose_a_request(self) -> None:
+        """The server is never asked, and its clients cannot know that."""
+        self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
+
+    def _cut_some(self, fault: Fault) -> None:
         assert self._store.proxy is not None
         self._note("cut", "link", 3.0)
-        self._store.proxy.arm(CutReply(at=self._chance.choice([0, 3]), nth=self._chance.randrange(1, 20)))
+        self._store.proxy.arm(fault)
         time.sleep(0.5)
         self._store.proxy.disarm()
 

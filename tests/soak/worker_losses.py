@@ -25,13 +25,14 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 HERE = Path(__file__).parent
 APPS = HERE.parent / "integration"
 sys.path += [str(HERE.parent), str(APPS)]
 
 from losses_app import TTR, WAYS, akiller, alasting, alimited, app, ashort, killer, lasting, limited, short  # noqa: E402
+from soak.raw_stores import connect_mysql  # noqa: E402
 from stores import NAMES, STORES  # noqa: E402
 
 if TYPE_CHECKING:
@@ -257,17 +258,7 @@ def _rows_of_redis(url: str) -> int:
 
 
 def _rows_of_mysql(url: str) -> int:
-    import pymysql
-
-    parts = urlsplit(url)
-    connection = pymysql.connect(
-        host=parts.hostname or "",
-        port=parts.port or 3306,
-        user=unquote(parts.username or ""),
-        password=unquote(parts.password or ""),
-        database=unquote(parts.path.strip("/")),
-    )
-    with contextlib.closing(connection), connection.cursor() as cursor:
+    with contextlib.closing(connect_mysql(url)) as connection, connection.cursor() as cursor:
         cursor.execute("SELECT count(*) FROM multiq_jobs")
         row = cursor.fetchone()
         return int(row[0]) if row else 0
