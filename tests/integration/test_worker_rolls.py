@@ -161,9 +161,9 @@ program = subprocess.Popen(["sleep", "300"])
 time.sleep(0.1)
 for each in (child, program):
     each.terminate()
-child.join(5)
+child.join(30)
 try:
-    program.wait(5)
+    program.wait(30)
 except subprocess.TimeoutExpired:
     pass
 with open("ended", "a") as ended:

@@ -122,7 +122,14 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
     job = JobTasks()
     context = contextvars.copy_context()
     context.run(job_tasks.set, job)
-    left = [context.run(pool.submit, go.wait, 60) for _ in range(4)]
+    begun = threading.Semaphore(0)
+
+    def run() -> bool:
+        begun.release()
+        return go.wait(60)
+
+    left = [context.run(pool.submit, run) for _ in range(4)]
+    assert [begun.acquire(timeout=60) for _ in range(2)] == [True, True]  # two run, and two wait
     waiting = [pool.submit(int) for _ in range(3)]
     assert not any(each.done() for each in waiting)
     # When it has ended
