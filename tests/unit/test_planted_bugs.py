@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
+import time
 import zlib
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from multiq.backend import NewJob
+from multiq.conformance import Harness
 from multiq.conformance.planted import PLANTED, PlantedBug
 from multiq.conformance.runner import run_harness
 from multiq.conformance.walk_steps import Step, draw_walks
 from multiq.conformance.walks import take_walks
 from multiq.conformance.wired import WiredBackend
 from multiq.ids import new_id
-from multiq.memory import JobQueue, MemoryBackend, Store
+from multiq.memory import JobQueue, MemoryBackend, MemoryConsumer, Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
+
+    from multiq.backend import Lease
 
 _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_the_moment")
 
@@ -91,6 +96,42 @@ def test_each_planted_backend_works_but_for_its_bug() -> None:
         with bug.open(name="a") as backend, bug.open(name="a") as other:
             (job_id,) = backend.enqueue("q", [NewJob(b"x", new_id())])
             assert [lease.id for lease in other.consumer(["q"]).reserve(1, 0)] == [job_id], bug.name
+
+
+class LooksNowAndThen(MemoryConsumer):
+    """Looks every eight seconds, and is woken by nothing but an interrupt."""
+
+    def __init__(self, *parts: Any) -> None:
+        super().__init__(*parts)
+        self._told = threading.Event()
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        give_up_at = time.monotonic() + timeout
+        while not (leases := super().reserve(limit, 0)) and (left := give_up_at - time.monotonic()) > 0:
+            if self._told.wait(min(left, 8.0)):
+                break
+        self._told.clear()
+        return leases
+
+    def interrupt(self) -> None:
+        self._told.set()
+
+
+class LooksNowAndThenBackend(MemoryBackend):
+    def consumer(self, queues: Sequence[str]) -> LooksNowAndThen:
+        return LooksNowAndThen(self._store, queues)
+
+
+class LooksNowAndThenHarness(Harness):
+    def open(self) -> LooksNowAndThenBackend:
+        return LooksNowAndThenBackend(name=self.prefix)
+
+
+@pytest.mark.long
+def test_a_consumer_that_does_not_notice_the_end_of_a_lease_is_found() -> None:
+    report = run_harness(LooksNowAndThenHarness, select=["once its lease has ended"])
+    (row,) = report.failed
+    assert "had its job late" in (row.reason or "")
 
 
 def test_planting_leaves_the_honest_backend_alone() -> None:

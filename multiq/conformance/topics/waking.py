@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq.backend import Abandon, Ack, GiveBack, Release, State
+from multiq.backend import Abandon, Ack, GiveBack, Release, State, Touch
 from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.marks import NotTriedError
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from multiq.conformance.threads import Background
 
 WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it
+LEASE_LATE = 1.0  # seconds after its end at which a lease's job is ready at the latest (4.2)
 BASELINES = 5  # times what this machine needs now to hand a job to who asks for it: more is no fault of waking
 TRIES = 3
 GOOD = 2  # of them: a look now and then may be at the right moment once
@@ -78,6 +79,22 @@ class WakingTests(Topic):
         delay = self.short_delay
         later = delay + self.can.delay_resolution  # rounded up
         self._in_time(lambda: self._wakes(partial(self._given_soon, what, delay), after=later), good=1)
+
+    @promise("3.10", "3.7", "4.2")
+    def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
+        if not self.harness.real_time:
+            self.does_not_apply("its clock is moved by hand")
+        # Given a job in another consumer's hands, whose lease begins anew while a consumer waits
+        ttr = self.short_ttr
+
+        def prepared() -> Callable[[Backend], object]:
+            self.enqueue(ttr=ttr)
+            holder = self.another_consumer()
+            lease = self.take(by=holder)
+            return lambda _: holder.settle([Touch(lease)])
+
+        # When nobody settles, then the waiting consumer has it in time after the lease's end
+        self._in_time(lambda: self._wakes(prepared, after=ttr + LEASE_LATE), good=1)
 
     @promise("3.10", "2.7")
     @requires("transactional_enqueue")
