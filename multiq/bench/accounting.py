@@ -56,6 +56,8 @@ class Evidence(msgspec.Struct, kw_only=True):
     """How many of those were found after the workload was done with its queue, which should have been empty then."""
     left: Mapping[str, int | None] = {}
     """State -> jobs that the store counted in it when the workload was done; None: it cannot tell."""
+    elsewhere: Mapping[str, int | None] = {}
+    """Queue that was not there before the work -> jobs that the store counts in it after the work; None: it cannot."""
     purged: int = 0
     """How many the store then said that it had deleted, when it was told to delete all but reserved jobs."""
     fails: Mapping[int, int] = {}
@@ -210,13 +212,23 @@ class _Ledger:
     def left_over(self) -> Violation | None:
         """In the store although all work is done. Where the work broke off, that is no news."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
-        if self._evidence.complaint is not None or not (after or left or purged):
+        if self._evidence.complaint is not None or not (after or left or purged or self._evidence.elsewhere):
             return None
+        if not (after or left or purged):
+            return self._left_elsewhere()
         states = ", ".join(f"{count} {state}" for state, count in self._evidence.left.items() if count)
         counted = f"the store counts {states}" if states else "the store counts none"
         example = f"when all work was done, {counted}, and hands out {after or 'none'}"
         example += f"; a purge then deletes {purged}" if purged else ""
         return Violation("left over", max(after, left, purged), example)
+
+    def _left_elsewhere(self) -> Violation:
+        """In queues that no job was sent to."""
+        queue, count = next(iter(self._evidence.elsewhere.items()))
+        jobs = "jobs, and does not say how many" if count is None else many(count, "job")
+        total = sum(1 if count is None else count for count in self._evidence.elsewhere.values())
+        example = f"when all work was done, the store had {jobs} in queue {queue!r}, which was not there before"
+        return Violation("left over", max(1, total), example)
 
     # --- small questions ---
 

@@ -67,9 +67,14 @@ class Entrant(msgspec.Struct):
     def url(self) -> str:
         return self.place.url
 
+    @property
+    def prefix(self) -> str:
+        """What the names of all queues of this run begin with."""
+        return f"multiq.bench.{self.mark}."
+
     def queue(self, word: str) -> str:
         """A queue of this run. Raises ``QueueInUse`` where it holds jobs the first time, ``BackendError``."""
-        name = f"multiq.bench.{self.mark}.{word}"
+        name = f"{self.prefix}{word}"
         if name not in self.queues:
             if not self.is_ours:
                 self._refuse_if_used(name)

@@ -176,6 +176,13 @@ class _TwinUncounted(_TwinLeft):
         return msgspec.structs.replace(self._inner.stats(queue), delayed=0)
 
 
+@_lie("shadowed", "stores every job a second time in another queue, which nobody works off")
+class _Shadowed(_Liar):
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
+        self._inner.enqueue(f"{queue}.shadow", [_twin(job) for job in jobs])
+        return super().enqueue(queue, jobs, connection=connection)
+
+
 @_lie("buried-for-acked", "buries every second job that is acked, and cannot say what it holds")
 class _BuriedForAcked(_Liar):
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:

@@ -297,7 +297,8 @@ class _Race:
     def _stage(self, entrant: Entrant, word: str) -> Stage:
         self._count += 1
         word = f"{word}-{self._count}"
-        return Stage(self._apps[entrant.name], entrant.place, entrant.queue(word), self._folder / word)
+        own = "" if entrant.is_ours else entrant.prefix
+        return Stage(self._apps[entrant.name], entrant.place, entrant.queue(word), self._folder / word, own=own)
 
     def _say(self, what: str, entrant: Entrant) -> None:
         self._tell(what, entrant.name, self._seconds)

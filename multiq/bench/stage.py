@@ -99,9 +99,12 @@ class Crew:
 class Stage:
     """What a workload works with. *app* is this process's own, for looking and tidying up; *folder* is made here."""
 
-    def __init__(self, app: BenchApp, place: Place, queue: str, folder: Path) -> None:
+    def __init__(self, app: BenchApp, place: Place, queue: str, folder: Path, *, own: str = "") -> None:
+        """*own* is what the names of queues begin with that nobody but this run can have made."""
         self.app = app
         self.queue = queue
+        self._own = own
+        self._there_before = set(app.backend.queues())
         self.evidence = Evidence(sent=[], runs=[])
         self._place = place
         self._folder = folder
@@ -220,10 +223,19 @@ class Stage:
         self.evidence.emptied += found
         self.evidence.found_after = len(found)
         self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # whatever it counts, here as well
+        self.evidence.elsewhere = dict(self._removed_elsewhere())
         return self.evidence
 
-    def _counts(self) -> dict[str, int | None]:
-        stats = self.app.queue(self.queue).stats()
+    def _removed_elsewhere(self) -> Iterator[tuple[str, int | None]]:
+        """The queues that came to be meanwhile, and what the store counts in them. They hold nothing any more then."""
+        for name in sorted(set(self.app.backend.queues()) - self._there_before - {self.queue}):
+            if name.startswith(self._own):
+                counts = self._counts(name).values()
+                yield name, None if None in counts else sum(count for count in counts if count is not None)
+                self.app.backend.purge(name, list(_STORED))
+
+    def _counts(self, queue: str = "") -> dict[str, int | None]:
+        stats = self.app.backend.stats(queue or self.queue)
         return {state: getattr(stats, state) for state in STORED_STATES}
 
     def _numbers(self) -> array[int]:

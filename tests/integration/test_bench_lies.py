@@ -26,6 +26,7 @@ KINDS = {
     "stored-twice": {"doubled"},
     "twin-left": {"left over"},
     "twin-uncounted": {"left over"},
+    "shadowed": {"left over"},
     "buried-for-acked": {"left over"},
     "kept-back": {"lost", "left over"},
     "swallowed": {"lost"},
