@@ -280,7 +280,18 @@ def overdue(script: Script) -> None:
 
 def growing(script: Script) -> None:
     for number in range(10):
-        script.note(1 + number / 10, "memory", target="worker.1", value=50 + 4 * number, priority=number * 1000)
+        script.note(1 + number / 10, "memory", target="worker.1", value=50 + 4 * number)
+
+
+def keeping_files(script: Script) -> None:
+    for number in range(10):
+        script.note(1 + number / 10, "files", target="worker.1", value=10 + 8 * number)
+
+
+def of_another_queue(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.call(0.2, 0.3, "claim", queue="other", answer={"jobs": (7,), "tokens": ("t7",), "attempts": (1,)})
+    script.run(0.3, 0.4, 7)
 
 
 BROKEN: list[tuple[str, Callable[[Script], None]]] = [
@@ -288,6 +299,7 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I1", lost_in_the_middle),
     ("I2", invented),
     ("I2", changed),
+    ("I2", of_another_queue),
     ("I2", refused_and_run),
     ("I3", acked_twice),
     ("I3", run_after_the_ack),
@@ -311,7 +323,15 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I15", untyped),
     ("I15", overdue),
     ("I18", growing),
+    ("I18", keeping_files),
 ]
+
+
+def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
+    script = Script()
+    for number, value in enumerate([50, 52, 51, 90, 52, 51, 53, 90, 52, 52]):
+        script.note(1 + number / 10, "memory", target="worker.1", value=value)
+    assert script.broken() == set()
 
 
 @pytest.mark.parametrize(("invariant", "story"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
