@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import multiq
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
-from multiq.errors import EnqueueUncertain, JobNotFound, JobReserved, LeaseLost, MultiqError
+from multiq.errors import (
+    BackendUnavailable,
+    EnqueuePartial,
+    EnqueueUncertain,
+    JobNotFound,
+    JobReserved,
+    LeaseLost,
+    MultiqError,
+)
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
@@ -120,10 +128,10 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
     op = caller.recorder.invoke("enqueue", **asked)
     try:
         result = work()
-    except EnqueueUncertain as exc:
-        caller.recorder.answer("info", "enqueue", op, err=f"EnqueueUncertain: {exc}"[:300])
-    except multiq.MultiqError as exc:
-        # no other error leaves open whether the jobs are there
+    except (EnqueueUncertain, EnqueuePartial, BackendUnavailable) as exc:  # it may have gone away after it did it
+        caller.recorder.answer("info", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
+        time.sleep(0.05)
+    except multiq.MultiqError as exc:  # it was refused
         caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
     except Exception as exc:  # noqa: BLE001 - the history says what it was

@@ -7,6 +7,7 @@ which ends as soon as its invariant is violated, and says which were caught, by 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
@@ -169,14 +170,14 @@ def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
-    """An enqueue that has stored its jobs says that there is no server."""
-    from multiq.errors import BackendUnavailable
+    """An enqueue that has stored its jobs says that there is no room for them."""
+    from multiq.errors import BackendFull
 
     @_wrap(backend, "enqueue")
     def _enqueue(original: Any, *args: Any, **more: Any) -> Any:
         ids = original(*args, **more)
         if _chance.random() < 0.02:
-            raise BackendUnavailable("planted")
+            raise BackendFull("planted")
         return ids
 
 
@@ -589,6 +590,19 @@ MUTANTS = {
 }
 
 
+def table(results: list[dict[str, Any]]) -> str:
+    """Which mutants were caught on which backend, after how many seconds; the last result of each counts."""
+    seconds = {
+        (result["mutant"], result["backend"]): f"{result['seconds']}" if result["caught"] else "**missed**"
+        for result in results
+    }
+    lines = [f"| planted bug | found by | {' | '.join(BACKENDS)} |", "| --- | --- |" + " --- |" * len(BACKENDS)]
+    for name, mutant in MUTANTS.items():
+        cells = [seconds.get((name, backend), "?") if backend in mutant.backends else "-" for backend in BACKENDS]
+        lines.append(f"| {name} | {mutant.invariant} | {' | '.join(cells)} |")
+    return "Seconds until it was found (-: the bug cannot be there; ?: not run):\n\n" + "\n".join(lines)
+
+
 def main() -> int:
     """A short soak for each mutant and backend that was asked for; 1 if one was not caught by its invariant."""
     import argparse
@@ -597,7 +611,8 @@ def main() -> int:
     from pathlib import Path
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from soak.run_soak import soak
+    from soak.page import renew
+    from soak.run_soak import keep, soak
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("backends", nargs="*", default=["sqlite"])
@@ -605,7 +620,11 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=20.0, help="of load with faults, at most (default: 20)")
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--into", type=Path, help="append a line of JSON for each to this file")
+    parser.add_argument("--keep", type=Path, help="keep the histories in this folder, cut down")
+    parser.add_argument("--page", action="store_true", help="renew the table of docs/reliability.md, by all of --into")
     options = parser.parse_args()
+    if options.page and options.into is None:
+        parser.error("--page needs --into")
     missed = 0
     for name in options.mutant or MUTANTS:
         mutant = MUTANTS[name]
@@ -630,6 +649,11 @@ def main() -> int:
                 line = {"mutant": name, "backend": backend, "invariant": mutant.invariant, "caught": is_caught}
                 with options.into.open("a") as file:
                     file.write(json.dumps({**line, "seconds": round(took), "red": found}) + "\n")
+            if options.keep is not None and is_caught:
+                violations = {mutant.invariant: verdict.violations[mutant.invariant]}
+                keep(dataclasses.replace(verdict, violations=violations), backend, name, options.keep)
+    if options.page:
+        renew("mutants", table([json.loads(line) for line in options.into.read_text().splitlines()]))
     return 1 if missed else 0
 
 

@@ -1,9 +1,11 @@
 """The soak on servers of its own: real workers, producers and consumers, faults, and a history that is checked.
 
 ``python tests/soak/run_soak.py redis --seconds 60 --seed 7``; without names all four backends, one after the other.
+``make soak MINUTES=60`` divides the minutes among them, writes a report, and renews the tables of docs/reliability.md.
 
 Load with faults, then everything is healed, load without faults, the producers stop, the store is drained, its raw
-data is read, and the history is judged. A history with violations is kept, and its folder named.
+data is read, and the history is judged. A history with violations is kept in tests/soak/histories, cut down to the
+jobs that it is about, and its folder is named.
 """
 
 from __future__ import annotations
@@ -17,6 +19,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 HERE = Path(__file__).parent
 if str(HERE.parent) not in sys.path:
     sys.path[:0] = [str(HERE.parent)]
@@ -25,13 +29,17 @@ from proxy import Proxy  # noqa: E402
 from servers.beanstalk import BeanstalkServer  # noqa: E402
 from servers.mysql import MysqlServer  # noqa: E402
 from servers.redis import RedisServer  # noqa: E402
+from soak.page import conditions, renew  # noqa: E402
 from soak.raw_stores import held  # noqa: E402
 
 from multiq.registry import open_backend  # noqa: E402
-from multiq.soak.campaign import Plan  # noqa: E402
+from multiq.soak.campaign import Plan, setting_for  # noqa: E402
 from multiq.soak.campaign import soak as run  # noqa: E402
+from multiq.soak.checking import check  # noqa: E402
+from multiq.soak.history import cut, write  # noqa: E402
 from multiq.soak.load import Load  # noqa: E402
 from multiq.soak.nemesis import OF_LINKS, OF_WORKERS  # noqa: E402
+from multiq.soak.report import markdown, outcome  # noqa: E402
 from multiq.soak.site import Site  # noqa: E402
 from multiq_redis.scripts import script  # noqa: E402
 
@@ -40,6 +48,8 @@ if TYPE_CHECKING:
 
     from multiq.soak.checking import Verdict
 
+HISTORIES = HERE / "histories"
+_KEPT = 3  # jobs of each violated invariant, in a history that is kept
 TIMEOUT = 2.0  # seconds that a call may take
 GENTLE = (*(name for name in OF_WORKERS if name != "kill worker"), *OF_LINKS)
 
@@ -134,29 +144,59 @@ def soak(
         return run(site, Load(**settings), plan)
 
 
+def keep(verdict: Verdict, driver: str, why: str, folder: Path = HISTORIES) -> list[Path]:
+    """For each violated invariant its smallest history, to be replayed by the tests from now on."""
+    folder.mkdir(exist_ok=True)
+    kept = []
+    for name, violations in verdict.violations.items():
+        numbers = {one.number for one in violations[:_KEPT] if one.number is not None}
+        events = cut(verdict.events, numbers) if numbers else list(verdict.events)
+        setting = setting_for(driver, Load(folder="", seed=0, timeout=TIMEOUT))
+        if name not in check(events, setting).violations:
+            events = list(verdict.events)  # of an order of jobs, which these alone do not show
+        path = folder / f"{name}-{driver}-{why.replace(' ', '-')}.jsonl.gz"
+        write(path, events)
+        kept.append(path)
+    return kept
+
+
 def main() -> int:
     options = _arguments()
-    failed = 0
-    for name in options.backends or sorted(SITES):
+    names = options.backends or sorted(SITES)
+    seconds = options.seconds if options.minutes is None else 60 * options.minutes / len(names)
+    outcomes = []
+    for name in names:
         seed = random.randrange(10**6) if options.seed is None else options.seed
+        print(f"{name}: seed {seed}, {seconds:g} s", flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"multiq-soak-{name}-"))
-        verdict = soak(name, folder, seconds=options.seconds, seed=seed, faults=GENTLE if options.gentle else None)
-        print(f"{name}: seed {seed}\n{verdict.report()}", flush=True)
+        verdict = soak(name, folder, seconds=seconds, seed=seed, faults=GENTLE if options.gentle else None)
+        print(verdict.report(), flush=True)
+        if not verdict.is_clean:
+            for path in keep(verdict, name, f"seed {seed}"):
+                print(f"kept {path}", flush=True)
         if verdict.is_clean and not options.keep:
             shutil.rmtree(folder)
         else:
             print(f"the history is in {folder}", flush=True)
-        failed += not verdict.is_clean
-    return 1 if failed else 0
+        outcomes.append(outcome(verdict, seconds))
+    if options.report is not None:
+        options.report.write_bytes(msgspec.json.format(msgspec.json.encode(outcomes), indent=2))
+        options.report.with_suffix(".md").write_text(markdown(outcomes))
+    if options.page:
+        renew("soak", f"{conditions()}\n\n{markdown(outcomes)}")
+    return 0 if all(one.is_clean for one in outcomes) else 1
 
 
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("backends", nargs="*", metavar="BACKEND", help=f"of {', '.join(SITES)}; default: all")
-    parser.add_argument("--seconds", type=float, default=60.0, help="of load with faults (default: 60)")
+    parser.add_argument("--seconds", type=float, default=60.0, help="of load with faults, for each (default: 60)")
+    parser.add_argument("--minutes", type=float, help="of load with faults, divided among the backends")
     parser.add_argument("--seed", type=int, help="default: another one each time, which is printed")
     parser.add_argument("--gentle", action="store_true", help="kill no worker and no server")
-    parser.add_argument("--keep", action="store_true", help="keep the history also if nothing is wrong with it")
+    parser.add_argument("--keep", action="store_true", help="keep the folder also if nothing is wrong with its history")
+    parser.add_argument("--report", type=Path, metavar="FILE.json", help="write the figures there, and as Markdown")
+    parser.add_argument("--page", action="store_true", help="renew the tables of docs/reliability.md")
     return parser.parse_args()
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.soak.checking import check
-from multiq.soak.history import Event, Recorder, about, read, write
+from multiq.soak.history import Event, Recorder, about, cut, read, replay, write
 from multiq.soak.invariants import INVARIANTS, Setting
 
 if TYPE_CHECKING:
@@ -386,5 +386,7 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     events = read(tmp_path)
     assert [event.f for event in events] == ["healed", "enqueue", "enqueue", "healed"]
     assert about(events, 2)[0].digests == ("b",)
-    write(tmp_path / "kept.jsonl", events[1:3])
-    assert len(read(tmp_path)) == 6
+    assert len(cut(events, {2})) == 4
+    assert len(cut(events, {3})) == 2
+    write(tmp_path / "kept.jsonl.gz", events[1:3])
+    assert replay(tmp_path / "kept.jsonl.gz") == events[1:3]
