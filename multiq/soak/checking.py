@@ -65,7 +65,9 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["run again"] += max(0, len(story.runs) - 1)
         figures["recovered"] += not story.is_stored and bool(story.runs)
         figures["left"] += bool(story.at_rest)
-    kinds = Counter(f"fault {fault.kind}" for fault in stories.faults)
+    kinds = Counter(event.kind for event in stories.notes["struck"])
+    figures["faults"] = sum(kinds.values())
+    kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}
 
 

@@ -6,6 +6,7 @@ of ``time.monotonic_ns`` compare.
 
 from __future__ import annotations
 
+import gzip
 import operator
 import os
 import time
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Collection, Iterable, Sequence
     from pathlib import Path
     from typing import Any
 
@@ -68,6 +69,8 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     """Of an audit: the states of its jobs."""
 
 
+_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "residue", "untyped", "audit"})
+
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -110,15 +113,39 @@ def read(folder: Path) -> list[Event]:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Keep these events, for a history that is replayed."""
-    path.write_bytes(b"".join(_encode(event) + b"\n" for event in events))
+    """Keep these events, compressed, for a history that is replayed."""
+    path.write_bytes(gzip.compress(b"".join(_encode(event) + b"\n" for event in events), mtime=0))
+
+
+def replay(path: Path) -> list[Event]:
+    """What ``write`` has kept."""
+    return [_decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def cut(events: Sequence[Event], numbers: Collection[int]) -> list[Event]:
+    """What a history says of these jobs, and of none in particular: calls about them with their answers, faults."""
+    kept: list[Event] = []
+    calls: set[tuple[str, int]] = set()
+    for event in events:
+        if (event.proc, event.op) in calls or (not event.jobs and event.f in _OF_NO_JOB):
+            kept.append(event)
+        elif any(number in numbers for number in event.jobs):
+            kept.append(event)
+            if event.op:
+                calls.add((event.proc, event.op))
+    return kept
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
-    """What a history says of one job, cut down to that job."""
+    """What a history says of one job, cut down to that job, with the answers to calls about it."""
     found = []
+    calls: set[tuple[str, int]] = set()
     for event in events:
-        if number in event.jobs:
+        if not event.jobs and (event.proc, event.op) in calls:
+            found.append(event)
+        elif number in event.jobs:
+            if event.op:
+                calls.add((event.proc, event.op))
             at = event.jobs.index(number)
             cut = {
                 field: (values[at],)

@@ -6,6 +6,7 @@ that is best for the system under test.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .history import Event
     from .stories import Claim, Run, Stories, Story
 
+_LEAST_GROWTH = 8.0  # MiB: less says nothing, whatever the number of jobs
+_LEAST_FILES = 20.0
 _GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
 
 
@@ -273,17 +276,26 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I18: no process grows with the number of jobs that it has run."""
-    samples: dict[str, list[Event]] = {}
-    for event in stories.notes["memory"]:  # value: MiB; priority: jobs so far
-        samples.setdefault(event.target, []).append(event)
-    for target, taken in samples.items():
-        some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
-        jobs = some[-1].priority - some[0].priority if some else 0
-        grown = some[-1].value - some[0].value if some else 0.0
-        allowed = max(8.0, setting.growth * jobs / 100_000)
-        if grown > allowed:
-            yield Violation("I18 flat", None, f"{target} has grown by {grown:.1f} MiB over {jobs} jobs")
+    """I18: no process grows with the number of jobs that it has run, in memory or in open files."""
+    runs: dict[str, list[int]] = {}
+    for run in sorted((run for story in stories for run in story.runs), key=_run_at):
+        runs.setdefault(run.proc, []).append(run.at)
+    for what, unit, least, rate in (
+        ("memory", "MiB", _LEAST_GROWTH, setting.growth),
+        ("files", "open files", _LEAST_FILES, 0.0),
+    ):
+        samples: dict[str, list[Event]] = {}
+        for event in stories.notes[what]:
+            samples.setdefault(event.target, []).append(event)
+        for target, taken in samples.items():
+            some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
+            done = runs.get(target, [])
+            jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
+            # one sample may be of a moment at which much is under way: the growth is that of what it comes back to
+            half = max(1, len(some) // 2)
+            grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
+            if grown > max(least, rate * jobs / 100_000):
+                yield Violation("I18 flat", None, f"{target} has grown by {grown:.1f} {unit} over {jobs} jobs")
 
 
 INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {

@@ -101,6 +101,8 @@ class Fault:
     until: float
     kind: str
     target: str
+    proc: str = ""
+    """Who did it."""
 
 
 class Stories:
@@ -146,7 +148,7 @@ class Stories:
             if run is not None:
                 run.ended_at, run.outcome = event.t, event.outcome
         elif f == "fault":
-            self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target))
+            self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target, event.proc))
         elif f == "audit":
             self._audit(event)
         elif event.type == INVOKE:
@@ -226,7 +228,9 @@ class Stories:
     def _claimed(self, begun: Event, answer: Event) -> None:
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
-            if story is not None:
+            if story is not None and begun.queue and story.queue != begun.queue:
+                self.strangers.append(answer)  # of a queue that it was not asked of
+            elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(
                     begun.t, answer.t, begun.proc, token, answer.attempts[at] if answer.attempts else 0,
