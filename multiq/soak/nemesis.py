@@ -58,8 +58,10 @@ class Nemesis:
             }
             if site.acks:
                 faults["lose acks"] = self._lose_acks
-        if site.server is not None:
-            faults |= {"freeze server": self._freeze_server, "restart server": self._restart_server}
+        if site.server is not None and site.server.can_pause:
+            faults["freeze server"] = self._freeze_server
+        if site.server is not None and site.server.can_restart:
+            faults["restart server"] = self._restart_server
         for kind, do in site.own_faults.items():
             faults[kind] = lambda kind=kind, do=do: self._own(kind, do)  # type: ignore[misc]
         self._faults = {name: do for name, do in faults.items() if only is None or name in only}
