@@ -81,6 +81,7 @@ class Nemesis:
         if proxy is not None:
             proxy.disarm()
             proxy.mode = Pass()
+            self._note("cut", "link", 1.0)
             proxy.cut_server()
             proxy.cut()
 
