@@ -559,7 +559,7 @@ MUTANTS = {
     "takes of other queues": Mutant("I2", _takes_of_other_queues),
     "forgets acks": Mutant("I3", _forgets_acks),
     "stores twice": Mutant("I3", _stores_twice),
-    "acks into the void": Mutant("I3", _acks_into_the_void, ("redis", "mysql"), ("freeze server", "restart server")),
+    "acks into the void": Mutant("I3", _acks_into_the_void, ("redis", "mysql"), ("swallow", "freeze links")),
     "hands out to two": Mutant("I4", _hands_out_to_two, faults=("slow down", "kill job process"), load=_LATE),
     "promotes twice": Mutant("I4", _promotes_twice, ("redis",), load=_LATE_AND_RELEASED),
     "clock runs ahead": Mutant("I4", _clock_runs_ahead, _WITH_KEEPER, load=_LATE),
