@@ -6,3 +6,15 @@ the verdict. None of these imports anything else of multiq: what is checked has 
 ``tasks`` and ``clients`` are the load, ``crew`` its processes, ``nemesis`` what is done to them, ``site`` the store
 that it is about, and ``campaign`` the order of it all.
 """
+
+from __future__ import annotations
+
+
+def need_extra() -> None:
+    """Raise ``ExtraNotInstalled`` if the package of the extra ``soak`` is missing."""
+    from importlib.util import find_spec
+
+    from multiq.errors import ExtraNotInstalled
+
+    if find_spec("psutil") is None:
+        raise ExtraNotInstalled("the soak needs psutil, which is not installed: pip install 'multiq[soak]'")

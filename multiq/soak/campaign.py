@@ -67,17 +67,17 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         recorder.note("healed")
         tell("without faults", plan.seconds, nemesis.count)
         time.sleep(_WITHOUT_FAULTS)
-        crew.stop("produce", "manage")
+        ended = crew.stop("produce", "manage")
         tell("draining", plan.seconds, nemesis.count)
         _drain(site, crew, plan.drain)
         recorder.note("drained")
-        crew.stop("consume", "lane")
+        ended |= crew.stop("consume", "lane")
         children = crew.children()
-        for options, code in crew.end_workers().items():
-            if code:
-                recorder.note("residue", kind="exit code", err=f"worker {options} ended with {code}")
+        ended |= crew.end_workers()
         tell("checking", plan.seconds, nemesis.count)
-        _audit(site, recorder, crew, children)
+        ended |= _audit(site, recorder, crew, children)
+        for name, how in ended.items():
+            recorder.note("residue", kind=name, err=how)
     finally:
         crew.kill_all()
         if site.proxy is not None:
@@ -141,10 +141,11 @@ def _drain(site: Site, crew: Crew, seconds: float) -> None:
         time.sleep(0.5)
 
 
-def _audit(site: Site, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> None:
+def _audit(site: Site, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> dict[str, str]:
     for child in children:
         if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
             recorder.note("residue", kind="process", target=f"{child.pid}")
-    crew.count()
+    ended = crew.count()
     found = site.held()
     recorder.note("audit", jobs=tuple(number for number, _ in found), states=tuple(state for _, state in found))
+    return ended

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,8 +31,11 @@ class Crew:
         self._folder = Path(load.folder)
         self._max_time = seconds + _LAST
         self._plant = plant
+        settings = self._folder / "multiq.toml"
+        settings.touch()  # nobody's own settings change the load
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - as Python puts it there
-        self._environment = {**os.environ, **load.environment(), "MULTIQ_URL": site.url, "PYTHONPATH": path}
+        own = {"MULTIQ_URL": site.url, "MULTIQ_CONFIG": str(settings), "PYTHONPATH": path}
+        self._environment = {**os.environ, **load.environment(), **own}
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.clients: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._rounds = 0
@@ -40,7 +44,7 @@ class Crew:
         """Start whoever is not running."""
         for options in WORKERS:
             if options not in self.workers or self.workers[options].poll() is not None:
-                asked = ["worker", "multiq.soak.tasks:app", "--kill-after", "1"]
+                asked = ["worker", "multiq.soak.tasks:app", "--force", "--kill-after", "1"]
                 asked += ["--max-time", f"{self._max_time:.0f}", *options.split()]
                 self.workers[options] = self._start("multiq", asked, f"worker {options}")
         for role, name in CLIENTS:
@@ -60,23 +64,35 @@ class Crew:
                 found += psutil.Process(worker.pid).children(recursive=True)
         return found
 
-    def stop(self, *roles: str) -> None:
-        """Have the clients of these roles come to their end."""
+    def stop(self, *roles: str) -> dict[str, str]:
+        """Have the clients of these roles come to their end. Returns those that did not, and how."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
-        for (role, _), process in self.clients.items():
-            if role in roles:
-                process.wait(_PATIENCE)
+        ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
+        return self._ends(ended)
 
-    def count(self) -> None:
-        """Have the library's own counts in the history."""
-        self._client("count", "0").wait(_PATIENCE)
+    def count(self) -> dict[str, str]:
+        """Have the library's own counts in the history. As ``stop``."""
+        return self._ends({"count": self._client("count", "0")})
 
-    def end_workers(self) -> dict[str, int]:
-        """Their exit codes after a SIGTERM."""
+    def end_workers(self) -> dict[str, str]:
+        """By SIGTERM. As ``stop``."""
         for process in self.workers.values():
             process.terminate()
-        return {options: process.wait(_PATIENCE) for options, process in self.workers.items()}
+        return self._ends({f"worker {options}": process for options, process in self.workers.items()})
+
+    def _ends(self, processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, str]:
+        badly = {}
+        give_up_at = time.monotonic() + _PATIENCE
+        for name, process in processes.items():
+            try:
+                code = process.wait(max(0.1, give_up_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                badly[name] = f"did not end within {_PATIENCE:g} s"
+            else:
+                if code:
+                    badly[name] = f"ended with {code}"
+        return badly
 
     def kill_all(self) -> None:
         for process in [*self.workers.values(), *self.clients.values()]:
@@ -93,11 +109,10 @@ class Crew:
         code = ["import runpy, sys", *plant, f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
         with (self._folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(  # noqa: S603 - our own interpreter
-                [sys.executable, "-c", "\n".join(code), *arguments],
+                [sys.executable, "-P", "-c", "\n".join(code), *arguments],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                cwd=self._folder,
                 start_new_session=True,
             )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from multiq.conformance.proxy import CutReply, CutRequest, Latency, Pass
+from multiq.conformance.proxy import CutReply, CutRequest, Hole, Latency, Pass
 
 from .load import TTR, name_of
 
@@ -27,7 +27,7 @@ _LATENCIES = (0.02, 0.1, 0.3)  # seconds
 _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
 
 OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "kill worker")
-OF_LINKS = ("cut", "freeze links", "slow down", "lose replies", "lose requests", "lose acks")
+OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
 OF_SERVERS = ("freeze server", "restart server")
 
 
@@ -52,14 +52,17 @@ class Nemesis:
             faults |= {
                 "cut": self._cut,
                 "freeze links": self._freeze_links,
+                "swallow": self._swallow,
                 "slow down": self._slow_down,
                 "lose replies": self._lose_replies,
                 "lose requests": self._lose_requests,
             }
             if site.acks:
                 faults["lose acks"] = self._lose_acks
-        if site.server is not None:
-            faults |= {"freeze server": self._freeze_server, "restart server": self._restart_server}
+        if site.server is not None and site.server.can_pause:
+            faults["freeze server"] = self._freeze_server
+        if site.server is not None and site.server.can_restart:
+            faults["restart server"] = self._restart_server
         for kind, do in site.own_faults.items():
             faults[kind] = lambda kind=kind, do=do: self._own(kind, do)  # type: ignore[misc]
         self._faults = {name: do for name, do in faults.items() if only is None or name in only}
@@ -79,6 +82,7 @@ class Nemesis:
         if proxy is not None:
             proxy.disarm()
             proxy.mode = Pass()
+            self._note("cut", "link", 1.0)
             proxy.cut_server()
             proxy.cut()
 
@@ -136,6 +140,15 @@ class Nemesis:
         self._site.proxy.freeze()
         time.sleep(seconds)
         self._site.proxy.cut_server()
+
+    def _swallow(self) -> None:
+        """Connections stay open, and what is sent into them is never delivered."""
+        assert self._site.proxy is not None  # noqa: S101
+        seconds = self._chance.choice(_STALLS)
+        self._note("freeze", "link", seconds + 3)
+        self._site.proxy.mode = Hole()
+        time.sleep(seconds)
+        self._site.proxy.mode = Pass()
 
     def _slow_down(self) -> None:
         assert self._site.proxy is not None  # noqa: S101

@@ -101,10 +101,9 @@ def outcome(verdict: Verdict, seconds: float) -> Outcome:
     )
 
 
-def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Tables: what was promised, the faults, the recovery and the memory."""
-    heads = [f"{one.driver}" for one in outcomes]
-    rows: list[tuple[str, Callable[[Outcome], str]]] = [
+def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
+    """What was promised, and what came of it: a title, and a cell for each soak."""
+    told: list[tuple[str, Callable[[Outcome], str]]] = [
         ("load with faults", lambda one: _time(one.seconds)),
         ("seed", lambda one: str(one.seed)),
         ("jobs stored", lambda one: f"{one.figures.get('stored', 0):,}"),
@@ -113,20 +112,43 @@ def markdown(outcomes: Sequence[Outcome]) -> str:
         ("late verdicts, each refused", lambda one: f"{one.refused:,}"),
         ("faults", lambda one: f"{sum(one.faults.values()):,}"),
     ]
-    rows += [(title, lambda one, name=name: f"{one.violations.get(name, 0)}") for title, name in _PROMISES]  # type: ignore[misc]
-    others = [name for name in INVARIANTS if name not in {name for _, name in _PROMISES}]
-    rows.append(("all other invariants", lambda one: f"{sum(one.violations.get(name, 0) for name in others)}"))
-    text = _table(["", *heads], [[title, *map(tell, outcomes)] for title, tell in rows])
-    kinds = sorted({kind for one in outcomes for kind in one.faults})
-    text += "\nFaults by kind:\n\n"
-    text += _table(["", *heads], [[kind, *(f"{one.faults.get(kind, 0):,}" for one in outcomes)] for kind in kinds])
-    text += "\nFrom the end of an outage to the next job that begins (median / 99 of 100 / longest, and how many):\n\n"
-    kinds = sorted({kind for one in outcomes for kind in one.recovery})
-    text += _table(["", *heads], [[kind, *(str(one.recovery.get(kind, "-")) for one in outcomes)] for kind in kinds])
-    text += "\nMemory of job processes, after each one's first fifth (I18 allows 8 MiB, or 1 MiB for 100,000 jobs):\n\n"
-    measured = [["samples", *(f"{one.samples:,}" for one in outcomes)]]
-    measured.append(["most growth of one", *(f"{one.growth:.1f} MiB" for one in outcomes)])
-    return text + _table(["", *heads], measured)
+    told += [(title, _count_of(name)) for title, name in _PROMISES]
+    named = {name for _, name in _PROMISES}
+    others = [name for name in INVARIANTS if name not in named]
+    told.append(("all other invariants", _count_of(*others)))
+    return [[title, *map(tell, outcomes)] for title, tell in told]
+
+
+def markdown(outcomes: Sequence[Outcome]) -> str:
+    """Tables: what was promised, the faults, the recovery and the memory."""
+    head = ["", *(one.driver for one in outcomes)]
+    faults = sorted({kind for one in outcomes for kind in one.faults})
+    outages = sorted({kind for one in outcomes for kind in one.recovery})
+    parts = [
+        table(head, rows(outcomes)),
+        "Faults by kind:\n",
+        table(head, [[kind, *(f"{one.faults.get(kind, 0):,}" for one in outcomes)] for kind in faults]),
+    ]
+    if outages:
+        parts += [
+            "From the end of an outage to the next job that begins (median / 99 of 100 / longest, and how many):\n",
+            table(head, [[kind, *(str(one.recovery.get(kind, "-")) for one in outcomes)] for kind in outages]),
+        ]
+    parts += [
+        "Memory of job processes, after each one's first fifth (I18 allows 8 MiB, or 1 MiB for 100,000 jobs):\n",
+        table(
+            head,
+            [
+                ["samples", *(f"{one.samples:,}" for one in outcomes)],
+                ["most growth of one", *(f"{one.growth:.1f} MiB" for one in outcomes)],
+            ],
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _count_of(*names: str) -> Callable[[Outcome], str]:
+    return lambda one: f"{sum(one.violations.get(name, 0) for name in names):,}"
 
 
 def _explained(one: Outcome) -> int:
@@ -164,6 +186,7 @@ def _time(seconds: float) -> str:
     return f"{seconds / 60:g} min" if seconds >= 120 else f"{seconds:g} s"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """In Markdown."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

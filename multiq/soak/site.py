@@ -17,6 +17,9 @@ Held = list[tuple[int, str]]
 class Server(Protocol):
     """What can be done to a server's process."""
 
+    can_pause: bool
+    can_restart: bool
+
     def pause(self) -> object:
         """It is stopped: it takes connections, and does not answer."""
 

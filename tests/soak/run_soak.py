@@ -57,6 +57,8 @@ GENTLE = (*(name for name in OF_WORKERS if name != "kill worker"), *OF_LINKS)
 class _Process:
     """A server of the tests, as a soak treats it."""
 
+    can_pause = can_restart = True
+
     def __init__(self, server: Any) -> None:
         self._server = server
         self.pause = server.pause
