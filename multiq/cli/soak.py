@@ -48,6 +48,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     metavar="SECONDS",
     help="That a call may take.",
 )
+@click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only faults of this name; may be given again.")
 @click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Stop this server process for seconds, too.")
 @click.option("--restart-command", default="", metavar="COMMAND", help="Restart the server by this, too.")
 @click.option("--flush-scripts", is_flag=True, help="Redis: have the server forget all scripts, too.")
@@ -64,6 +65,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     seconds: float,
     seed: int | None,
     timeout: float,
+    faults: tuple[str, ...],
     freeze_pid: int | None,
     restart_command: str,
     flush_scripts: bool,
@@ -103,7 +105,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
         for number, url in enumerate(urls):
             folder = None if history is None else history / str(number)
             with _progress(seconds) as tell:
-                verdict = _run(url, folder, seconds, chosen, timeout, harm, tell)
+                verdict = _run(url, folder, seconds, chosen, timeout, faults, harm, tell)
             done.append((outcome(verdict, seconds), verdict))
     if as_json:
         print_json({"soaks": [_document(one, verdict) for one, verdict in done]})
@@ -118,11 +120,13 @@ def _run(  # noqa: PLR0917 - all that a soak is made of
     seconds: float,
     seed: int,
     timeout: float,
+    faults: tuple[str, ...],
     harm: Harm,
     tell: Callable[[str, float, int], object],
 ) -> Verdict:
     from multiq.soak import campaign
     from multiq.soak.load import Load
+    from multiq.soak.nemesis import available
     from multiq.soak.staging import site_at
 
     with tempfile.TemporaryDirectory(prefix="multiq-soak-", ignore_cleanup_errors=True) as own:
@@ -135,7 +139,13 @@ def _run(  # noqa: PLR0917 - all that a soak is made of
             prefix=f"multiq.soak.{os.urandom(5).hex()}.",
         )
         with site_at(url, load.queues, timeout, harm) as site:
-            return campaign.soak(site, load, campaign.Plan(seconds), tell)
+            known = available(site)
+            for name in faults:
+                if name not in known:
+                    raise click.UsageError(
+                        f"there is no fault {name!r} to be made there; there are: {', '.join(known)}"
+                    )
+            return campaign.soak(site, load, campaign.Plan(seconds, faults or None), tell)
 
 
 def _make(folder: Path) -> None:

@@ -66,7 +66,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         crew.keep_up()
         recorder.note("healed")
         tell("without faults", plan.seconds, nemesis.count)
-        time.sleep(_WITHOUT_FAULTS)
+        time.sleep(min(_WITHOUT_FAULTS, plan.seconds))
         ended = crew.stop("produce", "manage")
         tell("draining", plan.seconds, nemesis.count)
         _drain(site, crew, plan.drain)

@@ -151,7 +151,7 @@ def consume(name: str) -> None:
             for lease in leases:
                 _run(caller, lease)
             if leases and caller.chance.random() < _load.late:
-                time.sleep(TTR * (0.8 + 0.5 * caller.chance.random()))  # some of the leases end on the way
+                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end on the way
             elif leases and caller.chance.random() < 0.05:
                 _settle(caller, consumer, [Touch(lease) for lease in leases])
             _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Literal
 import msgspec
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
     from typing import Any
 
@@ -69,7 +70,7 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     """Of an audit: the states of its jobs."""
 
 
-_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "residue", "untyped", "audit"})
+_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "count", "residue", "untyped"})
 
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
@@ -122,18 +123,25 @@ def replay(path: Path) -> list[Event]:
     return [_decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
-def cut(events: Sequence[Event], numbers: Collection[int]) -> list[Event]:
-    """What a history says of these jobs, and of none in particular: calls about them with their answers, faults."""
-    kept: list[Event] = []
-    calls: set[tuple[str, int]] = set()
+def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
+    """What a history says of these jobs, cut down to them, and of none in particular: faults, and what was measured."""
+    calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
+    kept = []
     for event in events:
-        if (event.proc, event.op) in calls or (not event.jobs and event.f in _OF_NO_JOB):
+        if (event.proc, event.op) in calls or event.f == "audit" or not numbers.isdisjoint(event.jobs):
+            kept.append(_of(event, [at for at, number in enumerate(event.jobs) if number in numbers]))
+        elif not event.jobs and event.f in _OF_NO_JOB:
             kept.append(event)
-        elif any(number in numbers for number in event.jobs):
-            kept.append(event)
-            if event.op:
-                calls.add((event.proc, event.op))
     return kept
+
+
+def _of(event: Event, places: Sequence[int]) -> Event:
+    """An event cut down to the jobs in these places."""
+    fields = {}
+    for field in ("jobs", "tokens", "attempts", "digests", "states"):
+        values = getattr(event, field)
+        fields[field] = tuple(values[at] for at in places if at < len(values))
+    return msgspec.structs.replace(event, **fields)
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
@@ -146,11 +154,5 @@ def about(events: Sequence[Event], number: int) -> list[Event]:
         elif number in event.jobs:
             if event.op:
                 calls.add((event.proc, event.op))
-            at = event.jobs.index(number)
-            cut = {
-                field: (values[at],)
-                for field in ("jobs", "tokens", "attempts", "digests", "states")
-                if len(values := getattr(event, field)) > at
-            }
-            found.append(msgspec.structs.replace(event, **cut))
+            found.append(_of(event, [event.jobs.index(number)]))
     return found

@@ -35,6 +35,8 @@ class Violation:
     number: int | None
     """The job, where it is one."""
     text: str
+    others: tuple[int, ...] = ()
+    """Jobs without which it could not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,9 +184,10 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
             continue
         lane = (story.queue, story.priority)
         asked, number = latest.get(lane, (0, 0))
-        if story.stored_at < asked and claim.at > stories.jobs[number].claims[0].asked:
+        was_passed_over = story.stored_at < asked and claim.at > stories.jobs[number].claims[0].asked
+        if was_passed_over and not _may_have_been_taken(stories, setting, story):
             text = f"claimed after job {number}, which was asked for when this one was stored already"
-            yield Violation("I6 first in, first out", story.number, text)
+            yield Violation("I6 first in, first out", story.number, text, (number,))
         if story.asked > asked:
             latest[lane] = (story.asked, story.number)
 
@@ -193,10 +196,14 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I7: nothing is claimed while something more urgent of its queue was ready."""
     claims = _first_claims(stories, setting.one_consumer)
     waiting: dict[str, list[tuple[int, float, int]]] = {}
-    ready = sorted((story.stored_at, story.number) for story in stories if story.claims and not story.delay)
+    ready = sorted(
+        (story.stored_at, story.number)
+        for story in stories
+        if story.claims and not story.delay and not _may_have_been_taken(stories, setting, story)
+    )
     place = 0
     for claim, story in claims:
-        while place < len(ready) and ready[place][0] < claim.asked:
+        while place < len(ready) and ready[place][0] < claim.since:
             other = stories.jobs[ready[place][1]]
             heapq.heappush(waiting.setdefault(other.queue, []), (other.priority, ready[place][0], other.number))
             place += 1
@@ -205,7 +212,7 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
             heapq.heappop(heap)  # it has gone before, or goes along
         if heap and heap[0][0] < story.priority:
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
-            yield Violation("I7 priority first", story.number, text)
+            yield Violation("I7 priority first", story.number, text, (heap[0][2],))
 
 
 def conservation(stories: Stories, _setting: Setting) -> Iterator[Violation]:
@@ -421,6 +428,13 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
     ]
     found.sort(key=lambda one: (one[0].asked, one[0].at, one[2]))
     return [(claim, story) for claim, story, _ in found]
+
+
+def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
+    """Whether somebody had this job before its first claim that is known: the reply to an earlier one was lost."""
+    claim = story.claims[0]
+    kinds = {fault.kind for fault in stories.faults_between(story.asked, claim.at, {claim.proc})}
+    return bool(kinds) and (claim.attempt > 1 or (not setting.counts_exactly and "restart" in kinds))
 
 
 def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:

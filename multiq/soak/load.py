@@ -31,6 +31,8 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds between two calls of a producer, on average."""
     late: float = 0.03
     """How often a plain consumer keeps jobs until about the end of their leases, of one."""
+    oversleep: float = 1.3
+    """For how long at most, in leases."""
     released: float = 0.04
     """How often it releases a job instead of acking it, of one."""
     weights: dict[str, int] = {}

@@ -28,7 +28,18 @@ _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
 
 OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "kill worker")
 OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
-OF_SERVERS = ("freeze server", "restart server")
+
+
+def available(site: Site) -> list[str]:
+    """The names of the faults that can be made there."""
+    names = list(OF_WORKERS)
+    if site.proxy is not None:
+        names += [name for name in OF_LINKS if site.acks or name != "lose acks"]
+    if site.server is not None and site.server.can_pause:
+        names.append("freeze server")
+    if site.server is not None and site.server.can_restart:
+        names.append("restart server")
+    return [*names, *site.own_faults]
 
 
 class Nemesis:
@@ -42,30 +53,24 @@ class Nemesis:
         self._recorder = recorder
         self._chance = chance
         self.count = 0
-        faults: dict[str, Callable[[], object]] = {
+        mine: dict[str, Callable[[], object]] = {
             "kill job process": self._kill_child,
             "stop job process": self._stop_child,
             "kill consumer": self._kill_consumer,
             "kill worker": self._kill_worker,
+            "cut": self._cut,
+            "freeze links": self._freeze_links,
+            "swallow": self._swallow,
+            "slow down": self._slow_down,
+            "lose replies": self._lose_replies,
+            "lose requests": self._lose_requests,
+            "lose acks": self._lose_acks,
+            "freeze server": self._freeze_server,
+            "restart server": self._restart_server,
         }
-        if site.proxy is not None:
-            faults |= {
-                "cut": self._cut,
-                "freeze links": self._freeze_links,
-                "swallow": self._swallow,
-                "slow down": self._slow_down,
-                "lose replies": self._lose_replies,
-                "lose requests": self._lose_requests,
-            }
-            if site.acks:
-                faults["lose acks"] = self._lose_acks
-        if site.server is not None and site.server.can_pause:
-            faults["freeze server"] = self._freeze_server
-        if site.server is not None and site.server.can_restart:
-            faults["restart server"] = self._restart_server
         for kind, do in site.own_faults.items():
-            faults[kind] = lambda kind=kind, do=do: self._own(kind, do)  # type: ignore[misc]
-        self._faults = {name: do for name, do in faults.items() if only is None or name in only}
+            mine[kind] = lambda kind=kind, do=do: self._own(kind, do)  # type: ignore[misc]
+        self._faults = {name: mine[name] for name in available(site) if only is None or name in only}
 
     def strike(self) -> None:
         """One fault, and the history has when it began and when it was over."""

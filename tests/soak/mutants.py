@@ -544,7 +544,8 @@ def _leaks(_backend: Any, consumer: Any) -> None:
 
 
 _LATE = {"late": 0.5}
-_LATE_AND_RELEASED = {"late": 0.5, "released": 0.5}
+_LATE_AND_RELEASED = {"late": 0.6, "released": 0.4, "oversleep": 2.0}
+_HARMLESS = ("kill job process",)  # to plain consumers
 _CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
 
 MUTANTS = {
@@ -559,18 +560,22 @@ MUTANTS = {
     "takes of other queues": Mutant("I2", _takes_of_other_queues),
     "forgets acks": Mutant("I3", _forgets_acks),
     "stores twice": Mutant("I3", _stores_twice),
-    "acks into the void": Mutant("I3", _acks_into_the_void, ("redis", "mysql"), ("swallow", "freeze links")),
+    "acks into the void": Mutant(
+        "I3", _acks_into_the_void, ("redis", "mysql"), ("swallow", "freeze server", "restart server")
+    ),
     "hands out to two": Mutant("I4", _hands_out_to_two, faults=("slow down", "kill job process"), load=_LATE),
     "promotes twice": Mutant("I4", _promotes_twice, ("redis",), load=_LATE_AND_RELEASED),
     "clock runs ahead": Mutant("I4", _clock_runs_ahead, _WITH_KEEPER, load=_LATE),
-    "short leases": Mutant("I4", _short_leases, faults=("slow down", "stop job process"), load=_LATE),
+    "short leases": Mutant("I4", _short_leases, _WITH_KEEPER, faults=_HARMLESS, load=_LATE),
     "believes stale verdicts": Mutant("I5", _believes_stale_verdicts),
     "forgets answers": Mutant("I5", _forgets_answers),
     "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",), ("lose requests", "cut", "lose acks")),
     "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",), ("lose acks",)),
     "forgets calls": Mutant("I5", _forgets_calls, ("redis",), ("lose acks",)),
-    "no fence": Mutant("I5", _no_fence, load=_LATE_AND_RELEASED),
-    "releases what others hold": Mutant("I5", _releases_what_others_hold, ("redis",), load=_LATE_AND_RELEASED),
+    "no fence": Mutant("I5", _no_fence, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "releases what others hold": Mutant(
+        "I5", _releases_what_others_hold, ("redis",), _HARMLESS, load=_LATE_AND_RELEASED
+    ),
     "hands out the second": Mutant("I6", _hands_out_the_second),
     "forgets priorities": Mutant("I7", _forgets_priorities),
     "hurries": Mutant("I8", _hurries),

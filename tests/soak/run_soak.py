@@ -36,7 +36,7 @@ from multiq.registry import open_backend  # noqa: E402
 from multiq.soak.campaign import Plan, setting_for  # noqa: E402
 from multiq.soak.campaign import soak as run  # noqa: E402
 from multiq.soak.checking import check  # noqa: E402
-from multiq.soak.history import cut, write  # noqa: E402
+from multiq.soak.history import write  # noqa: E402
 from multiq.soak.load import Load  # noqa: E402
 from multiq.soak.nemesis import OF_LINKS, OF_WORKERS  # noqa: E402
 from multiq.soak.report import markdown, outcome  # noqa: E402
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from multiq.soak.checking import Verdict
 
 HISTORIES = HERE / "histories"
-_KEPT = 3  # jobs of each violated invariant, in a history that is kept
 TIMEOUT = 2.0  # seconds that a call may take
 GENTLE = (*(name for name in OF_WORKERS if name != "kill worker"), *OF_LINKS)
 
@@ -150,10 +149,9 @@ def keep(verdict: Verdict, driver: str, why: str, folder: Path = HISTORIES) -> l
     """For each violated invariant its smallest history, to be replayed by the tests from now on."""
     folder.mkdir(exist_ok=True)
     kept = []
-    for name, violations in verdict.violations.items():
-        numbers = {one.number for one in violations[:_KEPT] if one.number is not None}
-        events = cut(verdict.events, numbers) if numbers else list(verdict.events)
-        setting = setting_for(driver, Load(folder="", seed=0, timeout=TIMEOUT))
+    setting = setting_for(driver, Load(folder="", seed=0, timeout=TIMEOUT))
+    for name in verdict.violations:
+        events = verdict.smallest(name)
         if name not in check(events, setting).violations:
             events = list(verdict.events)  # of an order of jobs, which these alone do not show
         path = folder / f"{name}-{driver}-{why.replace(' ', '-')}.jsonl.gz"

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from soak.mutants import BACKENDS, MUTANTS
+from soak.recovery import NAMES, measure
 from soak.run_soak import soak
 
 if TYPE_CHECKING:
@@ -33,3 +34,12 @@ def test_a_planted_bug_is_found_by_its_own_invariant(
     invariant = MUTANTS[mutant].invariant
     verdict = soak("sqlite", tmp_path, seconds=SECONDS, seed=7, plant="soak.planted", drain=20.0, until=invariant)
     assert MUTANTS[mutant].invariant in verdict.violations, verdict.report()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_work_goes_on_after_each_restart_and_calls_keep_their_deadlines(name: str, tmp_path: Path) -> None:
+    found = measure(name, tmp_path, restarts=3, freezes=2, seed=7)
+    assert found.all is not None
+    assert found.all.longest < 30  # it went on at all; how soon is for a machine with nothing else to do
+    assert found.calls > 0
+    assert found.verdict.is_clean, found.verdict.report()

@@ -334,6 +334,36 @@ def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
     assert script.broken() == set()
 
 
+def passed_over(script: Script, attempt: int) -> None:
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.enqueue(0.2, 0.3, 8, priority=5)
+    script.claim(1.0, 1.1, 8, "t8")
+    script.claim(2.0, 2.1, 7, "t7", attempt=attempt)
+    script.run(2.1, 2.2, 7, attempt=attempt)
+
+
+@pytest.mark.parametrize(("attempt", "is_cut", "broken"), [(1, True, True), (2, False, True), (2, True, False)])
+def test_a_job_that_was_taken_by_a_claim_whose_reply_was_lost_is_not_out_of_order(
+    attempt: int, is_cut: bool, broken: bool
+) -> None:
+    script = Script()
+    passed_over(script, attempt)
+    if is_cut:
+        script.note(0.6, "fault", kind="cut", target="link")
+    assert ("I6" in script.broken(one_consumer=frozenset({"q"}))) is broken
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_job_of_a_claim_that_failed_was_taken_before_what_has_come_since(has_failed: bool) -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.call(0.2, 1.0, "claim", type_="info" if has_failed else "ok", answer={"err": "BackendTimeout: cut"})
+    script.enqueue(1.1, 1.2, 8, priority=1)
+    script.claim(1.3, 1.4, 7, "t7")
+    script.claim(1.5, 1.6, 8, "t8")
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}))) is not has_failed
+
+
 @pytest.mark.parametrize(("invariant", "story"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
 def test_a_violation_is_found_by_its_own_invariant(invariant: str, story: Callable[[Script], None]) -> None:
     # Given one thing that must not be, amid much that is as it should be
