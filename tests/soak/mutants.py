@@ -432,7 +432,7 @@ def _stores_twice(backend: Any, _consumer: Any) -> None:
 
 
 def _no_fence(_backend: Any, _consumer: Any) -> None:
-    """A verdict counts whoever has the job by now."""
+    """A verdict counts whoever has the job by now; on beanstalkd as far as the server lets it."""
     driver = _driver()
     if driver == "redis":
         _edit("lua/exchange.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
@@ -572,11 +572,12 @@ MUTANTS = {
     "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",), ("lose requests", "cut", "lose acks")),
     "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",), ("lose acks",)),
     "forgets calls": Mutant("I5", _forgets_calls, ("redis",), ("lose acks",)),
-    "no fence": Mutant("I5", _no_fence, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "no fence": Mutant("I5", _no_fence, _WITH_KEEPER, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "deletes late": Mutant("I5", _no_fence, ("beanstalk",), _HARMLESS, {"late": 0.5, "released": 0.5}),
     "releases what others hold": Mutant(
         "I5", _releases_what_others_hold, ("redis",), _HARMLESS, load=_LATE_AND_RELEASED
     ),
-    "hands out the second": Mutant("I6", _hands_out_the_second),
+    "hands out the second": Mutant("I6", _hands_out_the_second, faults=_HARMLESS),
     "forgets priorities": Mutant("I7", _forgets_priorities),
     "hurries": Mutant("I8", _hurries),
     "hurries releases": Mutant("I8", _hurries_releases),
