@@ -31,6 +31,7 @@ import msgspec
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.guard import guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
@@ -78,6 +79,22 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+    server="a MySQL or MariaDB",
+)
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
@@ -252,6 +269,10 @@ class MysqlBackend(Backend):
         self._database.close()
 
     # --- how ---
+
+    def _start_over(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._database.close()
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._database.borrowed() as connection:
