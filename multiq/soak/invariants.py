@@ -184,8 +184,13 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
             continue
         lane = (story.queue, story.priority)
         asked, number = latest.get(lane, (0, 0))
-        was_passed_over = story.stored_at < asked and claim.at > stories.jobs[number].claims[0].asked
-        if was_passed_over and not _may_have_been_taken(stories, setting, story):
+        other = stories.jobs[number].claims[0] if number else claim
+        was_passed_over = story.stored_at < asked and claim.at > other.asked
+        if (
+            was_passed_over
+            and not _may_have_been_taken(stories, setting, story)
+            and not _may_have_been_locked(stories, story, other)
+        ):
             text = f"claimed after job {number}, which was asked for when this one was stored already"
             yield Violation("I6 first in, first out", story.number, text, (number,))
         if story.asked > asked:
@@ -210,7 +215,8 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
         heap = waiting.get(story.queue, [])
         while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
             heapq.heappop(heap)  # it has gone before, or goes along
-        if heap and heap[0][0] < story.priority:
+        is_less_urgent = bool(heap) and heap[0][0] < story.priority
+        if is_less_urgent and not _may_have_been_locked(stories, stories.jobs[heap[0][2]], claim):
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
             yield Violation("I7 priority first", story.number, text, (heap[0][2],))
 
@@ -435,6 +441,11 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
     claim = story.claims[0]
     kinds = {fault.kind for fault in stories.faults_between(story.asked, claim.at, {claim.proc})}
     return bool(kinds) and (claim.attempt > 1 or (not setting.counts_exactly and "restart" in kinds))
+
+
+def _may_have_been_locked(stories: Stories, story: Story, claim: Claim) -> bool:
+    """Whether a claim could not see this job: a transaction that had lost its client still had it locked."""
+    return any(fault.kind == "freeze" for fault in stories.faults_between(story.stored_at, claim.at, set()))
 
 
 def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:

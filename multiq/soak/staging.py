@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 
 from multiq.backend import Ack, State
 from multiq.conformance.proxy import Proxy
-from multiq.errors import MultiqError, OptionInvalid, UrlInvalid
+from multiq.errors import BackendError, MultiqError, OptionInvalid, UrlInvalid
 from multiq.registry import ALIASES, installed, load, load_driver, open_backend
 from multiq.url import parse_url, redact, split
 
@@ -177,7 +177,10 @@ def _number(body: bytes) -> int:
 
 
 def _is_left(backend: Backend, queues: Sequence[str]) -> bool:
-    stats = [backend.stats(queue) for queue in queues]
+    try:
+        stats = [backend.stats(queue) for queue in queues]
+    except BackendError:
+        return True  # it may be back before long
     return any((one.ready or 0) + (one.delayed or 0) + (one.reserved or 0) for one in stats)
 
 

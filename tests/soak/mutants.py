@@ -432,14 +432,14 @@ def _stores_twice(backend: Any, _consumer: Any) -> None:
 
 
 def _no_fence(_backend: Any, _consumer: Any) -> None:
-    """A verdict counts whoever has the job by now."""
+    """A verdict counts whoever has the job by now. (beanstalkd's server refuses what another connection holds.)"""
     driver = _driver()
     if driver == "redis":
         _edit("lua/exchange.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
     elif driver == "mysql":
         _edit("sql/ack.sql", "AND token = {token} ", "")
         _edit("sql/ack_with_ticket.sql", "AND token = {token} ", "")
-    elif driver == "sqlite":
+    else:
         import multiq_sqlite.consumer
 
         class AnyToken:
@@ -451,10 +451,6 @@ def _no_fence(_backend: Any, _consumer: Any) -> None:
         held = multiq_sqlite.consumer._held
         patched: Any = lambda *args: dict.fromkeys(held(*args), AnyToken())  # noqa: E731
         multiq_sqlite.consumer._held = patched
-    else:
-        from multiq_beanstalk.holding import Holding
-
-        Holding.live = lambda self, lease, _moment: self._held.get(lease.token)  # type: ignore[method-assign, assignment]
 
 
 def _releases_what_others_hold(_backend: Any, _consumer: Any) -> None:
@@ -572,12 +568,12 @@ MUTANTS = {
     "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",), ("lose requests", "cut", "lose acks")),
     "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",), ("lose acks",)),
     "forgets calls": Mutant("I5", _forgets_calls, ("redis",), ("lose acks",)),
-    "no fence": Mutant("I5", _no_fence, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "no fence": Mutant("I5", _no_fence, _WITH_KEEPER, faults=_HARMLESS, load=_LATE_AND_RELEASED),
     "releases what others hold": Mutant(
         "I5", _releases_what_others_hold, ("redis",), _HARMLESS, load=_LATE_AND_RELEASED
     ),
-    "hands out the second": Mutant("I6", _hands_out_the_second),
-    "forgets priorities": Mutant("I7", _forgets_priorities),
+    "hands out the second": Mutant("I6", _hands_out_the_second, faults=_HARMLESS),
+    "forgets priorities": Mutant("I7", _forgets_priorities, faults=_HARMLESS),
     "hurries": Mutant("I8", _hurries),
     "hurries releases": Mutant("I8", _hurries_releases),
     "counts no attempts": Mutant("I9", _counts_no_attempts),

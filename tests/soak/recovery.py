@@ -110,6 +110,7 @@ def _hurt(  # noqa: PLR0917 - of a script
         recorder.note("fault", kind="restart", target="store", value=5.0)
         site.server.restart()
         recorder.note("back", kind="restart server")
+        recorder.note("struck", kind="restart server")
         time.sleep(_WATCHED + chance.random())
         crew.keep_up()  # nobody should have ended
     for _ in range(freezes):
@@ -121,6 +122,7 @@ def _hurt(  # noqa: PLR0917 - of a script
         finally:
             site.server.go_on()
         recorder.note("back", kind="freeze server")
+        recorder.note("struck", kind="freeze server")
         time.sleep(_WATCHED)
         crew.keep_up()
 

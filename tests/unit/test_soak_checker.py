@@ -353,6 +353,18 @@ def test_a_job_that_was_taken_by_a_claim_whose_reply_was_lost_is_not_out_of_orde
     assert ("I6" in script.broken(one_consumer=frozenset({"q"}))) is broken
 
 
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: bool) -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.enqueue(0.2, 0.3, 8, priority=1)
+    if is_cut:
+        script.note(0.8, "fault", kind="freeze", target="link", value=0.1)
+    script.claim(1.0, 1.1, 7, "t7")
+    script.claim(1.2, 1.3, 8, "t8")
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}))) is not is_cut
+
+
 @pytest.mark.parametrize("has_failed", [False, True])
 def test_a_job_of_a_claim_that_failed_was_taken_before_what_has_come_since(has_failed: bool) -> None:
     script = Script()
