@@ -15,9 +15,7 @@ is what is installed; with another one first on the PATH the same rounds show wh
 from __future__ import annotations
 
 import argparse
-import contextlib
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -31,7 +29,6 @@ TUBE, OTHER = "default", "other"
 OTHERS = 50  # jobs that nobody reserves, each of them ready, delayed or buried
 BODY = 670  # bytes
 TTR = 1
-PATIENCE = 60.0  # seconds, for a server to end whose connections did
 
 
 class Jobs:
@@ -124,17 +121,6 @@ def looked_at(server: BeanstalkServer) -> set[int]:
     return found
 
 
-def ended(server: BeanstalkServer) -> str | None:
-    """By what the server has ended; None if it runs."""
-    process = server._process
-    assert process is not None
-    with contextlib.suppress(OSError), server.client() as client:
-        client.ask(b"stats")
-        return None
-    code = process.wait(PATIENCE)
-    return signal.Signals(-code).name if code < 0 else f"exit code {code}"
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=1000)
@@ -158,10 +144,11 @@ def main() -> int:
                 for client in waiting:
                     client.close()
                 waiting.clear()
-                end = ended(server)
+                end = server.ended_by
                 if end is None:
                     raise
                 ends[end] += 1
+                server.stop()
                 server.start()
                 found = looked_at(server)
                 looked += len(found)
