@@ -243,6 +243,7 @@ print(report.summary())
 """
 
 
+@pytest.mark.long
 def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Given a folder with a project's own settings for pytest, broken ones among them
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
