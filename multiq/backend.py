@@ -18,8 +18,9 @@ What each verb promises is in ``docs/contract.md``, paragraph by paragraph; ``mu
 against it; ``multiq.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the way through.
 
 Errors: a driver raises only ``multiq.errors`` (from the client library's exception), a ``BackendUnavailable`` for
-whatever is worth another try. Each verb must be safe to repeat after such an error: the caller chooses the ids
-of jobs, the driver chooses a fresh token for each call of ``reserve`` and finds out by it what happened.
+whatever is worth another try, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be
+safe to repeat after such an error: the caller chooses the ids of jobs, the driver chooses a fresh token for each call
+of ``reserve`` and finds out by it what happened.
 """
 
 from __future__ import annotations
@@ -269,8 +270,9 @@ class Backend(ABC):
         With ``connection`` the jobs are written inside the caller's open transaction on that connection and
         exist exactly if the caller commits; the driver neither commits nor rolls back.
 
-        Raises ``PayloadTooLarge`` before anything is sent, ``EnqueuePartial``, ``EnqueueUncertain``,
-        ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
+        Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
+        any other error none is there, but those that ``EnqueuePartial`` names: ``PayloadTooLarge`` before anything is
+        sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
         """
 
     # --- consuming ---

@@ -17,6 +17,7 @@ import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.errors import BackendError, MultiqError
+from multiq.guard import guarded
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
@@ -91,6 +92,7 @@ _with_numbers = msgspec.json.Decoder(_Row).decode
 _BY_PLACE = operator.attrgetter("place")
 
 
+@guarded("reserve", "settle", "exchange", server="a MySQL or MariaDB")
 class MysqlConsumer(Consumer):
     """Reserves from a database's queues. Its connection opens at the first call."""
 
@@ -150,6 +152,11 @@ class MysqlConsumer(Consumer):
     def interrupt(self) -> None:
         self._interrupted = True
         self._database.watch.ring()
+
+    def _start_over(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._connection.close()
+        self._database.close()
 
     def close(self) -> None:
         deadline = time.monotonic() + self._database.timeout

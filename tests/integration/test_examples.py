@@ -21,7 +21,10 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
 
 
-@pytest.mark.parametrize("name", ["demo", "reset_mail", "order_timeout", "alarm"])
+SINGLE = [pytest.param(name, marks=pytest.mark.long) for name in ("reset_mail", "order_timeout", "alarm")]
+
+
+@pytest.mark.parametrize("name", ["demo", *SINGLE])  # the demo is all of them
 def test_an_example_runs_and_all_is_as_it_should_be(name: str) -> None:
     done = run("-m", f"examples.{name}")
     assert done.returncode == 0, done.stdout + done.stderr
