@@ -244,11 +244,13 @@ class MysqlBackend(Backend):
 
     def pause(self, queue: str, seconds: float) -> None:
         asked = render("pause", queue=queue.encode(), now=self._database.now, pause=microseconds(seconds))
-        self._run(lambda session: session.commit(asked))
+        forget = render("forget_pauses", now=self._database.now)
+        self._run(lambda session: session.commit(forget, asked))
         self._database.watch.ring()
 
     def resume(self, queue: str) -> None:
-        self._run(lambda session: session.commit(render("resume", queue=queue.encode())))
+        asked = (render("forget_pauses", now=self._database.now), render("resume", queue=queue.encode()))
+        self._run(lambda session: session.commit(*asked))
         self._database.watch.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
