@@ -204,7 +204,10 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
     ready = sorted(
         (story.stored_at, story.number)
         for story in stories
-        if story.claims and not story.delay and not _may_have_been_taken(stories, setting, story)
+        if story.claims
+        and not story.delay
+        and story.queue in setting.one_consumer
+        and not _may_have_been_taken(stories, setting, story)
     )
     place = 0
     for claim, story in claims:
@@ -280,8 +283,10 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
         if answer.err and not answer.is_typed:
             yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
         took = (answer.t - begun.t) / SECOND
-        stopped = any(True for fault in stories.faults_between(begun.t, answer.t, {begun.proc}) if fault.kind == "stop")
-        if begun.deadline and took > begun.deadline + setting.slack and not stopped:
+        if not begun.deadline or took <= begun.deadline + setting.slack:
+            continue
+        faults = stories.faults_between(begun.t, answer.t, {begun.proc})
+        if not any(fault.kind == "stop" for fault in faults):
             text = f"{begun.f} of {begun.proc} took {took:.2f} s for a deadline of {begun.deadline:g} s"
             yield Violation("I15 typed", number, text)
     for event in stories.notes["untyped"]:
@@ -439,6 +444,8 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
 def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
     """Whether somebody had this job before its first claim that is known: the reply to an earlier one was lost."""
     claim = story.claims[0]
+    if claim.attempt <= 1 and setting.counts_exactly:
+        return False
     kinds = {fault.kind for fault in stories.faults_between(story.asked, claim.at, {claim.proc})}
     return bool(kinds) and (claim.attempt > 1 or (not setting.counts_exactly and "restart" in kinds))
 

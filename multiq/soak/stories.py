@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -129,18 +130,19 @@ class Stories:
             self._take(event)
         for begun in self._open.values():  # their process has ended
             self._answered(begun, None)
+        self._fault_times = [fault.at for fault in self.faults]
+        self._longest_fault = max((fault.until - fault.at for fault in self.faults), default=0.0)
 
     def __iter__(self) -> Iterator[Story]:
         return iter(self.jobs.values())
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that met the store, the link or one of these processes in that time."""
-        for fault in self.faults:
-            if (
-                fault.at <= end
-                and fault.until >= begin
-                and (fault.target in {"store", "link"} or fault.target in procs)
-            ):
+        # they are in the order of time, and none lasts longer than the longest
+        first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
+        last = bisect.bisect_right(self._fault_times, end)
+        for fault in self.faults[first:last]:
+            if fault.until >= begin and (fault.target in {"store", "link"} or fault.target in procs):
                 yield fault
 
     def _take(self, event: Event) -> None:
