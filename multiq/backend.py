@@ -164,7 +164,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a listing. ``after`` asks for the next part; None: this was the last."""
+    """A part of a listing. ``after`` asks for the next part; None: this was the last.
+
+    Without ``lists_jobs`` it says that there are more, and asking for them raises ``Unsupported``.
+    """
 
     jobs: list[JobRecord]
     after: str | None
@@ -290,7 +293,8 @@ class Backend(ABC):
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
         Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
-        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for more than the backend can show,
+        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
+        show, and for a state of which it can show no job,
         ``OptionInvalid`` for a state in which no job is kept (``multiq.options.check_state``).
         """
 

@@ -142,6 +142,13 @@ class BackendTimeout(BackendUnavailable):
     """
 
 
+class LockedByCaller(BackendError):
+    """The store is locked by a transaction that the caller itself has open on another connection: pass ``connection=``.
+
+    A retry does not help before the caller has committed or rolled back.
+    """
+
+
 class BackendFull(BackendError):
     """The backend has no room: disk, memory or quota. Nothing was accepted."""
 

@@ -32,6 +32,7 @@ import pymysql
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.guard import guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
@@ -80,6 +81,22 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+    server="a MySQL or MariaDB",
+)
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
@@ -227,11 +244,13 @@ class MysqlBackend(Backend):
 
     def pause(self, queue: str, seconds: float) -> None:
         asked = render("pause", queue=queue.encode(), now=self._database.now, pause=microseconds(seconds))
-        self._run(lambda session: session.commit(asked))
+        forget = render("forget_pauses", now=self._database.now)
+        self._run(lambda session: session.commit(forget, asked))
         self._database.watch.ring()
 
     def resume(self, queue: str) -> None:
-        self._run(lambda session: session.commit(render("resume", queue=queue.encode())))
+        asked = (render("forget_pauses", now=self._database.now), render("resume", queue=queue.encode()))
+        self._run(lambda session: session.commit(*asked))
         self._database.watch.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
@@ -259,6 +278,10 @@ class MysqlBackend(Backend):
         self._database.close()
 
     # --- how ---
+
+    def _start_over(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._database.close()
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._database.borrowed() as connection:

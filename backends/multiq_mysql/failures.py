@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
+
+import pymysql
+from pymysql.constants.CR import CR_MALFORMED_PACKET
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 from multiq.resolver import NameTimeoutError
@@ -84,6 +88,25 @@ _TABLES_GONE = {
     "what `multiq schema show-sql` prints",
     1932: "cannot open a table of multiq's: look at the server's log",
 }
+
+
+GARBLED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,  # a request for a local file, which is never sent; a package that is missing
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What PyMySQL stumbles over in a reply that is none."""
+
+
+def malformed(exc: BaseException) -> pymysql.OperationalError:
+    """PyMySQL's own error for what it stumbled over: the connection cannot be used any more."""
+    return pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {repr(exc)[:200]}")
 
 
 def code_of(exc: BaseException) -> int | None:

@@ -1076,7 +1076,9 @@ class _OneIsWoken(_Ringing):
         store = self._store
         with store.lock:
             now = store.clock()
-            ids = store.queue(queue, now).add_all(jobs, now)
+            held = store.queue(queue, now)
+            ids = held.add_all(jobs, now)
+            store.keep(held)
         self._ring("enqueue")
         return ids
 

@@ -110,6 +110,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(
         assert backend.stats("never used").ready == 0
 
 
+@pytest.mark.long
 def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
     new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -422,6 +423,7 @@ def test_a_lock_that_somebody_keeps_is_a_timeout_at_the_deadline(mysql_server: M
         assert backend.queues() == []
 
 
+@pytest.mark.long
 def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place: Place) -> None:
     """Two acks in one transaction: the first row is ours and the second one theirs, when they want the first."""
     mysql_server.ask("CREATE TABLE heavy (a INT) ENGINE=InnoDB", database=place.name)

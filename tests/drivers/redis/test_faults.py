@@ -373,7 +373,7 @@ def test_a_busy_server_is_a_timeout_at_the_deadline(new_redis: NewRedis) -> None
         try:
             until(lambda: _is_busy(server))
             start = time.monotonic()
-            with pytest.raises(BackendUnavailable, match=r"(?i)busy|script"):
+            with pytest.raises(BackendUnavailable):  # on a busy machine no answer may come in time, not even "BUSY"
                 backend.enqueue(QUEUE, [new()])
             assert time.monotonic() - start < DEADLINE + GRACE
         finally:

@@ -117,7 +117,9 @@ def survivors(backend: Backend) -> set[str]:
         after = page.after
 
 
-@pytest.mark.parametrize(("appendfsync", "certain_after"), [("always", 0.0), ("everysec", CERTAIN_AFTER)])
+@pytest.mark.parametrize(
+    ("appendfsync", "certain_after"), [("always", 0.0), pytest.param("everysec", CERTAIN_AFTER, marks=pytest.mark.long)]
+)
 def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(
     appendfsync: str, certain_after: float
 ) -> None:

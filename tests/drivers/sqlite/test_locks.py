@@ -64,7 +64,7 @@ def test_a_process_that_stops_inside_its_transaction(
         lambda: consumer.settle([Ack(lease)]),
         lambda: consumer.exchange([Release(lease)], 1, 0),
     ):
-        with pytest.raises(BackendTimeout, match=r"locked by another process for 0\.3 s") as caught:
+        with pytest.raises(BackendTimeout, match=rf"locked by the process {stopped.pid} for 0\.3 s") as caught:
             call()
         assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     assert time.monotonic() - started >= 3 * 0.3
