@@ -423,7 +423,7 @@ class Child:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
         if self._settings.stop_when_empty and not self._pump.is_down and not was_handing_on:
-            self._end("the queues are empty", EXIT_OK)
+            self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""
