@@ -13,7 +13,7 @@ the same due time     what has passed since the call began is taken off the dela
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -22,9 +22,10 @@ from .backend import NewJob
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
 from .job import JobHandle
+from .options import check_new_ids
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from .backend import Backend
 
@@ -32,26 +33,51 @@ if TYPE_CHECKING:
 PATIENCE = 1.0
 _FIRST_PAUSE = 0.02
 
+_Ids = TypeVar("_Ids", str, list[str])
+
 
 def put(
-    backend: Backend, queue: str, bodies: Sequence[bytes], *, priority: int, delay: float, ttr: float, connection: Any
+    backend: Backend,
+    queue: str,
+    bodies: Sequence[bytes],
+    *,
+    priority: int,
+    delay: float,
+    ttr: float,
+    connection: Any,
+    ids: Iterable[str] | None = None,
 ) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options."""
-    jobs = [
-        NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, new_ids(len(bodies)), strict=True)
-    ]
+    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    count = len(bodies)
+    used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
+    jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
     if not jobs:
         return []
-    ids = _add(backend, queue, jobs, connection, is_one=False)
-    return [JobHandle(backend, queue, job_id) for job_id in ids]
+    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection, is_one=False)]
 
 
 def put_one(
-    backend: Backend, queue: str, body: bytes, *, priority: int, delay: float, ttr: float, connection: Any
+    backend: Backend,
+    queue: str,
+    body: bytes,
+    *,
+    priority: int,
+    delay: float,
+    ttr: float,
+    connection: Any,
+    own_id: str | None = None,
 ) -> JobHandle:
-    """``put`` without the work for many."""
-    (job_id,) = _add(backend, queue, [NewJob(body, new_id(), priority, delay, ttr)], connection, is_one=True)
+    """``put`` without the work for many. *own_id* is the caller's, and was checked."""
+    job_id = new_id() if own_id is None else _allowed(backend, own_id)
+    (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
     return JobHandle(backend, queue, job_id)
+
+
+def _allowed(backend: Backend, ids: _Ids) -> _Ids:
+    """Raises ``Unsupported`` where the backend gives out the ids."""
+    if not backend.declared.client_ids:
+        raise backend.unsupported("client_ids")
+    return ids
 
 
 def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, *, is_one: bool) -> list[str]:

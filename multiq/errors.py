@@ -213,10 +213,12 @@ class EnqueueUncertain(BackendError):
         others += (
             f"; {len(self.unsent)} others were not sent or were refused: they are not there" if self.unsent else ""
         )
-        super().__init__(
+        self.what = (
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
-            f"not be there{others}; {self._advice()}"
+            f"not be there{others}"
         )
+        """The message without what to do."""
+        super().__init__(f"{self.what}; {self._advice()}")
 
     @property
     def ids(self) -> tuple[str, ...]:

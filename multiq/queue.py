@@ -19,6 +19,7 @@ from .options import (
     check_cursor,
     check_delay,
     check_id,
+    check_new_id,
     check_priority,
     check_state,
     check_states,
@@ -59,14 +60,17 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
+        id: str | None = None,  # noqa: A002 - as the job calls it
     ) -> JobHandle:
         """Add one job: bytes as they are, anything else as JSON.
 
         *delay* is seconds or a timedelta, *at* a datetime with a zone; *priority* 0 goes first; *ttr* is how long a
         reservation lasts, in seconds. With *connection* the job is written inside your own transaction on that
-        connection, and exists exactly if you commit.
+        connection, and exists exactly if you commit. *id* is an id of your own, one word of ASCII: as long as the
+        queue has a job of this id, nothing is added or changed.
 
-        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``BackendError``.
+        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``EnqueueUncertain`` if it
+        cannot be told whether the job is there, ``BackendError``.
         """
         return put_one(
             self._app.backend,
@@ -76,6 +80,7 @@ class Queue:
             delay=check_delay(delay, at),
             ttr=check_ttr(ttr),
             connection=connection,
+            own_id=None if id is None else check_new_id(id),
         )
 
     def enqueue_many(
@@ -87,8 +92,11 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
+        ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
+
+        *ids* are ids of your own, one for each job.
 
         Raises as ``enqueue``, and ``ArgumentsInvalid`` for one body where a list of them belongs.
         """
@@ -104,6 +112,7 @@ class Queue:
             delay=check_delay(delay, at),
             ttr=check_ttr(ttr),
             connection=connection,
+            ids=ids,
         )
 
     # --- consuming ---

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import enum
 import pickle
+import re
+import uuid
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pytest
 
 import multiq
-from multiq import BackendError, BackendFull, BackendTimeout, BackendUnavailable, EnqueueUncertain, Unsupported
+from multiq import (
+    BackendError,
+    BackendFull,
+    BackendTimeout,
+    BackendUnavailable,
+    EnqueueUncertain,
+    OptionInvalid,
+    Unsupported,
+)
 from multiq.backend import NewJob, State
 from multiq.capabilities import Gap
 from multiq.errors import EnqueuePartial
@@ -22,6 +33,10 @@ if TYPE_CHECKING:
     from multiq.queue import Queue
 
 LONG = 1000.0
+
+
+def do(what: str) -> None:
+    """A task's function."""
 
 
 class Failing(MemoryBackend):
@@ -168,14 +183,14 @@ def test_one_job_s_repetition_returns_one_handle() -> None:
 def test_a_task_s_repetition_can_be_awaited() -> None:
     app = multiq.App("memory://")
     backend = app._backend = Failing(in_doubt(), stored=1)
-    task = app.task(print)
+    task = app.task(do)
 
     async def main() -> Any:
         with pytest.raises(EnqueueUncertain) as told:
             await task.options(queue="q").aenqueue("x")
         return await told.value.arepeat()
 
-    assert asyncio.run(main()).peek().task == "print"
+    assert asyncio.run(main()).peek().task == "do"
     assert backend.stats("q").ready == 1
 
 
@@ -225,3 +240,104 @@ def test_an_error_that_is_sent_to_another_process_keeps_what_it_tells() -> None:
     copy = pickle.loads(pickle.dumps(error))  # noqa: S301
     assert str(copy) == str(error)
     assert (copy.ids, copy.accepted, copy.unsent) == (("1",), {1: "2"}, error.unsent)
+
+
+# --- ids of the caller's own ---
+
+
+def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless() -> None:
+    app = multiq.App("memory://")
+    queue, task = app.queue("q"), app.task(queue="q")(do)
+    for body in ("first", "second"):
+        assert queue.enqueue(body, id="order-1").id == "order-1"
+    for _ in range(2):
+        assert task.options(id="mail-1").enqueue("x").id == "mail-1"
+        assert [job.id for job in task.enqueue_many([("a",), ("b",)], ids=["a", "b"])] == ["a", "b"]
+        assert [job.id for job in task.options(priority=0).enqueue_many([("c",)], ids=iter("c"))] == ["c"]
+        assert [job.id for job in queue.enqueue_many(["d", "e"], ids=("d", "e"))] == ["d", "e"]
+    assert sorted(job.id for job in queue.jobs("ready")) == ["a", "b", "c", "d", "e", "mail-1", "order-1"]
+    assert queue.peek("order-1").value == "first"
+
+
+def test_an_id_whose_job_is_done_is_a_new_job_s() -> None:
+    queue = multiq.App("memory://").queue("q")
+    for _ in range(2):
+        queue.enqueue("x", id="again")
+        job = queue.reserve()
+        assert (job.id, job.attempt) == ("again", 1)
+        job.ack()
+
+
+class Kind(enum.StrEnum):
+    MAIL = "mail"
+
+
+def test_a_text_of_another_class_is_taken_as_plain_text() -> None:
+    queue = multiq.App("memory://").queue("q")
+    assert type(queue.enqueue("x", id=Kind.MAIL).id) is str
+    assert queue.peek("mail").id == "mail"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (7, "id=7 must be text, got int: pass str"),
+        (b"x", "id=b'x' must be text, got bytes"),
+        (uuid.UUID(int=0), "must be text, got UUID"),
+        ("", "id='' must be one word of ASCII, of 1 to 200 characters, got 0 characters: pass a hash of it"),
+        ("x" * 201, "must be one word of ASCII, of 1 to 200 characters, got 201"),
+        ("two words", "id='two words' must be one word of ASCII"),
+        ("\u00e4", "must be one word of ASCII"),
+        ("a\nb", "must be one word of ASCII"),
+        ("a\0", "must be one word of ASCII"),
+        ("\x7f", "must be one word of ASCII"),
+        ("\udc80", "must be one word of ASCII"),
+    ],
+)
+def test_an_id_that_some_backend_could_not_keep_is_refused_everywhere(wrong: Any, says: str) -> None:
+    app = multiq.App("memory://")
+    queue, task = app.queue("q"), app.task(queue="q")(do)
+    with pytest.raises(OptionInvalid, match=re.escape(says)):
+        queue.enqueue("x", id=wrong)
+    with pytest.raises(OptionInvalid, match=re.escape(says)):
+        task.options(id=wrong)
+    for many in (queue.enqueue_many, task.enqueue_many):
+        with pytest.raises(OptionInvalid, match=re.escape(says.replace("id=", "ids[1]="))):
+            many([("a",), ("b",)], ids=["a", wrong])
+    assert queue.stats().ready == 0
+
+
+@pytest.mark.parametrize(
+    ("ids", "says"),
+    [
+        ("ab", "ids='ab' is one id: pass a list of them"),
+        (["a"], "ids must have one id for each job, got 1 for 2 jobs"),
+        (["a", "b", "c"], "got 3 for 2 jobs"),
+        (["a", "a"], "ids must name each job once, got 'a' twice"),
+    ],
+)
+def test_ids_that_do_not_fit_the_jobs_are_refused(ids: Any, says: str) -> None:
+    queue = multiq.App("memory://").queue("q")
+    with pytest.raises(OptionInvalid, match=re.escape(says)):
+        queue.enqueue_many([1, 2], ids=ids)
+    assert queue.stats().ready == 0
+
+
+def test_one_id_for_many_jobs_is_refused() -> None:
+    task = multiq.App("memory://").task(do)
+    with pytest.raises(OptionInvalid, match=r"id='a' is one id, and enqueue_many makes many jobs: pass it ids="):
+        task.options(id="a").enqueue_many([("a",), ("b",)])
+
+
+def test_where_the_backend_gives_out_the_ids_one_s_own_are_refused() -> None:
+    backend = Numbering()
+    for call in (lambda: on(backend).enqueue(1, id="a"), lambda: on(backend).enqueue_many([1], ids=["a"])):
+        with pytest.raises(Unsupported, match=r"client_ids .*it numbers the jobs itself"):
+            call()
+    assert backend.calls == []
+
+
+def test_whoever_writes_an_id_to_the_task_itself_is_told_where_it_goes() -> None:
+    options: dict[str, Any] = {"id": "a"}
+    with pytest.raises(OptionInvalid, match=r"did you mean options\(id=...\) of the task"):
+        multiq.App("memory://").task(**options)
