@@ -33,6 +33,7 @@ Word: TypeAlias = "bytes | str | int"
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
+_TOO_MUCH = "it answers more than it was asked"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
@@ -94,8 +95,11 @@ class Wire:
                 if wait is not None and not wait(left * 1000):
                     raise TimeoutError(_TOO_LATE)  # noqa: TRY301
                 data = self._recv(_RECEIVED_AT_ONCE, self._flags)
-            self._reader.feed(data)
-            reply = self._reader.gets()
+            reader = self._reader
+            reader.feed(data)
+            reply = reader.gets()
+            if reply is not False and reader.has_data():
+                raise hiredis.ProtocolError(_TOO_MUCH)  # noqa: TRY301
         except BlockingIOError as exc:
             self.close()
             raise TimeoutError(_TOO_LATE) from exc
@@ -140,6 +144,9 @@ class Wire:
         self._fed = 0
         self._outstanding -= 1
         if not self._outstanding:
+            if self._reader.has_data():
+                self.close()
+                raise hiredis.ProtocolError(_TOO_MUCH)
             self.is_free = True
         return _checked(reply)
 
