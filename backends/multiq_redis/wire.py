@@ -95,23 +95,26 @@ class Wire:
                 if wait is not None and not wait(left * 1000):
                     raise TimeoutError(_TOO_LATE)  # noqa: TRY301
                 data = self._recv(_RECEIVED_AT_ONCE, self._flags)
-            reader = self._reader
-            reader.feed(data)
-            reply = reader.gets()
-            if reply is not False and reader.has_data():
-                raise hiredis.ProtocolError(_TOO_MUCH)  # noqa: TRY301
+            self._reader.feed(data)
+            reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
             raise TimeoutError(_TOO_LATE) from exc
         except BaseException:
             self.close()
             raise
-        if reply is False:  # not complete, or the connection has ended
-            self._outstanding = 1
-            self._fed = len(data)
-            return self.read(deadline)
+        if reply is False or self._reader.has_data():  # not complete, or more than one
+            return self._read_on(reply, len(data), deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
+
+    def _read_on(self, reply: Any, fed: int, deadline: float) -> Any:
+        if reply is not False:
+            self.close()
+            raise hiredis.ProtocolError(_TOO_MUCH)
+        self._outstanding = 1
+        self._fed = fed
+        return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
         """Send, and close at whatever goes wrong. The connection is free again when so many replies were read."""

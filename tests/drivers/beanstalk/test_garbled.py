@@ -113,7 +113,8 @@ def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
         return _OK if command == b"stats" else said
 
     backend = liar(answer)
-    for call in (lambda: backend.kick("q", 10**9), lambda: backend.purge("q", [State.READY])):
+    calls: list[Callable[[], int]] = [lambda: backend.kick("q", 10**9), lambda: backend.purge("q", [State.READY])]
+    for call in calls:
         start = time.monotonic()
         with pytest.raises(BackendUnavailable):
             call()
