@@ -8,11 +8,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from . import notices
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, NewJob, State
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State
 from .codec import encode_json
-from .errors import ArgumentsInvalid, BackendTimeout, BackendUnavailable, QueueEmpty
-from .ids import new_id, new_ids
+from .enqueue import put, put_one
+from .errors import ArgumentsInvalid, QueueEmpty
 from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name
 from .options import (
@@ -33,12 +32,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .app import App
-    from .backend import Backend, Consumer, Lease, QueueStats, Verdict
+    from .backend import Consumer, Lease, QueueStats, Verdict
     from .errors import LeaseLost
-
-#: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
-PATIENCE = 1.0
-_FIRST_PAUSE = 0.02
 
 _STEP_ASIDE = 0.0005  # seconds between two looks whether those that settle are through
 _CALL_AGAIN = 0.002  # seconds after which whoever waits for jobs is interrupted: most calls are over before
@@ -243,49 +238,3 @@ class Desk:
                 self._consumer.interrupt()
         finally:
             self._callers.discard(threading.get_ident())
-
-
-def put(
-    backend: Backend, queue: str, bodies: Sequence[bytes], *, priority: int, delay: float, ttr: float, connection: Any
-) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options."""
-    jobs = [
-        NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, new_ids(len(bodies)), strict=True)
-    ]
-    if not jobs:
-        return []
-    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection)]
-
-
-def put_one(
-    backend: Backend, queue: str, body: bytes, *, priority: int, delay: float, ttr: float, connection: Any
-) -> JobHandle:
-    """``put`` without the work for many."""
-    (job_id,) = _add(backend, queue, [NewJob(body, new_id(), priority, delay, ttr)], connection)
-    return JobHandle(backend, queue, job_id)
-
-
-def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any) -> list[str]:
-    ids = _persist(backend, queue, jobs) if connection is None else backend.enqueue(queue, jobs, connection=connection)
-    if notices.waiting:
-        notices.heed()
-    return ids
-
-
-def _persist(backend: Backend, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-    """Repeat an enqueue that a dropped connection broke: the jobs' ids make sure that nothing is added twice.
-
-    What ran into its deadline is not repeated, and neither is anything on a backend that chooses ids itself.
-    """
-    give_up_at = time.monotonic() + PATIENCE
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return backend.enqueue(queue, jobs)
-        except BackendTimeout:
-            raise
-        except BackendUnavailable:
-            if not backend.declared.client_ids or time.monotonic() + pause > give_up_at:
-                raise
-            time.sleep(pause)
-            pause *= 2

@@ -9,10 +9,10 @@ import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
+from .enqueue import put, put_one
 from .errors import ArgumentsInvalid, OptionInvalid
 from .names import check_name
 from .options import check_count, check_delay, check_priority, check_timeout, check_ttr, shown
-from .queue import put, put_one
 from .retry import RetryPolicy, tighter
 
 if TYPE_CHECKING:

@@ -10,10 +10,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pymysql
 from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR, CR_SSL_CONNECTION_ERROR
 
-from multiq.errors import UrlInvalid
+from multiq.errors import BackendUnavailable, MultiqError, UrlInvalid
 from multiq.passwords import password_of_environment, password_of_file
 from multiq.sockets import connect
 from multiq.url import Option, choice
+
+from .failures import malformed
+from .timed import TimedTls, TimedTlsSocket, patience, timed
 
 if TYPE_CHECKING:
     import socket
@@ -127,12 +130,13 @@ class Login(NamedTuple):
             return password_of_environment(self.password_env)
         return self.fixed_password or ""
 
-    def connect(self, timeout: float, **more: Any) -> Connection[Any]:
-        """A new connection; *more* goes to ``pymysql.connect``. No read or write takes longer than *timeout* seconds.
+    def connect(self, timeout: float, *, period: float | None = None, **more: Any) -> Connection[Any]:
+        """A new connection, made and logged in within *timeout* seconds; *more* goes to ``pymysql.connect``.
 
+        After that each statement and its whole reply take no longer than *period* seconds, by default *timeout*.
         Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
         """
-        bounds = {"connect_timeout": timeout, "read_timeout": timeout, "write_timeout": timeout}
+        deadline = time.monotonic() + timeout
         # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
         connection = pymysql.connect(
@@ -146,14 +150,25 @@ class Login(NamedTuple):
                 "charset": "utf8mb4",
                 "defer_connect": True,
                 "auth_plugin_map": {} if self._may_send_password else _REFUSED_PLUGINS,
-                **bounds,
+                "connect_timeout": timeout,
                 **tls,
                 **more,
             }
         )
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
-        connection.connect(self._socket(timeout))
+        if self.tls is not None:
+            inside.ctx = TimedTls(self.tls)
+        sock = timed(self._socket(deadline), deadline)
+        try:
+            connection.connect(sock)
+        except (pymysql.MySQLError, OSError, MultiqError):
+            raise
+        except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
+            raise BackendUnavailable(f"{self.place} cannot be logged in to: {exc}") from exc
+        except Exception as exc:  # whatever a garbled greeting leads to in PyMySQL
+            raise malformed(exc) from exc
+        patience(connection, timeout if period is None else period)
         if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
@@ -167,11 +182,11 @@ class Login(NamedTuple):
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
-    def _socket(self, timeout: float) -> socket.socket:
+    def _socket(self, deadline: float) -> socket.socket:
         """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
-            return connect(address, time.monotonic() + timeout)
+            return connect(address, deadline)
         except TimeoutError:
             raise
         except OSError as exc:
@@ -209,6 +224,7 @@ def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked:
         named = (("ssl_ca", ca), ("ssl_cert", cert), ("ssl_key", key))
         files = ", ".join(f"{name}={path}" for name, path in named if path)
         raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
+    context.sslsocket_class = TimedTlsSocket
     if unchecked:
         warnings.warn(
             "dangerously_skip_tls_verification is set: the connection is encrypted, but whoever sits in between can "

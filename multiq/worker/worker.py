@@ -30,6 +30,7 @@ from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
 from .supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
 from .vitals import Vitals
+from .watchdog import aside
 
 if TYPE_CHECKING:
     import socket
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_SLOTS = 8
+_LAST_WORDS = 1.0  # seconds that the log and the standard streams get when a process must end
 
 
 class Worker:
@@ -235,8 +237,8 @@ class Worker:
 
     def _make_child(self, post: Post | None, inbox: SignalInbox) -> Child:
         def leave(code: int) -> None:
-            """End the process although a job still has its main thread."""
-            logging.shutdown()
+            """End the process although a job still has its main thread, or another thread a stream's lock."""
+            aside(_flush).wait(_LAST_WORDS)
             if post is not None:
                 post.table.leave(code)
             os._exit(code)
@@ -329,5 +331,11 @@ def _stop(child: Child, *, by_signal: bool = False) -> None:
         child.abort(by_signal=by_signal)
         return
     if by_signal:
-        tell_of_waiting(child.running, child.grace)
+        running = child.running
+        aside(lambda: tell_of_waiting(running, child.grace))  # who reads the log may hang, and the next signal counts
     child.stop()
+
+
+def _flush() -> None:
+    logging.shutdown()
+    forking.flush()

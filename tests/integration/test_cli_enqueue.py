@@ -146,6 +146,7 @@ REFUSED = {
     "no attribute": (2, ["shop.tasks:ap", "mail.reset"], "has no 'ap'; the apps in it: app, empty"),
     "not an app": (2, ["shop.tasks:number", "mail.reset"], "is of type int, not a multiq.App"),
     "no colon": (2, ["shop.tasks", "mail.reset"], "write module:attribute, like shop.tasks:app"),
+    "no colon, another name": (2, ["mails", "mail.reset"], "write module:attribute, like mails:app"),
     "an app alone": (2, ["shop.tasks:app"], "say what to enqueue"),
     "nothing": (2, [], "say what to enqueue"),
     "a task and a body": (2, ["shop.tasks:app", "mail.reset", "--body", "1"], "are for jobs without one"),

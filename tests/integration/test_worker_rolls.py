@@ -161,9 +161,9 @@ program = subprocess.Popen(["sleep", "300"])
 time.sleep(0.1)
 for each in (child, program):
     each.terminate()
-child.join(5)
+child.join(30)
 try:
-    program.wait(5)
+    program.wait(30)
 except subprocess.TimeoutExpired:
     pass
 with open("ended", "a") as ended:
@@ -193,7 +193,10 @@ def test_what_the_app_starts_at_import_in_a_roll_ends_when_it_is_told_to(
 
 
 @on_sqlite
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2, signal.SIGHUP])
+@pytest.mark.parametrize(
+    "number",
+    [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGUSR2, signal.SIGHUP))],
+)
 def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards(
     tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:

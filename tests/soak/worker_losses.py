@@ -169,7 +169,7 @@ def lose(name: str, mode: str, folder: Path, *, jobs: int, kills: int, processes
             app.close()
         faults = run.faults()
         if stays:
-            faults.append(f"{_raw_rows(name, url)} rows are left in the store; buried: {_buried(url)}")
+            faults.append(f"{_raw_rows(name, url)} rows are left in the store: {_left(name, url)}")
     if faults:
         raise AssertionError(f"{name}, {mode}, seed {seed}: " + "; ".join(faults) + "\n" + _tail(log))
     return run.summary()
@@ -305,12 +305,31 @@ _ROWS = {
 }
 
 
-def _buried(url: str) -> dict[str | None, int]:
+def _left(name: str, url: str) -> object:
+    """What is known of the jobs that are left."""
+    if name == "beanstalk":
+        return _left_in_beanstalk(url)
     app.connect(url)
     try:
         return dict(Counter(info.reason for info in app.queue().jobs("buried")))
     finally:
         app.close()
+
+
+def _left_in_beanstalk(url: str) -> list[dict[str, object]]:
+    """The server's own words on each job, up to ten."""
+    import greenstalk
+
+    parts = urlsplit(url)
+    left: list[dict[str, object]] = []
+    with greenstalk.Client((parts.hostname or "", parts.port or 11300), encoding=None) as client:
+        stats: Any = client.stats()
+        for number in range(int(stats["total-jobs"]), 0, -1):
+            with contextlib.suppress(greenstalk.NotFoundError):
+                left.append(dict(client.stats_job(number)))
+            if len(left) == 10:
+                break
+    return left
 
 
 # --- small things ------------------------------------------------------------------------------------------

@@ -175,6 +175,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) ->
         assert backend.stats("never-used").ready == 0
 
 
+@pytest.mark.long
 def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
