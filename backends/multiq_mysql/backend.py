@@ -279,7 +279,7 @@ class MysqlBackend(Backend):
 
     # --- how ---
 
-    def _start_over(self) -> None:
+    def _out_of_step(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._database.close()
 

@@ -153,7 +153,7 @@ class MysqlConsumer(Consumer):
         self._interrupted = True
         self._database.watch.ring()
 
-    def _start_over(self) -> None:
+    def _out_of_step(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._connection.close()
         self._database.close()

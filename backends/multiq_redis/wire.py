@@ -35,6 +35,7 @@ Word: TypeAlias = "bytes | str | int"
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
+_TOO_MUCH = "it answers more than it was asked"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
@@ -109,12 +110,18 @@ class Wire:
             self.close()
             _told(exc, unsent=data is None)
             raise
-        if reply is False:  # not complete, or the connection has ended
-            self._outstanding = 1
-            self._fed = len(data)
-            return self.read(deadline)
+        if reply is False or self._reader.has_data():  # not complete, or more than one
+            return self._read_on(reply, len(data), deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
+
+    def _read_on(self, reply: Any, fed: int, deadline: float) -> Any:
+        if reply is not False:
+            self.close()
+            raise hiredis.ProtocolError(_TOO_MUCH)
+        self._outstanding = 1
+        self._fed = fed
+        return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
         """Send, and close at whatever goes wrong. The connection is free again when so many replies were read.
@@ -151,6 +158,9 @@ class Wire:
         self._fed = 0
         self._outstanding -= 1
         if not self._outstanding:
+            if self._reader.has_data():
+                self.close()
+                raise hiredis.ProtocolError(_TOO_MUCH)
             self.is_free = True
         return _checked(reply)
 

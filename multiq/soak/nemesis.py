@@ -14,6 +14,7 @@ from .load import TTR, name_of
 
 if TYPE_CHECKING:
     import random
+    import subprocess
     from collections.abc import Callable, Collection
 
     from multiq.conformance.proxy import Fault
@@ -26,7 +27,7 @@ _STALLS = (0.5, 1.5, TTR + 1)  # seconds
 _LATENCIES = (0.02, 0.1, 0.3)  # seconds
 _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
 
-OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "kill worker")
+OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "stop consumer", "kill worker")
 OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
 
 
@@ -57,6 +58,7 @@ class Nemesis:
             "kill job process": self._kill_child,
             "stop job process": self._stop_child,
             "kill consumer": self._kill_consumer,
+            "stop consumer": self._stop_consumer,
             "kill worker": self._kill_worker,
             "cut": self._cut,
             "freeze links": self._freeze_links,
@@ -102,12 +104,17 @@ class Nemesis:
         child.kill()
 
     def _stop_child(self) -> None:
-        """Longer than its leases last."""
         child = self._a_child()
-        self._note("stop", name_of(child.pid), TTR + 2)
-        child.suspend()
-        time.sleep(TTR + 0.5)
-        child.resume()
+        self._stop(child, name_of(child.pid))
+
+    def _stop(self, process: psutil.Process, name: str) -> None:
+        """Longer than its leases last."""
+        self._note("stop", name, TTR + 2)
+        process.suspend()
+        try:
+            time.sleep(TTR + 0.5)
+        finally:
+            process.resume()
 
     def _a_child(self) -> psutil.Process:
         children = self._crew.children()
@@ -124,11 +131,20 @@ class Nemesis:
         worker.wait()
 
     def _kill_consumer(self) -> None:
-        mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
-        (role, name), process = self._chance.choice(mine)
-        self._note("kill", f"{role}-{name}.{process.pid}", 1.0)
+        name, process = self._a_consumer()
+        self._note("kill", name, 1.0)
         process.kill()
         process.wait()
+
+    def _stop_consumer(self) -> None:
+        name, process = self._a_consumer()
+        self._stop(psutil.Process(process.pid), name)
+
+    def _a_consumer(self) -> tuple[str, subprocess.Popen[bytes]]:
+        """A plain one, and how it is called in the history."""
+        mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
+        (role, name), process = self._chance.choice(mine)
+        return f"{role}-{name}.{process.pid}", process
 
     # --- links ---
 
@@ -147,12 +163,13 @@ class Nemesis:
         self._site.proxy.cut_server()
 
     def _swallow(self) -> None:
-        """Connections stay open, and what is sent into them is never delivered."""
+        """Connections stay open, and what is sent into them is never delivered. Then they end: TCP leaves no gaps."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
         self._site.proxy.mode = Hole()
         time.sleep(seconds)
+        self._site.proxy.cut()
         self._site.proxy.mode = Pass()
 
     def _slow_down(self) -> None:

@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import tempfile
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -81,9 +82,26 @@ def _redis(_folder: Path) -> Iterator[Site]:
         site.own_faults = {
             "script flush": lambda: server.ask("SCRIPT", "FLUSH"),
             "client kill": lambda: server.ask("CLIENT", "KILL", "TYPE", "normal"),
+            "fill memory": lambda: _full_for_a_while(server),
         }
         site.acks = script("exchange").sha.encode()
         yield site
+
+
+def _full_for_a_while(server: RedisServer) -> None:
+    """Less memory than it uses: it takes no more jobs, and hands out those that it has."""
+    server.set("maxmemory", "100kb")
+    try:
+        time.sleep(1.5)
+    finally:
+        server.set("maxmemory", "0")
+
+
+def _kill_connections(server: MysqlServer) -> None:
+    """All but our own."""
+    for (number,) in server.ask("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"):
+        with contextlib.suppress(Exception):  # it has ended by itself
+            server.ask(f"KILL {int(number)}")
 
 
 @contextlib.contextmanager
@@ -107,6 +125,7 @@ def _mysql(_folder: Path) -> Iterator[Site]:
     with MysqlServer() as server, server.database() as place, Proxy(("127.0.0.1", server.port)) as proxy:
         url = server.url(place.name, f"timeout={TIMEOUT:g}", port=proxy.port)
         site = _site("mysql", url, place.url, proxy, server)
+        site.own_faults["kill connections"] = lambda: _kill_connections(server)
         site.acks = b"AND writer = "  # as in sql/ack_with_ticket.sql
         yield site
 
