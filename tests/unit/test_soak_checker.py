@@ -353,6 +353,14 @@ def test_a_job_that_was_taken_by_a_claim_whose_reply_was_lost_is_not_out_of_orde
     assert ("I6" in script.broken(one_consumer=frozenset({"q"}))) is broken
 
 
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_reschedule_whose_reply_was_lost_may_leave_two_where_it_is_a_copy(is_copied: bool) -> None:
+    script = Script()
+    acked_twice(script)
+    script.call(0.15, 0.2, "reschedule", jobs=(7,), type_="info", answer={"err": "EnqueueUncertain: cut"})
+    assert ("I3" in script.broken(reschedules_by_copy=is_copied)) is not is_copied
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: bool) -> None:
     script = Script()
