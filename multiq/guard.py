@@ -34,8 +34,8 @@ MISREAD: tuple[type[Exception], ...] = (
 def guarded(*verbs: str, server: str, more: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
     """A class whose *verbs* raise ``BackendUnavailable`` for a reply that *server*, "a Redis", would not give.
 
-    *more*: a client library's errors that mean the same. The connections may be out of step then: the class drops
-    them in a method ``_start_over``.
+    *more*: a client library's errors that mean the same. The connections may be out of step then: a class that
+    keeps any drops them in a method ``_out_of_step``.
     """
 
     def guard(cls: _C) -> _C:
@@ -55,7 +55,7 @@ def _guarded(verb: Callable[..., Any], server: str, misread: tuple[type[Exceptio
             raise
         except misread as exc:
             with contextlib.suppress(Exception):
-                self._start_over()
+                self._out_of_step()
             what = str(exc)[:200]
             raise BackendUnavailable(
                 f"the server's answer cannot be understood ({type(exc).__name__}: {what}): is it {server}, and does "

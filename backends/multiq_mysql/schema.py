@@ -20,6 +20,7 @@ import pymysql
 
 from multiq.backend import Schema, SchemaState
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+from multiq.guard import guarded
 
 from .failures import explain
 from .timed import end_at
@@ -82,6 +83,7 @@ class Found(NamedTuple):
 NOTHING = Found(0, 0, None)
 
 
+@guarded("check", "up", server="a MySQL or MariaDB")
 class MysqlSchema(Schema):
     """The tables of one database, on connections of its own."""
 

@@ -46,12 +46,15 @@ class _Bounds(socket.socket):
             self.deadline = monotonic() + self.period
         self.bound()
 
-    def count(self, size: int) -> int:
-        """After a read."""
+    def counted(self, size: int) -> int:
+        """After a read of so many bytes."""
         self._received += size
         if self._received > _LARGEST_REPLY:
             raise ConnectionError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
         return size
+
+
+_recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
 
 
 class TimedSocket(_Bounds):
@@ -59,11 +62,11 @@ class TimedSocket(_Bounds):
 
     def recv_into(self, *args: Any) -> int:
         self.bound()
-        return self.count(super().recv_into(*args))
+        return self.counted(_recv_into(self, *args))
 
     def sendall(self, *args: Any) -> None:
         self.begin()
-        super().sendall(*args)  # whose timeout is that of all of it
+        _sendall(self, *args)  # its timeout is that of all of it
 
 
 class TimedTlsSocket(_Bounds, ssl.SSLSocket):
@@ -71,7 +74,7 @@ class TimedTlsSocket(_Bounds, ssl.SSLSocket):
 
     def recv_into(self, *args: Any) -> int:
         self.bound()
-        return self.count(super().recv_into(*args))
+        return self.counted(super().recv_into(*args))
 
     def sendall(self, *args: Any) -> None:
         self.begin()

@@ -162,8 +162,9 @@ class Proxy:
         self._matches_left = 0
         self._bytes_left = 0
         self._tail = b""
-        self._listener = self._listen(0)
-        self.port: int = self._listener.getsockname()[1]
+        self._held = self._bound(0)  # keeps the port while nobody listens there: the kernel would give it to others
+        self.port: int = self._held.getsockname()[1]
+        self._listener = self._listen()
 
     @property
     def is_armed(self) -> bool:
@@ -187,7 +188,7 @@ class Proxy:
 
     def accept(self) -> None:
         """After ``refuse``: on the same port again."""
-        self._listener = self._listen(self.port)
+        self._listener = self._listen()
 
     def cut(self, *, rst: bool = False) -> None:
         """End all connections now."""
@@ -211,6 +212,7 @@ class Proxy:
     def close(self) -> None:
         self.refuse()
         self.cut_server()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -220,8 +222,22 @@ class Proxy:
 
     # --- connections ---
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server((_HOST, port), backlog=64)
+    @staticmethod
+    def _bound(port: int) -> socket.socket:
+        sock = socket.socket()
+        try:
+            if hasattr(socket, "SO_REUSEPORT"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((_HOST, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _listen(self) -> socket.socket:
+        listener = self._bound(self.port)
+        listener.listen(64)
         threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
         return listener
 

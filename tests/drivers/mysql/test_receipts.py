@@ -71,6 +71,7 @@ def taken_over(backend: MysqlBackend) -> Lease:
 # --- what others did is not ours -------------------------------------------------------------------------
 
 
+@pytest.mark.few_rows
 @every_verdict
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("cut", ["idle", "reply"])
@@ -216,6 +217,7 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_n
 # --- what counted is not lost ----------------------------------------------------------------------------
 
 
+@pytest.mark.few_rows
 @every_verdict
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("between", ["nothing", "touch", "reserve", "another verdict"])

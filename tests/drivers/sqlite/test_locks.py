@@ -74,6 +74,8 @@ def test_a_process_that_stops_inside_its_transaction(
     stopped.send_signal(signal.SIGKILL)
     stopped.wait()
     assert consumer.settle([Ack(lease)]) == [None]
+    # And of what was enqueued meanwhile nothing is there: a lock that is not had leaves no doubt
+    assert hasty.queues() == []
 
 
 def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(
