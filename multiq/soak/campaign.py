@@ -92,6 +92,7 @@ def setting_for(driver: str, load: Load) -> Setting:
         ends_leases_with_connection=driver == "beanstalk",
         one_consumer=frozenset({load.lane}),
         counts_exactly=driver != "beanstalk",
+        reschedules_by_copy=driver == "beanstalk",
         patience=TTR + 4,
     )
 

@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 import multiq
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
 from multiq.errors import (
-    BackendUnavailable,
     EnqueuePartial,
     EnqueueUncertain,
     JobNotFound,
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
+_OF_LANE = 3  # jobs at most in one call: its one consumer takes them singly
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
@@ -90,8 +90,10 @@ def produce(name: str) -> None:
         which = caller.chance.random()
         if which < 0.6:
             _produce_tasks(caller, numbers)
+        elif which < 0.85:
+            _produce_raw(caller, raw, _load.raw, numbers)
         else:
-            _produce_raw(caller, raw, _load.raw if which < 0.85 else _load.lane, numbers)
+            _produce_raw(caller, raw, _load.lane, numbers[:_OF_LANE])
         time.sleep(caller.chance.random() * 2 * _load.pace)
 
 
@@ -128,10 +130,10 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
     op = caller.recorder.invoke("enqueue", **asked)
     try:
         result = work()
-    except (EnqueueUncertain, EnqueuePartial, BackendUnavailable) as exc:  # it may have gone away after it did it
+    except (EnqueueUncertain, EnqueuePartial) as exc:
         caller.recorder.answer("info", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
-    except multiq.MultiqError as exc:  # it was refused
+    except multiq.MultiqError as exc:  # after any other error nothing of the call is there
         caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
     except Exception as exc:  # noqa: BLE001 - the history says what it was

@@ -54,6 +54,8 @@ class Setting:
 
     beanstalkd counts those, too, and begins anew with a restart: there no attempt is counted too little without one.
     """
+    reschedules_by_copy: bool = False
+    """beanstalkd: a job that is rescheduled is put anew, then deleted; if a reply is lost, both may be there."""
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
     growth: float = 1.0
@@ -84,9 +86,11 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
             yield Violation("I2 nothing invented", story.number, "every enqueue was told that it is not stored")
 
 
-def one_ack(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I3: one reservation's ack counts, and after it the job does not begin again."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if len({said.token for said in acked}) > 1:
             yield Violation("I3 one ack", story.number, f"{len(acked)} acks of it have counted")
@@ -97,6 +101,8 @@ def one_ack(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I4: nobody gets a job while another one's lease on it lasts."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         claims = sorted(story.claims, key=_asked)
         for number, first in enumerate(claims):
             for second in claims[number + 1 :]:
@@ -108,6 +114,8 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         tokens = {claim.token: claim for claim in story.claims}
         yield from _refused_wrongly(stories, setting, story)
         for said in story.verdicts:
@@ -144,6 +152,8 @@ def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
     if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
         return
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
             yield from _exact_attempts(stories, story)
         else:
@@ -226,10 +236,10 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
             yield Violation("I7 priority first", story.number, text, (heap[0][2],))
 
 
-def conservation(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I12: what the library counts is what the store holds, and a job is there once."""
     for story in stories:
-        if len(story.at_rest) > 1:
+        if len(story.at_rest) > 1 and not _may_be_there_twice(stories, setting, story):
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     for event in stories.notes["count"]:
         held = sum(story.queue == event.queue and event.kind in story.at_rest for story in stories)
@@ -269,9 +279,15 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
                 text = f"waited {(min(first, end) - waited_from) / SECOND:.1f} s and more while nothing ran"
                 yield Violation("I14 liveness", story.number, text)
                 break
+    busy: dict[str, float] = {}
+    for story in stories:
+        moments = [run.at for run in story.runs] + [claim.at for claim in story.claims]
+        busy[story.queue] = max([busy.get(story.queue, 0.0), *moments])
     for story in stories:
         if not stopped or story.orders or story.due_at > stopped[-1].t - setting.patience * SECOND:
             continue
+        if busy[story.queue] > stopped[-1].t - setting.patience * SECOND:
+            continue  # its consumers had enough to do, and were not given the time for all of it
         if "ready" in story.at_rest or ("delayed" in story.at_rest and not story.verdicts and not story.runs):
             yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
 
@@ -348,6 +364,19 @@ def _has_ended(story: Story) -> bool:
     if any(said.f == "ack" and said.type in {OK, INFO} for said in story.verdicts):
         return True
     return any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders)
+
+
+def _may_be_there_twice(stories: Stories, setting: Setting, story: Story) -> bool:
+    """Whether two of it are no fault: a copy whose original may be left, or what was done before its enqueue ended.
+
+    The queue forgets a job that is done. One whose enqueue was sent and not answered is sent again under its id, and is
+    stored once more if it was run in between.
+    """
+    if any(order.f == "reschedule" and order.type == INFO for order in story.orders) and setting.reschedules_by_copy:
+        return True
+    if not story.is_repeated or not any(run.ended_at < story.stored_at for run in story.runs):
+        return False
+    return any(fault.kind != "slow" for fault in stories.faults_between(story.asked, story.stored_at, set()))
 
 
 def _ran(story: Story) -> str:

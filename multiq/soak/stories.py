@@ -81,6 +81,8 @@ class Story:
     stored_at: float = NEVER
     """When an enqueue answered that it is stored."""
     is_stored: bool = False
+    is_repeated: bool = False
+    """Whether the library itself repeats an enqueue of it that is in doubt, as it does for tasks."""
     is_refused: bool = True
     """Whether every enqueue of it had certainly no effect."""
     runs: list[Run] = field(default_factory=list)
@@ -172,7 +174,7 @@ class Stories:
                 digest = event.digests[at] if event.digests else ""
                 self.jobs[number] = Story(
                     number, event.t, event.queue, event.priority, event.delay, event.ttr, event.max_attempts,
-                    event.max_crashes, digest,
+                    event.max_crashes, digest, is_repeated=bool(event.kind),
                 )  # fmt: skip
 
     def _start(self, event: Event) -> None:

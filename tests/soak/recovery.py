@@ -71,7 +71,7 @@ class Recovery:
 def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) -> Recovery:
     with SITES[name](folder) as site:
         open_backend(site.url).close()
-        load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM)
+        load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05)
         crew = Crew(load, site, 5.0 * (restarts + freezes))
         recorder = Recorder(folder, "nemesis")
         recorder.note("begun", kind=name, value=float(seed))
@@ -81,7 +81,7 @@ def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) 
             _hurt(site, recorder, crew, restarts, freezes, random.Random(seed))
             recorder.note("healed")
             crew.stop("produce", "manage")
-            give_up_at = time.monotonic() + 30
+            give_up_at = time.monotonic() + 120
             while site.is_left() and time.monotonic() < give_up_at:
                 time.sleep(0.5)
             recorder.note("drained")

@@ -188,7 +188,8 @@ def main() -> int:
         seed = random.randrange(10**6) if options.seed is None else options.seed
         print(f"{name}: seed {seed}, {seconds:g} s", flush=True)
         folder = Path(tempfile.mkdtemp(prefix=f"multiq-soak-{name}-"))
-        verdict = soak(name, folder, seconds=seconds, seed=seed, faults=GENTLE if options.gentle else None)
+        faults = GENTLE if options.gentle else None
+        verdict = soak(name, folder, seconds=seconds, seed=seed, faults=faults, drain=max(60.0, seconds / 3))
         print(verdict.report(), flush=True)
         if not verdict.is_clean:
             for path in keep(verdict, name, f"seed {seed}"):

@@ -353,6 +353,30 @@ def test_a_job_that_was_taken_by_a_claim_whose_reply_was_lost_is_not_out_of_orde
     assert ("I6" in script.broken(one_consumer=frozenset({"q"}))) is broken
 
 
+@pytest.mark.parametrize(
+    ("kind", "is_cut", "ends", "broken"),
+    [("brief", True, 0.9, False), ("brief", False, 0.9, True), ("", True, 0.9, True), ("brief", True, 0.3, True)],
+)
+def test_a_task_that_ran_before_its_enqueue_was_answered_may_be_stored_once_more(
+    kind: str, is_cut: bool, ends: float, broken: bool
+) -> None:
+    script = Script()
+    script.enqueue(0.0, ends, 7, kind=kind)
+    script.run(0.4, 0.5, 7)
+    script.run(1.0, 1.1, 7)
+    if is_cut:
+        script.note(0.2, "fault", kind="cut", target="link")
+    assert ("I9" in script.broken()) is broken
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_reschedule_whose_reply_was_lost_may_leave_two_where_it_is_a_copy(is_copied: bool) -> None:
+    script = Script()
+    acked_twice(script)
+    script.call(0.15, 0.2, "reschedule", jobs=(7,), type_="info", answer={"err": "EnqueueUncertain: cut"})
+    assert ("I3" in script.broken(reschedules_by_copy=is_copied)) is not is_copied
+
+
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: bool) -> None:
     script = Script()
