@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 
 from multiq.conformance.proxy import (
@@ -19,8 +21,11 @@ from multiq.conformance.proxy import (
     places,
 )
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 __all__ = [
-    "STRIDES",
+    "MOST",
     "CutReply",
     "CutRequest",
     "Fault",
@@ -33,7 +38,15 @@ __all__ = [
     "_Ended",
     "_Link",
     "places",
+    "some",
 ]
 
-#: ``make test`` cuts at one place of nine (odd: so that every kind of cut comes up), ``make test-long`` at each
-STRIDES = [9, pytest.param(1, marks=pytest.mark.long)]
+#: at how many places ``make test`` cuts what a call sends or gets; ``make test-long`` cuts at each
+MOST = [12, pytest.param(None, marks=pytest.mark.long)]
+
+
+def some(every: Sequence[int], most: int | None) -> Sequence[int]:
+    """No more than *most* of these places, spread evenly, the first and the last among them; None: each."""
+    if most is None or len(every) <= most:
+        return every
+    return [every[number * (len(every) - 1) // (most - 1)] for number in range(most)]

@@ -1,8 +1,9 @@
-"""Which rows of a worker's test run with ``make test``; ``make test-long`` has the rest.
+"""Which rows of a test with parameters run with ``make test``; ``make test-long`` has the rest.
 
 How a worker runs its jobs and where they are kept matters to few of its tests, and a process for each combination takes
-long. Of a test with such a parameter, ``make test`` has each value of the other ones, and half of these, never fewer
-than two. Which half depends on the test's name, so that all of them come up somewhere.
+long. Of a test with such a parameter, ``make test`` has each value of the other ones, and no more rows than these need.
+Which rows depends on the test's name, so that all modes and stores come up somewhere. A test that is marked
+``few_rows`` has as many rows as bring up each value of its parameters once, wherever it is.
 """
 
 from __future__ import annotations
@@ -27,9 +28,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     matrices: Mapping[str, Rows] = collections.defaultdict(dict)
     for item in items:
         is_about_workers = item.path.parent.name == "integration" and not item.path.name.startswith("test_cli")
-        if is_about_workers and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
+        is_marked = item.get_closest_marker("few_rows") is not None
+        if (is_about_workers or is_marked) and isinstance(item, pytest.Function) and hasattr(item, "callspec"):
             row = frozenset((name, repr(value)) for name, value in item.callspec.params.items())
-            if any(name in IN_TURN for name, _ in row) and item.get_closest_marker("long") is None:
+            has_turns = is_marked or any(name in IN_TURN for name, _ in row)
+            if has_turns and item.get_closest_marker("long") is None:
                 matrices[item.nodeid.partition("[")[0]][item] = row
     for rows in matrices.values():
         for item in rows.keys() - set(_some(rows)):
@@ -39,7 +42,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _some(rows: Rows) -> Iterator[pytest.Item]:
     """As few rows as bring up every value that has to be there."""
     values = collections.Counter(name for name, _ in frozenset().union(*rows.values()))
-    missing = {name: max(2, (count + 1) // 2) if name in IN_TURN else count for name, count in values.items()}
+    missing = {name: 1 if name in IN_TURN else count for name, count in values.items()}
     seen: set[tuple[str, str]] = set()
     for item in sorted(rows, key=lambda item: zlib.crc32(item.nodeid.encode())):
         new = rows[item] - seen

@@ -142,13 +142,13 @@ class BeanstalkBackend(Backend):
     def peek(self, queue: str, job_id: str) -> JobRecord:
         return self._manager.peek(queue, job_id)
 
-    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        """At most the first job, if it is all there is or all that is asked for. Raises ``Unsupported``."""
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
+        """The first job. ``after`` is set if there are more, and asking for them raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
         first, count = self._manager.first(queue, state)
-        if (count > 1 and limit > 1) or (count and first is None):
+        if count and first is None:
             raise self.unsupported("lists_jobs")
         if first is None:
             return Page([], None)

@@ -35,6 +35,8 @@ _LOST = frozenset(
     }
 )  # fmt: skip
 
+_UNSENT = frozenset({0, 2006})
+
 READ_ONLY = frozenset({1290, 1792, 1836})
 """Said by a server that is a replica, or has become one."""
 
@@ -117,6 +119,11 @@ def is_lost(exc: BaseException) -> bool:
     """Whether the connection cannot be used after this, and what was sent may or may not have been done."""
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
+
+
+def is_unsent(exc: BaseException) -> bool:
+    """Whether the server cannot have the whole of what was to be sent: PyMySQL has these numbers for nothing else."""
+    return code_of(exc) in _UNSENT
 
 
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:

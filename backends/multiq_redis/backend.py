@@ -45,7 +45,7 @@ from .guard import guarded
 from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
 from .lines import Lines, how_many
 from .listing import list_jobs, promote_all
-from .producing import enqueue_batch
+from .producing import enqueue_batch, uncertain
 from .servers import shown
 
 if TYPE_CHECKING:
@@ -154,7 +154,13 @@ class RedisBackend(Backend):
             self._lines.say(queue)
         alone = new_job(jobs[0]) if len(jobs) == 1 else None
         if alone is not None:
-            self._callers.call("enqueue_one", self._lines.home(queue, alone[0]), alone)
+            home = self._lines.home(queue, alone[0])
+            try:
+                self._callers.call("enqueue_one", home, alone)
+            except BackendError as exc:
+                if exc.may_be_done:
+                    raise uncertain(exc, queue, jobs) from exc
+                raise
         elif jobs:
             self._check_sizes(jobs)
             enqueue_batch(self._callers, self._lines, queue, jobs)

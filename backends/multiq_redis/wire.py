@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import hiredis
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from multiq.sockets import Address
 
     from .login import Login
+
+_E = TypeVar("_E", bound=BaseException)
 
 Word: TypeAlias = "bytes | str | int"
 
@@ -76,11 +78,15 @@ class Wire:
         return self.version < (7,)
 
     def ask(self, packed: bytes, deadline: float) -> Any:
-        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
+        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``.
+
+        What is raised has ``unsent`` if the server cannot have the whole of it.
+        """
         # the one road that every call takes, and so without detours through the methods below
         if not self.is_free:
             self._refuse()
         self.is_free = False
+        data: bytes | None = None
         try:
             left = deadline - monotonic()
             if left <= 0:
@@ -99,9 +105,10 @@ class Wire:
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
-            raise TimeoutError(_TOO_LATE) from exc
-        except BaseException:
+            raise _told(TimeoutError(_TOO_LATE), unsent=data is None) from exc
+        except BaseException as exc:
             self.close()
+            _told(exc, unsent=data is None)
             raise
         if reply is False or self._reader.has_data():  # not complete, or more than one
             return self._read_on(reply, len(data), deadline)
@@ -117,7 +124,10 @@ class Wire:
         return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read."""
+        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read.
+
+        What is raised has ``unsent``, as the server cannot have the last of it.
+        """
         if not self.is_free:
             self._refuse()
         self.is_free = False
@@ -126,9 +136,10 @@ class Wire:
             self._send_all(packed, deadline)
         except BlockingIOError as exc:
             self.close()
-            raise TimeoutError(_TOO_LATE) from exc
-        except BaseException:
+            raise _told(TimeoutError(_TOO_LATE), unsent=True) from exc
+        except BaseException as exc:
             self.close()
+            _told(exc, unsent=True)
             raise
 
     def read(self, deadline: float) -> Any:
@@ -169,7 +180,7 @@ class Wire:
     def _refuse(self) -> NoReturn:
         """The next reply would be the answer to an earlier call."""
         self.close()
-        raise ConnectionResetError(_NOT_FREE)
+        raise _told(ConnectionResetError(_NOT_FREE), unsent=True)
 
     def _send_all(self, packed: bytes, deadline: float) -> float:
         """A piece at a time, as the server takes them: the deadline is that of all of them, not of each.
@@ -215,6 +226,11 @@ class Wire:
         if self._wait is None:
             self.sock.settimeout(left)
         return left
+
+
+def _told(exc: _E, *, unsent: bool) -> _E:
+    exc.unsent = unsent  # type: ignore[attr-defined]
+    return exc
 
 
 def _checked(reply: Any) -> Any:

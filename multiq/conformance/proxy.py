@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = "tuple[str, int] | str"  # host and port, or the path of a UNIX socket
 
+CARRY_OUT = 10.0  # seconds that a server has to carry out a request whose reply is cut
+
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
 _RST = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
@@ -49,7 +51,12 @@ class CutRequest(Fault):
 
 
 class CutReply(Fault):
-    """The server gets the whole request and carries it out; the client gets *at* bytes of the reply."""
+    """The server gets the whole request and carries it out; the client gets *at* bytes of the reply.
+
+    A server may answer the first part of a request before it has carried out the last one, and may stop when it cannot
+    send an answer. So all that the client has sent goes through, then the server sees the end of its requests; what it
+    still replies is thrown away. The client sees the cut when the server has closed, or after ``CARRY_OUT`` seconds.
+    """
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
@@ -106,6 +113,14 @@ class _Link:
         self.server = server
         self.is_frozen = False
         self.is_ending = False
+        self.cut: CutReply | None = None
+        """The fault that ends this connection as soon as the server has carried out what it was sent."""
+        self.ended = threading.Event()
+
+    def finish(self, cut: CutReply) -> None:
+        """The server is sent what the client has sent until now, and no more."""
+        self.cut = cut
+        self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets what has come, then the end
 
     def end(self, *, rst: bool = False) -> None:
         """Wakes both threads, the second of which closes: while one reads, closing would do nothing yet."""
@@ -118,6 +133,7 @@ class _Link:
             self.client.shutdown(socket.SHUT_RD if rst else socket.SHUT_RDWR)  # SHUT_WR would say goodbye
         if not self.is_frozen:
             self.end_server()
+        self.ended.set()
 
     def end_server(self) -> None:
         with contextlib.suppress(OSError):
@@ -146,8 +162,9 @@ class Proxy:
         self._matches_left = 0
         self._bytes_left = 0
         self._tail = b""
-        self._listener = self._listen(0)
-        self.port: int = self._listener.getsockname()[1]
+        self._held = self._bound(0)  # keeps the port while nobody listens there: the kernel would give it to others
+        self.port: int = self._held.getsockname()[1]
+        self._listener = self._listen()
 
     @property
     def is_armed(self) -> bool:
@@ -171,7 +188,7 @@ class Proxy:
 
     def accept(self) -> None:
         """After ``refuse``: on the same port again."""
-        self._listener = self._listen(self.port)
+        self._listener = self._listen()
 
     def cut(self, *, rst: bool = False) -> None:
         """End all connections now."""
@@ -195,6 +212,7 @@ class Proxy:
     def close(self) -> None:
         self.refuse()
         self.cut_server()
+        self._held.close()
 
     def __enter__(self) -> Self:
         return self
@@ -204,8 +222,22 @@ class Proxy:
 
     # --- connections ---
 
-    def _listen(self, port: int) -> socket.socket:
-        listener = socket.create_server((_HOST, port), backlog=64)
+    @staticmethod
+    def _bound(port: int) -> socket.socket:
+        sock = socket.socket()
+        try:
+            if hasattr(socket, "SO_REUSEPORT"):
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            sock.bind((_HOST, port))
+        except BaseException:
+            sock.close()
+            raise
+        return sock
+
+    def _listen(self) -> socket.socket:
+        listener = self._bound(self.port)
+        listener.listen(64)
         threading.Thread(target=self._serve, args=(listener,), daemon=True).start()
         return listener
 
@@ -244,7 +276,7 @@ class Proxy:
         with contextlib.suppress(OSError, _Ended):
             link.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             work(link)
-        link.end()
+        link.end(rst=link.cut is not None and link.cut.rst)
         with self._lock:
             if link in self._links:
                 self._links.remove(link)
@@ -260,23 +292,27 @@ class Proxy:
             self.requests += 1
             if isinstance(self.mode, Hole) or link.is_frozen:
                 continue
-            passed, fault = self._of_request(data)
+            passed, fault = self._of_request(data) if link.cut is None else (data, None)
             if passed:
                 link.server.sendall(passed)
             if fault is not None:
                 link.end(rst=fault.rst)
                 raise _Ended
+        if link.cut is not None and not link.is_frozen:
+            link.server.shutdown(socket.SHUT_WR)
+            link.ended.wait(CARRY_OUT)
 
     def _replies(self, link: _Link) -> None:
         while data := link.server.recv(_CHUNK):
             self.replied += len(data)
+            if link.cut is not None:
+                continue
             passed, fault = self._of_reply(data)
             if link.is_frozen:
                 continue
             self._deliver(link.client, passed)
             if fault is not None:
-                link.end(rst=fault.rst)
-                raise _Ended
+                link.finish(fault)
         while link.is_frozen and not link.is_ending:
             time.sleep(0.01)  # its client is not to see that the server has gone
 
@@ -312,7 +348,7 @@ class Proxy:
             self._happened(fault)
             return passed, fault
 
-    def _of_reply(self, data: bytes) -> tuple[bytes, Fault | None]:
+    def _of_reply(self, data: bytes) -> tuple[bytes, CutReply | None]:
         with self._lock:
             fault = self._fault
             if not isinstance(fault, CutReply) or self._matches_left:

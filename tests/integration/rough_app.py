@@ -48,7 +48,7 @@ def start_program(number: int) -> None:
     child = subprocess.Popen(["sleep", "300"])
     child.terminate()
     try:
-        note("ended", child.wait(5))
+        note("ended", child.wait(30))
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -61,7 +61,7 @@ async def astart_program(number: int) -> None:
     child = await asyncio.create_subprocess_exec("sleep", "300")
     child.terminate()
     try:
-        note("ended", await asyncio.wait_for(child.wait(), 5))
+        note("ended", await asyncio.wait_for(child.wait(), 30))
     except TimeoutError:
         child.kill()
         await child.wait()
@@ -78,7 +78,7 @@ def fork_children(number: int) -> None:
         assert child.pid is not None
         time.sleep(0.05)  # else the signal may come before the child's own hooks have run
         os.kill(child.pid, kind)
-        child.join(5)
+        child.join(30)
         if child.exitcode is None:
             note("deaf", kind)
             child.kill()

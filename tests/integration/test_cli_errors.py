@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         (errors.BackendFull("x"), 1),
         (errors.BackendCorrupt("x"), 1),
         (errors.EnqueuePartial({}, 2, "x"), 1),
-        (errors.EnqueueUncertain("q", [], "x"), 1),
+        (errors.EnqueueUncertain("q", [], "x"), 7),
         (errors.NameInvalid("x"), 2),
         (errors.OptionInvalid("x"), 2),
         (errors.UrlInvalid("x"), 2),
@@ -152,13 +152,14 @@ def test_in_the_wrong_folder_nothing_is_made_and_the_way_out_is_told(shell: Shel
 @pytest.mark.parametrize(
     "command",
     [
-        ["enqueue", "--body", "1"],
-        ["enqueue", "shop.tasks:app", "mail.reset", "--args", '["a@x"]'],
-        ["worker", "shop.tasks:app", "--stop-when-empty"],
-        ["pause", "mail", "1h"],
-        ["down"],
+        pytest.param(["enqueue", "--body", "1"], id="enqueue"),
+        pytest.param(
+            ["enqueue", "shop.tasks:app", "mail.reset", "--args", '["a@x"]'], id="task", marks=pytest.mark.long
+        ),
+        pytest.param(["worker", "shop.tasks:app", "--stop-when-empty"], id="worker"),
+        pytest.param(["pause", "mail", "1h"], id="pause", marks=pytest.mark.long),
+        pytest.param(["down"], id="down", marks=pytest.mark.long),
     ],
-    ids=lambda command: command[0],
 )
 def test_what_has_something_to_put_there_makes_the_store(shell: Shell, command: list[str]) -> None:
     assert shell.run(*command, MULTIQ_URL="").code == 0

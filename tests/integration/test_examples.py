@@ -21,12 +21,16 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=100)
 
 
-@pytest.mark.parametrize("name", ["demo", "reset_mail", "order_timeout", "alarm"])
+SINGLE = [pytest.param(name, marks=pytest.mark.long) for name in ("reset_mail", "order_timeout", "alarm")]
+
+
+@pytest.mark.parametrize("name", ["demo", *SINGLE])  # the demo is all of them
 def test_an_example_runs_and_all_is_as_it_should_be(name: str) -> None:
     done = run("-m", f"examples.{name}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all is as it should be" in done.stdout
-    assert done.stderr == ""
+    # -X dev has asyncio tell of each step that takes a tenth of a second, as some do on a busy machine
+    assert [line for line in done.stderr.splitlines() if not line.startswith("Executing <")] == []
     assert "\x1b" not in done.stdout  # readable when piped
 
 

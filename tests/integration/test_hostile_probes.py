@@ -50,7 +50,7 @@ def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
         server.close()
 
 
-def status(port: int, path: str = "/healthz", *, timeout: float = 5.0, **headers: str) -> int:
+def status(port: int, path: str = "/healthz", *, timeout: float = 20.0, **headers: str) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=timeout)
     with contextlib.closing(connection):
         connection.request("GET", path, headers={name.capitalize(): value for name, value in headers.items()})
@@ -75,7 +75,7 @@ class Drippers:
             sock.close()
 
     def _connect(self) -> socket.socket:
-        sock = socket.create_connection(("127.0.0.1", self._port), timeout=5)
+        sock = socket.create_connection(("127.0.0.1", self._port), timeout=20)
         sock.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
         return sock
 
@@ -209,7 +209,7 @@ def test_what_is_no_request(head: bytes) -> None:
 
 def test_a_request_may_come_byte_by_byte_and_its_sender_end_its_half(serve: Callable[..., int]) -> None:
     port = serve()
-    with socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         for byte in b"GET /healthz?x=1 HTTP/1.0\r\n\r\n":
             sock.sendall(bytes([byte]))
         sock.shutdown(socket.SHUT_WR)

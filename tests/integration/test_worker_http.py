@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
 import os
@@ -48,11 +49,10 @@ def port_of(process: WorkerProcess) -> int:
 
 def ask(port: int, path: str, method: str = "GET") -> tuple[int, bytes, http.client.HTTPMessage]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request(method, path)
-    reply = connection.getresponse()
-    body = reply.read()
-    connection.close()
-    return reply.status, body, reply.headers
+    with contextlib.closing(connection):
+        connection.request(method, path)
+        reply = connection.getresponse()
+        return reply.status, reply.read(), reply.headers
 
 
 def figures(port: int) -> dict[tuple[str, ...], float]:

@@ -92,7 +92,7 @@ def evil() -> str:
     return page(replaced(a_run, workloads=titled, noise=EVIL, environment={EVIL: EVIL}), compare(a_run, a_run))
 
 
-@pytest.mark.parametrize("which", ["calm", "red", "evil"])
+@pytest.mark.parametrize("which", ["red", *(pytest.param(name, marks=pytest.mark.long) for name in ("calm", "evil"))])
 def test_a_page_is_whole_and_fetches_nothing(which: str, request: pytest.FixtureRequest) -> None:
     text: str = request.getfixturevalue(which)
     found = Page(text)
@@ -178,6 +178,7 @@ def test_a_run_without_results_is_a_page_too() -> None:
     Page(page(replaced(report(), results=[], workloads=[], contestants=[])))
 
 
+@pytest.mark.long
 def test_more_contestants_than_colours_still_have_one() -> None:
     many = [Entrant(replaced(ENTRANTS[0].contestant, name=f"redis {number}"), 1.0) for number in range(COLOURS + 2)]
     text = page(report(entrants=many, repeats=1, has_histograms=True))

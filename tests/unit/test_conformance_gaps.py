@@ -98,9 +98,9 @@ class PoorBackend(MemoryBackend):
         return PoorConsumer(self._store, queues)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        if limit > 1 or state is State.RESERVED:
+        if after is not None or state is State.RESERVED:
             raise self.unsupported("lists_jobs")
-        return Page(super().jobs(queue, state, limit=1).jobs, None)
+        return super().jobs(queue, state, limit=1)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         super().reschedule(queue, job_id, math.ceil(delay))
@@ -137,16 +137,19 @@ def report() -> Report:
     return run_harness(PoorHarness)
 
 
+@pytest.mark.long
 def test_an_honest_backend_with_every_gap_keeps_the_rest(report: Report) -> None:
     assert [(row.topic, row.name, row.reason) for row in report.failed] == []
     assert report.ok
 
 
+@pytest.mark.long
 def test_each_gap_is_told_and_none_is_passed_over(report: Report) -> None:
     gaps = {power for power, _ in PoorBackend.declared.gaps()}
     assert {row.power for row in report.refused} == gaps
 
 
+@pytest.mark.long
 def test_where_a_power_is_missing_its_counterpart_is_tried(report: Report) -> None:
     kept = {row.name for row in report.kept}
     assert kept >= {

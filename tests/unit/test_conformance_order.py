@@ -7,6 +7,7 @@ import random
 from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
+import pytest
 
 from multiq.capabilities import Capabilities, Gap
 from multiq.conformance import ManualHarness
@@ -57,6 +58,7 @@ class ShuffledHarness(ManualHarness):
         return ShuffledBackend(name=f"shuffled/{self.prefix}", clock=self.clock)
 
 
+@pytest.mark.long
 def test_a_backend_without_one_order_keeps_all_the_rest() -> None:
     for seed in SEEDS:
         ShuffledQueue.chance = random.Random(seed)

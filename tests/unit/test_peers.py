@@ -100,6 +100,7 @@ def test_a_faultless_library_is_clean(tmp_path: Path) -> None:
     assert (turn.bulk, turn.long_bulk, turn.long_drain) == (None, None, None)
 
 
+@pytest.mark.long
 def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +123,7 @@ def test_every_library_drains_as_many_jobs_and_a_long_run_comes_after(
     assert drained[2:] == [350]  # and 50 to warm up with
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "later", "wrong"),
     [
@@ -135,6 +137,7 @@ def test_what_a_library_does_wrong_is_counted(tmp_path: Path, run: str, later: s
     assert {name for name in ("lost", "doubled", "early") if getattr(found, name)} == {wrong}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "words"),
     [("sys.exit('I give up')", "no job began within 5 s.*I give up"), ("os._exit(3)", "It printed nothing")],
@@ -173,6 +176,7 @@ def test_the_page_shows_figures_and_what_was_wrong() -> None:
     assert {"multiq", "SAQ", "100,000", "failed"} <= set(re.findall(r">([^<>]+)<", picture(run)))
 
 
+@pytest.mark.long
 def test_a_library_that_cannot_be_installed_does_not_stop_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -208,6 +212,7 @@ def test_a_lost_job_of_a_peer_is_a_finding_and_one_of_multiq_an_error(tmp_path: 
     assert rendered.exit_code == code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "number",
     [signal.SIGINT, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGTERM, signal.SIGKILL))],

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import re
+import zlib
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +17,9 @@ from multiq.conformance.walks import take_walks
 from multiq.conformance.wired import WiredBackend
 from multiq.ids import new_id
 from multiq.memory import JobQueue, MemoryBackend, Store
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_the_moment")
 
@@ -32,16 +37,22 @@ BEYOND_WALKS = {
 }
 
 
-@pytest.mark.parametrize("bug", PLANTED.values(), ids=PLANTED.keys())
-def test_the_test_that_is_about_a_bug_finds_it(bug: PlantedBug) -> None:
+def in_turn(names: Iterable[str]) -> list[Any]:
+    """All of them; but for a third, ``make test-long`` has them."""
+    return [pytest.param(name, marks=pytest.mark.long if zlib.crc32(name.encode()) % 3 else ()) for name in names]
+
+
+@pytest.mark.parametrize("name", in_turn(PLANTED))
+def test_the_test_that_is_about_a_bug_finds_it(name: str) -> None:
     # Given a backend with a bug, and the test that is about it
-    topic, _, name = bug.test.partition(".")
+    bug = PLANTED[name]
+    topic, _, test = bug.test.partition(".")
     # When that test is run
-    report = run_harness(bug.harness(), select=[name])
+    report = run_harness(bug.harness(), select=[test])
     # Then it fails, for a reason that can be read
     rows = {(row.topic, row.name): row for row in report.rows}
-    assert rows[topic, name].outcome == "failed"
-    assert rows[topic, name].reason
+    assert rows[topic, test].outcome == "failed"
+    assert rows[topic, test].reason
     assert not report.ok
 
 
@@ -51,7 +62,7 @@ def walks(count: int) -> list[list[Step]]:
     return draw_walks(MemoryBackend.declared, count, real_time=False, derandomize=True)
 
 
-@pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
+@pytest.mark.parametrize("name", in_turn(sorted(PLANTED.keys() - BEYOND_WALKS)))
 def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
     # When a backend with a bug is compared with the model, then they differ, and the story of the walk is told; what
     # few walks happen to miss, more of them find

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 IDLE = 3.0  # seconds of a wait in which requests are counted
 IDLE_REQUESTS = 2  # that one who waits in the server sends meanwhile, and one or two to end its sleep
+IDLE_TRIES = 3  # waits, one of which must send so little: a busy machine may disturb others
 SPINNING = 0.25  # share of a core that a consumer may use while it waits, and by far too much
 
 
@@ -233,15 +234,17 @@ class WaitingTests(Topic):
         # Given a consumer that waits, on a harness that can count what the server is asked
         consumer, asked = self._counted()
         consumer.reserve(1, 0)
-        before = asked()
-        seconds = IDLE if before is not None else 4 * SETTLING_IN
-        # When it waits for a while
-        started, spent = time.monotonic(), time.thread_time()
-        assert consumer.reserve(1, seconds) == []
-        # Then it is asleep in the server: it asks when it begins and when it ends, and costs next to nothing
-        after = asked()
-        assert after is None or before is None or after - before <= IDLE_REQUESTS
-        assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
+        seen: list[int] = []
+        while not seen or seen[-1] > IDLE_REQUESTS:
+            assert len(seen) < IDLE_TRIES, f"at most {IDLE_REQUESTS} requests are seldom, and there were {seen}"
+            before = asked()
+            seconds = IDLE if before is not None else 4 * SETTLING_IN
+            # When it waits for a while
+            started, spent = time.monotonic(), time.thread_time()
+            assert consumer.reserve(1, seconds) == []
+            # Then it is asleep in the server: it asks when it begins and when it ends, and costs next to nothing
+            seen.append((asked() or 0) - (before or 0))
+            assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     def _counted(self) -> tuple[Witness, Callable[[], int | None]]:
         """A consumer, and what the server was asked so far: by everybody, or by this one through a proxy."""

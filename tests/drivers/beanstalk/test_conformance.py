@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BeanstalkHarness(Harness):
     """Backends on one server; each test has queues of its own."""
 
-    walks = 16
+    walks = 8  # of 16 with ``make test-long``
     server: ClassVar[BeanstalkServer]
 
     def open(self) -> Backend:
@@ -49,3 +49,10 @@ def _server() -> Iterator[None]:
 
 
 globals().update(suite(BeanstalkHarness))
+
+
+class AllWalks(BeanstalkHarness):
+    walks = 16
+
+
+TestAllWalks = pytest.mark.long(suite(AllWalks)["TestWalk"])

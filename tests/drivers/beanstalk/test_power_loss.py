@@ -87,7 +87,10 @@ def survivors(server: BeanstalkServer, ids: set[str]) -> set[str]:
         return {job_id for job_id in ids if client.ask(b"peek " + job_id.encode()).startswith(b"FOUND")}
 
 
-@pytest.mark.parametrize("fsync_ms", [0, None, 1000], ids=["-f0", "as it comes", "-f1000"])
+_LOOSE = [pytest.param(ms, marks=pytest.mark.long, id=name) for ms, name in ((None, "as it comes"), (1000, "-f1000"))]
+
+
+@pytest.mark.parametrize("fsync_ms", [pytest.param(0, id="-f0"), *_LOOSE])
 def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(fsync_ms: int | None) -> None:
     with TracedServer(binlog=True, fsync_ms=fsync_ms) as server, open_backend(server.url) as backend:
         acknowledged = enqueue_for(backend, SECONDS)

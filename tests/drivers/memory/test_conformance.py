@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from multiq.conformance import ManualHarness, suite
 from multiq.memory import MemoryBackend
 
@@ -9,8 +11,17 @@ from multiq.memory import MemoryBackend
 class MemoryHarness(ManualHarness):
     """Backends that share a store by its name, and read the harness's clock."""
 
+    walks = 25  # of 100 with ``make test-long``
+
     def open(self) -> MemoryBackend:
         return MemoryBackend(name=self.prefix, clock=self.clock)
 
 
 globals().update(suite(MemoryHarness))
+
+
+class AllWalks(MemoryHarness):
+    walks = 100
+
+
+TestAllWalks = pytest.mark.long(suite(AllWalks)["TestWalk"])

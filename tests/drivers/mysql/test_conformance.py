@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MysqlHarness(ManualHarness):
     """Backends on one database; each test has queues of its own."""
 
-    walks = 30
+    walks = 8  # of 30 with ``make test-long``
     server: ClassVar[MysqlDatabases]
     place: ClassVar[Place]
 
@@ -60,3 +60,10 @@ def _server() -> Iterator[None]:
 
 
 globals().update(suite(MysqlHarness))
+
+
+class AllWalks(MysqlHarness):
+    walks = 30
+
+
+TestAllWalks = pytest.mark.long(suite(AllWalks)["TestWalk"])

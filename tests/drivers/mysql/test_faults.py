@@ -17,6 +17,7 @@ from faults import (
     DEADLINE,
     QUEUE,
     all_timed_out,
+    an_enqueue_in_doubt_can_be_repeated,
     delays_leases_and_counts_outlive_a_kill,
     leaves_no_open_file,
     new,
@@ -37,7 +38,7 @@ from worker_app import app, nap
 
 from multiq.backend import Ack, Bury, GiveBack
 from multiq.conformance.forks import ended_well, fork
-from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
 from multiq_mysql import replay
 
@@ -78,6 +79,15 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         assert backend.stats(QUEUE).queue == QUEUE
 
 
+def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place:
+        an_enqueue_in_doubt_can_be_repeated(server, hasty(place.url))
+        # and what could not even be sent is not
+        with stopped(server), open_backend(hasty(place.url)) as backend, pytest.raises(BackendTimeout):
+            backend.enqueue(QUEUE, [new()])
+
+
 @pytest.mark.parametrize("wait", [0.0, 1.5])
 def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_mysql: NewMysql, wait: float) -> None:
     server = new_mysql()
@@ -100,6 +110,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(
         assert backend.stats("never used").ready == 0
 
 
+@pytest.mark.long
 def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
     new_mysql: NewMysql, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
@@ -412,6 +423,7 @@ def test_a_lock_that_somebody_keeps_is_a_timeout_at_the_deadline(mysql_server: M
         assert backend.queues() == []
 
 
+@pytest.mark.long
 def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place: Place) -> None:
     """Two acks in one transaction: the first row is ours and the second one theirs, when they want the first."""
     mysql_server.ask("CREATE TABLE heavy (a INT) ENGINE=InnoDB", database=place.name)

@@ -202,6 +202,7 @@ def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
     return job_id not in {job.id for job in backend.jobs("q", State.READY).jobs}
 
 
+@pytest.mark.few_rows
 @pytest.mark.parametrize("code", sorted(replay.REPLAYED))
 @pytest.mark.parametrize(
     "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
@@ -466,6 +467,7 @@ def test_jobs_are_taken_once_by_many_at_a_time(backend: MysqlBackend, jobs: Jobs
 # --- reasons ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few_rows
 @pytest.mark.parametrize("letter", ["x", "\u00e9", "\U0001f600"])
 @pytest.mark.parametrize("verdict", [Release, Bury, Abandon])
 def test_a_reason_that_is_too_long_is_cut_and_refuses_no_batch(

@@ -5,9 +5,12 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
+import pymysql
 import pytest
 from processes import until
 from proxy import CutReply, CutRequest, Hole, Pass, Proxy
+from pymysql.constants import CLIENT
+from servers.process import HOST
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.conformance.forks import ended_well, fork
@@ -68,6 +71,7 @@ def taken_over(backend: MysqlBackend) -> Lease:
 # --- what others did is not ours -------------------------------------------------------------------------
 
 
+@pytest.mark.few_rows
 @every_verdict
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("cut", ["idle", "reply"])
@@ -213,6 +217,7 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_n
 # --- what counted is not lost ----------------------------------------------------------------------------
 
 
+@pytest.mark.few_rows
 @every_verdict
 @pytest.mark.parametrize("count", [1, 2])
 @pytest.mark.parametrize("between", ["nothing", "touch", "reserve", "another verdict"])
@@ -319,6 +324,27 @@ def test_leases_whose_reply_is_lost_are_given_back_when_the_consumer_closes(
     with backend.consumer([QUEUE]) as other:
         leases = other.reserve(100, 0)
     assert [(lease.id, lease.attempt, lease.crashes) for lease in leases] == [(job_id, 1, 0) for job_id in made]
+
+
+def test_a_reply_is_cut_when_all_its_request_has_been_carried_out(
+    mysql_server: MysqlDatabases, place: Place, proxy: Proxy
+) -> None:
+    """The tests above need this: MariaDB answers statement by statement, and stops when an answer cannot be sent."""
+    statements = ["BEGIN", "INSERT INTO written VALUES (1)", *["SELECT REPEAT('x', 10000)"] * 300, "COMMIT"]
+    with mysql_server.client(place.name) as other, other.cursor() as cursor:
+        cursor.execute("CREATE TABLE written (number INTEGER) ENGINE=InnoDB")
+        ours = mysql_server.connect(
+            place.name, host=HOST, port=proxy.port, unix_socket=None, client_flag=CLIENT.MULTI_STATEMENTS
+        )
+        with ours:
+            proxy.arm(CutReply(at=20_000, after=b"COMMIT"))
+            with ours.cursor() as cut:
+                cut.execute(";".join(statements))
+                with pytest.raises(pymysql.OperationalError):
+                    any(not cut.nextset() for _ in statements)
+        assert not proxy.is_armed
+        cursor.execute("SELECT number FROM written")
+        assert cursor.fetchall() == ((1,),)
 
 
 # --- receipts --------------------------------------------------------------------------------------------

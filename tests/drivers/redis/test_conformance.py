@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RedisHarness(Harness):
     """Backends on one server; each test has queues of its own."""
 
-    walks = 20
+    walks = 8  # of 20 with ``make test-long``
     server: ClassVar[RedisServer]
 
     def open(self) -> Backend:
@@ -46,3 +46,10 @@ def _server() -> Iterator[None]:
 
 
 globals().update(suite(RedisHarness))
+
+
+class AllWalks(RedisHarness):
+    walks = 20
+
+
+TestAllWalks = pytest.mark.long(suite(AllWalks)["TestWalk"])

@@ -58,7 +58,7 @@ class OneLineHarness(PartitionsHarness):
     Every look, search, count, page, pause and wait still goes over all four.
     """
 
-    walks = 16
+    walks = 8  # of 16 with ``make test-long``
 
     def open(self) -> Backend:
         backend = super().open()
@@ -68,3 +68,12 @@ class OneLineHarness(PartitionsHarness):
 
 class TestWalkInOneLine(WalkTests):
     harness_class = OneLineHarness
+
+
+class PatientHarness(OneLineHarness):
+    walks = 16
+
+
+@pytest.mark.long
+class TestAllWalksInOneLine(WalkTests):
+    harness_class = PatientHarness

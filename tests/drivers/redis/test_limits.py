@@ -11,6 +11,7 @@ import pytest
 from faults import new
 from servers.process import HOST, until
 from servers.redis import RedisCluster, RedisServer
+from waits import is_quiet
 
 from multiq.backend import Ack
 from multiq.errors import BackendTimeout, BackendUnavailable
@@ -94,7 +95,7 @@ def test_a_server_that_takes_a_request_slowly_is_a_timeout_in_time() -> None:
             started = time.monotonic()
             with pytest.raises(BackendTimeout):
                 backend.enqueue(QUEUE, [new(MEGABYTE[1000:]) for _ in range(8)])
-            assert time.monotonic() - started < 5  # it would take a quarter of a minute
+            assert time.monotonic() - started < 15  # it would take 24 s
 
 
 @pytest.mark.parametrize("timeout", [1.0, 0.0])
@@ -102,12 +103,16 @@ def test_an_exchange_that_asks_for_no_jobs_waits_without_a_word(
     server: RedisServer, backend: Backend, timeout: float
 ) -> None:
     with backend.consumer([QUEUE]) as consumer:
-        backend.enqueue(QUEUE, [new()])
-        (lease,) = consumer.reserve(1, 0)
-        before, busy = server.consumers_sent, time.thread_time()
-        assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
-        assert time.thread_time() - busy < 0.15
-        assert server.consumers_sent - before <= 3
+
+        def sent() -> int:
+            backend.enqueue(QUEUE, [new()])
+            (lease,) = consumer.reserve(1, 0)
+            before, busy = server.consumers_sent, time.thread_time()
+            assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
+            assert time.thread_time() - busy < 0.5  # of a core: who spins uses nearly all of it
+            return server.consumers_sent - before
+
+        is_quiet(sent, 3)
         threading.Timer(0.1, consumer.interrupt).start()
         assert consumer.exchange([], 0, 60) == ([], [])
 

@@ -18,7 +18,7 @@ from servers.process import until
 from servers.redis import RedisServer
 
 from multiq.backend import NewJob, State
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
@@ -117,7 +117,9 @@ def survivors(backend: Backend) -> set[str]:
         after = page.after
 
 
-@pytest.mark.parametrize(("appendfsync", "certain_after"), [("always", 0.0), ("everysec", CERTAIN_AFTER)])
+@pytest.mark.parametrize(
+    ("appendfsync", "certain_after"), [("always", 0.0), pytest.param("everysec", CERTAIN_AFTER, marks=pytest.mark.long)]
+)
 def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(
     appendfsync: str, certain_after: float
 ) -> None:
@@ -146,7 +148,7 @@ def test_a_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_
         acknowledged = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(50)])
         with failing_disk(server):
             # Then the server ends rather than acknowledge what it could not keep
-            with pytest.raises(BackendUnavailable):
+            with pytest.raises(EnqueueUncertain):
                 backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
             until(lambda: not server.is_running, "the server has ended")
         server.start()

@@ -121,6 +121,8 @@ def test_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
         assert read(client, 1) == b""
     with pytest.raises(ConnectionRefusedError), connected(proxy):
         pass
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", proxy.port))  # though nobody listens there
     proxy.accept()
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG

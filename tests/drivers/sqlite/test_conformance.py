@@ -8,6 +8,8 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pytest
+
 from multiq.conformance import ManualHarness, suite
 from multiq_sqlite.backend import SqliteBackend
 
@@ -18,7 +20,7 @@ if TYPE_CHECKING:
 class SqliteHarness(ManualHarness):
     """Backends on one file, which goes with the test."""
 
-    walks = 50
+    walks = 16  # of 50 with ``make test-long``
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,3 +41,10 @@ class SqliteHarness(ManualHarness):
 
 
 globals().update(suite(SqliteHarness))
+
+
+class AllWalks(SqliteHarness):
+    walks = 50
+
+
+TestAllWalks = pytest.mark.long(suite(AllWalks)["TestWalk"])

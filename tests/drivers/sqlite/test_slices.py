@@ -30,6 +30,7 @@ def backend(path: Path, clock: ManualClock) -> Iterator[SqliteBackend]:
         yield backend
 
 
+@pytest.mark.long
 def test_a_hundred_thousand_jobs_due_at_once_come_in_order(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from waits import ENDS, woken_by_interrupt, woken_by_time
+from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
 from multiq.clock import ManualClock
@@ -156,10 +156,14 @@ def test_an_idle_consumer_costs_next_to_nothing(backend: SqliteBackend) -> None:
     consumer = backend.consumer(["q"])
     consumer.reserve(1, 0.2)
     gc.collect()
-    before = time.process_time()
-    consumer.reserve(1, 2.0)
+
+    def spent() -> float:
+        before = time.process_time()
+        consumer.reserve(1, 2.0)
+        return time.process_time() - before
+
     # benchmarks tell how little; this fails if it looks all the time, and holds on a slow and busy machine
-    assert time.process_time() - before < 0.2
+    is_quiet(spent, 0.2)
 
 
 def test_many_consumers_each_get_their_share(backend: SqliteBackend, jobs: Jobs) -> None:
