@@ -3,6 +3,7 @@
 #   make demo     three examples, one worker, about ten seconds
 #   make test     the suite; one part of it: make test ARGS="tests/unit -k backoff"
 #   make test-long     the tests that take long and rarely fail
+#   make soak     workers under faults on all four backends, and what came of it: make soak MINUTES=60
 #   make lint     ruff (rules and format) and the import contracts
 #   make types    mypy --strict
 #   make bench    multiq on SQLite beside a plain loop over sqlite3
@@ -10,6 +11,7 @@
 #   make clean    remove the environment and all caches
 
 ARGS ?=
+MINUTES ?= 60
 # most tests wait (for leases, due times, servers that start), so more of them than cores run side by side
 SIDE_BY_SIDE ?= -n 8 --dist worksteal
 # thousands of interpreters are started: none of them shall compile all modules anew, whatever the shell has set
@@ -24,7 +26,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; d
 # the demo needs little; where all of it is there already, nothing is installed again
 DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
 
-.PHONY: demo test test-long lint types bench bench-peers clean
+.PHONY: demo test test-long soak lint types bench bench-peers clean
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
@@ -36,6 +38,10 @@ test: $(VENV)/.dev
 test-long: $(VENV)/.dev
 	@.ci/install-servers
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m long $(ARGS)
+
+soak: $(VENV)/.dev
+	@.ci/install-servers
+	$(BIN)/python tests/soak/run_soak.py --minutes $(MINUTES) --page $(ARGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check

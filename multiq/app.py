@@ -255,6 +255,7 @@ _MEANT = {
         ("delay", "countdown", "eta", "at", "schedule"), "options(delay=...) or options(at=...) of the task"
     ),
     **dict.fromkeys(("headers", "connection"), "options(...) of the task"),
+    **dict.fromkeys(("id", "job_id", "task_id", "idempotency_key"), "options(id=...) of the task"),
 }
 """What other libraries call the options of a task."""
 

@@ -18,8 +18,9 @@ What each verb promises is in ``docs/contract.md``, paragraph by paragraph; ``mu
 against it; ``multiq.memory`` is the contract as a program; ``docs/writing-a-driver.md`` is the way through.
 
 Errors: a driver raises only ``multiq.errors`` (from the client library's exception), a ``BackendUnavailable`` for
-whatever is worth another try. Each verb must be safe to repeat after such an error: the caller chooses the ids
-of jobs, the driver chooses a fresh token for each call of ``reserve`` and finds out by it what happened.
+whatever is worth another try, an ``EnqueueUncertain`` for an enqueue that may have been carried out. Each verb must be
+safe to repeat after such an error: the caller chooses the ids of jobs, the driver chooses a fresh token for each call
+of ``reserve`` and finds out by it what happened.
 """
 
 from __future__ import annotations
@@ -163,7 +164,10 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Page(msgspec.Struct, frozen=True):
-    """A part of a listing. ``after`` asks for the next part; None: this was the last."""
+    """A part of a listing. ``after`` asks for the next part; None: this was the last.
+
+    Without ``lists_jobs`` it says that there are more, and asking for them raises ``Unsupported``.
+    """
 
     jobs: list[JobRecord]
     after: str | None
@@ -266,8 +270,9 @@ class Backend(ABC):
         With ``connection`` the jobs are written inside the caller's open transaction on that connection and
         exist exactly if the caller commits; the driver neither commits nor rolls back.
 
-        Raises ``PayloadTooLarge`` before anything is sent, ``EnqueuePartial``, ``EnqueueUncertain``,
-        ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
+        Raises ``EnqueueUncertain``, from the error of the connection, for jobs that were sent and not answered. After
+        any other error none is there, but those that ``EnqueuePartial`` names: ``PayloadTooLarge`` before anything is
+        sent, ``Unsupported`` (``transactional_enqueue``), ``BackendError``.
         """
 
     # --- consuming ---
@@ -288,7 +293,8 @@ class Backend(ABC):
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
         Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
-        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for more than the backend can show,
+        stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
+        show, and for a state of which it can show no job,
         ``OptionInvalid`` for a state in which no job is kept (``multiq.options.check_state``).
         """
 

@@ -6,13 +6,17 @@ standard library's ``ValueError`` or ``TypeError``, so that code written without
 
 from __future__ import annotations
 
+import functools
 import queue as _stdlib_queue
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from .backend import NewJob
+
+
+_SHOWN = 3  # ids in a message
 
 
 class MultiqError(Exception):
@@ -121,13 +125,28 @@ class BackendError(MultiqError):
     is_partial = False
     """Whether other servers of the same backend answered: a call that does without this one may go well."""
 
+    may_be_done = False
+    """Whether the server may have carried out the call that raised this: it was sent, and its reply was lost.
+
+    Set by drivers, for themselves: what an enqueue raises then is ``EnqueueUncertain``.
+    """
+
 
 class BackendUnavailable(BackendError):
-    """The backend cannot be reached, or went away in mid-call. Worth a retry."""
+    """The backend cannot be reached, or went away in mid-call. Worth a retry: an enqueue has stored nothing."""
 
 
 class BackendTimeout(BackendUnavailable):
-    """The backend did not answer, or stayed locked, until the call's deadline. Worth a retry."""
+    """The backend did not answer, or stayed locked, until the call's deadline. Worth a retry: an enqueue has stored
+    nothing.
+    """
+
+
+class LockedByCaller(BackendError):
+    """The store is locked by a transaction that the caller itself has open on another connection: pass ``connection=``.
+
+    A retry does not help before the caller has committed or rolled back.
+    """
 
 
 class BackendFull(BackendError):
@@ -159,14 +178,17 @@ class EnqueuePartial(BackendError):
     def __init__(self, accepted: dict[int, str], total: int, why: str) -> None:
         self.accepted = accepted
         self.total = total
+        self.why = why
         super().__init__(f"{len(accepted)} of {total} jobs were accepted, the rest was not: {why}")
 
 
 class EnqueueUncertain(BackendError):
-    """The reply was lost and nobody can know whether ``jobs`` were accepted. Only without client-chosen ids.
+    """The jobs were sent and the reply was lost: nobody can tell whether ``jobs`` are there.
 
-    ``accepted`` maps the position in the batch to the id of those that certainly were. ``unsent`` are those that
-    certainly were not, as they were not sent, or were refused. Each job of the batch is in one of the three.
+    ``accepted`` maps the position in the batch to the id of those that certainly are. ``unsent`` are those that
+    certainly are not, as they were not sent, or were refused. Each job of the batch is in one of the three.
+
+    Raised from the error that says what happened: a ``BackendTimeout``, if no reply came in time.
     """
 
     def __init__(
@@ -177,19 +199,66 @@ class EnqueueUncertain(BackendError):
         *,
         accepted: Mapping[int, str] | None = None,
         unsent: Sequence[NewJob] = (),
+        client_ids: bool = False,
     ) -> None:
+        """*client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing."""
         self.queue = queue
         self.jobs = tuple(jobs)
+        self.why = why
         self.accepted = dict(accepted or {})
         self.unsent = tuple(unsent)
+        self.client_ids = client_ids
+        self._again: Callable[[], Any] | None = None
         others = f"; {len(self.accepted)} others are there" if self.accepted else ""
         others += (
             f"; {len(self.unsent)} others were not sent or were refused: they are not there" if self.unsent else ""
         )
-        super().__init__(
+        self.what = (
             f"{len(self.jobs)} job(s) for queue {queue!r} were sent, but the reply was lost ({why}): they may or may "
-            f"not be there{others}; enqueue them again only if running one twice does no harm"
+            f"not be there{others}"
         )
+        """The message without what to do."""
+        super().__init__(f"{self.what}; {self._advice()}")
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        """The ids of ``jobs``; none where the backend gives out the ids, as nobody knows them."""
+        return tuple(job.id for job in self.jobs) if self.client_ids else ()
+
+    def repeat(self) -> Any:
+        """Send the jobs again that are not certainly there, and return what the call would have returned.
+
+        They have the same ids and become due when they were to be due, so those that the queue has are not added a
+        second time. A job that was stored, run and acked meanwhile is a new one. It may be called again and again.
+
+        Raises as an enqueue does, so perhaps ``EnqueueUncertain``; ``Unsupported`` where the backend gives out the ids.
+        """
+        if self._again is None:
+            raise BackendError(
+                "only an error of a task's or a queue's enqueue can be repeated, got one of the backend's own: pass "
+                "its jobs to the backend's enqueue, if it takes ids from the caller"
+            )
+        return self._again()
+
+    async def arepeat(self) -> Any:
+        """``repeat`` without blocking the event loop."""
+        import asyncio
+
+        return await asyncio.to_thread(self.repeat)
+
+    def repeat_by(self, again: Callable[[], Any]) -> None:
+        """Have ``repeat`` call *again*."""
+        self._again = again
+
+    def _advice(self) -> str:
+        if not self.client_ids:
+            return "enqueue them again only if running one twice does no harm"
+        shown = ", ".join(self.ids[:_SHOWN]) + (f" and {len(self.ids) - _SHOWN} more" if self.ids[_SHOWN:] else "")
+        return f"error.repeat() sends them again under their ids ({shown}), which adds none that is there"
+
+    def __reduce__(self) -> tuple[Callable[..., EnqueueUncertain], tuple[Any, ...]]:
+        kind = functools.partial(type(self), accepted=self.accepted, unsent=self.unsent, client_ids=self.client_ids)
+        return kind, (self.queue, self.jobs, self.why)
 
 
 class Unsupported(MultiqError, NotImplementedError):

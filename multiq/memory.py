@@ -181,6 +181,7 @@ class JobQueue:
         self.is_whole = False
         self._move(job, State.GONE, 0)
         del self.jobs[job.id]
+        job.body, job.reason = b"", None  # a heap may have a stale entry of it, but not what it holds
         self.is_whole = True
 
     def _move(self, job: Job, state: State, due_at: int) -> None:
@@ -257,17 +258,29 @@ class Store:
         self._queues: dict[str, JobQueue] = {}
 
     def queue(self, name: str, now: int) -> JobQueue:
-        """The queue as it stands *now*, made if need be."""
+        """The queue as it stands *now*. One that was not there is kept only once ``keep`` is called."""
         queue = self._queues.get(name)
         if queue is None:
-            queue = self._queues[name] = self.queue_class(name, self._sequence)
+            return self.queue_class(name, self._sequence)
         if not queue.is_whole:
             queue.mend()
         queue.promote(now)
+        self.forget_if_empty(queue, now)
         return queue
 
+    def keep(self, queue: JobQueue) -> None:
+        """From now on it is there: it holds a job, or is paused."""
+        self._queues[queue.name] = queue
+
+    def forget_if_empty(self, queue: JobQueue, now: int) -> None:
+        """A queue without jobs that is not paused leaves nothing behind."""
+        if not queue.jobs and queue.paused_until <= now:
+            self._queues.pop(queue.name, None)
+
     def names(self, now: int) -> list[str]:
-        return sorted(name for name, queue in self._queues.items() if queue.jobs or queue.paused_until > now)
+        for queue in list(self._queues.values()):
+            self.forget_if_empty(queue, now)
+        return sorted(self._queues)
 
 
 class MemoryBackend(Backend):
@@ -313,7 +326,10 @@ class MemoryBackend(Backend):
         store = self._store
         with store.lock:
             now = store.clock()
-            ids = store.queue(queue, now).add_all(jobs, now)
+            held = store.queue(queue, now)
+            ids = held.add_all(jobs, now)
+            if ids:
+                store.keep(held)
             store.changed.notify_all()
         return ids
 
@@ -341,8 +357,10 @@ class MemoryBackend(Backend):
 
     def delete(self, queue: str, job_id: str) -> None:
         with self._store.lock:
-            held = self._store.queue(queue, self._store.clock())
+            now = self._store.clock()
+            held = self._store.queue(queue, now)
             held.remove(held.unreserved(job_id))
+            self._store.forget_if_empty(held, now)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         store = self._store
@@ -406,21 +424,28 @@ class MemoryBackend(Backend):
     def pause(self, queue: str, seconds: float) -> None:
         with self._store.lock:
             now = self._store.clock()
-            self._store.queue(queue, now).paused_until = now + nanoseconds(seconds)
+            held = self._store.queue(queue, now)
+            held.paused_until = now + nanoseconds(seconds)
+            self._store.keep(held)
             self._store.changed.notify_all()
 
     def resume(self, queue: str) -> None:
         with self._store.lock:
-            self._store.queue(queue, self._store.clock()).paused_until = 0
+            now = self._store.clock()
+            held = self._store.queue(queue, now)
+            held.paused_until = 0
+            self._store.forget_if_empty(held, now)
             self._store.changed.notify_all()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
         with self._store.lock:
-            held = self._store.queue(queue, self._store.clock())
+            now = self._store.clock()
+            held = self._store.queue(queue, now)
             doomed = [job for job in held.jobs.values() if job.state in states and job.state is not State.RESERVED]
             for job in doomed:
                 held.remove(job)
+            self._store.forget_if_empty(held, now)
         return len(doomed)
 
     def close(self) -> None:
@@ -485,6 +510,7 @@ class MemoryConsumer(Consumer):
         queue.is_whole = False
         self._carry_out(verdict, queue, job, now)
         queue.is_whole = True
+        self._store.forget_if_empty(queue, now)
         return None
 
     def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:

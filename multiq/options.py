@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
-_ID_MAX = 200  # characters; a UUID has 36
+_ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 bytes
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
@@ -72,6 +72,34 @@ def check_id(job_id: str) -> str:
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
         raise OptionInvalid(f"{shown(job_id)} is no job's id: an id is the text that enqueue returned, as handle.id")
     return job_id
+
+
+def check_new_id(job_id: str, name: str = "id") -> str:
+    """An id of the caller's own for a new job: what each store that takes ids keeps as it is, and a person can read."""
+    if not isinstance(job_id, str):
+        raise OptionInvalid(
+            f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
+            "and multiq makes an id"
+        )
+    if not (0 < len(job_id) <= _ID_MAX and job_id.isascii() and job_id.isprintable() and " " not in job_id):
+        raise OptionInvalid(
+            f"{name}={shown(job_id)} must be one word of ASCII, of 1 to {_ID_MAX} characters, got {len(job_id):,} "
+            "characters: pass a hash of it, or leave it out, and multiq makes an id"
+        )
+    return job_id if type(job_id) is str else "".join(job_id)
+
+
+def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
+    """One id for each of *count* jobs, no two alike."""
+    if isinstance(ids, str | bytes):
+        raise OptionInvalid(f"ids={shown(ids)} is one id: pass a list of them, one for each job")
+    checked = [check_new_id(job_id, f"ids[{at}]") for at, job_id in enumerate(ids)]
+    if len(checked) != count:
+        raise OptionInvalid(f"ids must have one id for each job, got {len(checked)} for {count} jobs")
+    if len({*checked}) < count:
+        twice = next(job_id for job_id in checked if checked.count(job_id) > 1)
+        raise OptionInvalid(f"ids must name each job once, got {shown(twice)} twice: only its first job would be added")
+    return checked
 
 
 def check_cursor(after: str | None) -> str | None:

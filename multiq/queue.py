@@ -8,11 +8,10 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from . import notices
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, NewJob, State
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State
 from .codec import encode_json
-from .errors import ArgumentsInvalid, BackendTimeout, BackendUnavailable, QueueEmpty
-from .ids import new_id, new_ids
+from .enqueue import put, put_one
+from .errors import ArgumentsInvalid, QueueEmpty
 from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name
 from .options import (
@@ -20,6 +19,7 @@ from .options import (
     check_cursor,
     check_delay,
     check_id,
+    check_new_id,
     check_priority,
     check_state,
     check_states,
@@ -33,12 +33,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from .app import App
-    from .backend import Backend, Consumer, Lease, QueueStats, Verdict
+    from .backend import Consumer, Lease, QueueStats, Verdict
     from .errors import LeaseLost
-
-#: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
-PATIENCE = 1.0
-_FIRST_PAUSE = 0.02
 
 _STEP_ASIDE = 0.0005  # seconds between two looks whether those that settle are through
 _CALL_AGAIN = 0.002  # seconds after which whoever waits for jobs is interrupted: most calls are over before
@@ -64,14 +60,17 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
+        id: str | None = None,  # noqa: A002 - as the job calls it
     ) -> JobHandle:
         """Add one job: bytes as they are, anything else as JSON.
 
         *delay* is seconds or a timedelta, *at* a datetime with a zone; *priority* 0 goes first; *ttr* is how long a
         reservation lasts, in seconds. With *connection* the job is written inside your own transaction on that
-        connection, and exists exactly if you commit.
+        connection, and exists exactly if you commit. *id* is an id of your own, one word of ASCII: as long as the
+        queue has a job of this id, nothing is added or changed.
 
-        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``BackendError``.
+        Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``EnqueueUncertain`` if it
+        cannot be told whether the job is there, ``BackendError``.
         """
         return put_one(
             self._app.backend,
@@ -81,6 +80,7 @@ class Queue:
             delay=check_delay(delay, at),
             ttr=check_ttr(ttr),
             connection=connection,
+            own_id=None if id is None else check_new_id(id),
         )
 
     def enqueue_many(
@@ -92,8 +92,11 @@ class Queue:
         priority: int = PRIORITY_DEFAULT,
         ttr: float = TTR_DEFAULT,
         connection: Any = None,
+        ids: Iterable[str] | None = None,
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
+
+        *ids* are ids of your own, one for each job.
 
         Raises as ``enqueue``, and ``ArgumentsInvalid`` for one body where a list of them belongs.
         """
@@ -109,6 +112,7 @@ class Queue:
             delay=check_delay(delay, at),
             ttr=check_ttr(ttr),
             connection=connection,
+            ids=ids,
         )
 
     # --- consuming ---
@@ -243,49 +247,3 @@ class Desk:
                 self._consumer.interrupt()
         finally:
             self._callers.discard(threading.get_ident())
-
-
-def put(
-    backend: Backend, queue: str, bodies: Sequence[bytes], *, priority: int, delay: float, ttr: float, connection: Any
-) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options."""
-    jobs = [
-        NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, new_ids(len(bodies)), strict=True)
-    ]
-    if not jobs:
-        return []
-    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection)]
-
-
-def put_one(
-    backend: Backend, queue: str, body: bytes, *, priority: int, delay: float, ttr: float, connection: Any
-) -> JobHandle:
-    """``put`` without the work for many."""
-    (job_id,) = _add(backend, queue, [NewJob(body, new_id(), priority, delay, ttr)], connection)
-    return JobHandle(backend, queue, job_id)
-
-
-def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any) -> list[str]:
-    ids = _persist(backend, queue, jobs) if connection is None else backend.enqueue(queue, jobs, connection=connection)
-    if notices.waiting:
-        notices.heed()
-    return ids
-
-
-def _persist(backend: Backend, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-    """Repeat an enqueue that a dropped connection broke: the jobs' ids make sure that nothing is added twice.
-
-    What ran into its deadline is not repeated, and neither is anything on a backend that chooses ids itself.
-    """
-    give_up_at = time.monotonic() + PATIENCE
-    pause = _FIRST_PAUSE
-    while True:
-        try:
-            return backend.enqueue(queue, jobs)
-        except BackendTimeout:
-            raise
-        except BackendUnavailable:
-            if not backend.declared.client_ids or time.monotonic() + pause > give_up_at:
-                raise
-            time.sleep(pause)
-            pause *= 2

@@ -77,17 +77,23 @@ class RetryPolicy(msgspec.Struct, frozen=True):
             backoff=self.backoff,
         )
 
-    def refuse(self, lease: Lease) -> str | None:
-        """Why the job must not even be started, or None."""
+    def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
+        """Why the job must not even be started, or None.
+
+        *counts_given_back*: the store's attempts are also those that were given back before the job began. How many
+        of them began nobody knows then: those that ended without a verdict may have, and a job that never did is
+        not to be refused. ``after_failure`` holds it to its limits.
+        """
+        attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:
             return (
                 f"poison: attempt {lease.attempt} did not begin, as {lease.crashes} before it ended without a verdict "
                 "(crash, kill, or lease too short)"
             )
         limit = self.attempts()
-        if limit and lease.attempt > limit + lease.kicks:
+        if limit and attempt > limit + lease.kicks:
             return f"attempts exhausted: attempt {lease.attempt} did not begin, as {limit} are allowed"
-        if self.retry_for is not None and lease.attempt > 1 and lease.age > self.retry_for and not lease.kicks:
+        if self.retry_for is not None and attempt > 1 and lease.age > self.retry_for and not lease.kicks:
             return f"too late: enqueued {lease.age:.0f} s ago, retried for {self.retry_for:g} s"
         return None
 

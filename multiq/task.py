@@ -9,10 +9,10 @@ import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
+from .enqueue import put, put_one
 from .errors import ArgumentsInvalid, OptionInvalid
 from .names import check_name
-from .options import check_count, check_delay, check_priority, check_timeout, check_ttr, shown
-from .queue import put, put_one
+from .options import check_count, check_delay, check_new_id, check_priority, check_timeout, check_ttr, shown
 from .retry import RetryPolicy, tighter
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
     delay: float = 0.0
     ttr: float = TTR_DEFAULT
     connection: Any = None
+    id: str | None = None
     max_attempts: int | None = None
     max_crashes: int | None = None
     retry_for: float | None = None
@@ -83,13 +84,18 @@ class Task(Generic[P, R]):
         """Have a worker call the function with these arguments.
 
         Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
-        JSON, ``PayloadTooLarge``, ``BackendError``.
+        JSON, ``PayloadTooLarge``, ``EnqueueUncertain`` if it cannot be told whether the job is there, ``BackendError``.
         """
         return self._send_one(args, kwargs, self.default)
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
-        """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones."""
-        return self._send([_call(call) for call in calls], self.default)
+    def enqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
+    ) -> list[JobHandle]:
+        """Enqueue many calls in one round trip: each a tuple of positional arguments or a dict of named ones.
+
+        *ids* are ids of your own, one for each call.
+        """
+        return self._send([_call(call) for call in calls], self.default, ids)
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """``enqueue`` without blocking the event loop."""
@@ -106,6 +112,7 @@ class Task(Generic[P, R]):
         at: dt.datetime | None = None,
         ttr: float | None = None,
         connection: Any = None,
+        id: str | None = None,  # noqa: A002 - as the job calls it
         max_attempts: int | None = None,
         max_crashes: int | None = None,
         retry_for: float | None = None,
@@ -115,7 +122,10 @@ class Task(Generic[P, R]):
         """This task with other options for the jobs that are enqueued through what comes back.
 
         What is not given is the task's own. *connection* is the caller's database connection, whose transaction
-        the job joins. Limits may be stricter than the task's, and looser if it was registered with ``loosen=True``.
+        the job joins. *id* is an id of your own, one word of ASCII: as long as the queue has a job of this id, nothing
+        is added or changed.
+
+        Limits may be stricter than the task's, and looser if it was registered with ``loosen=True``.
         Raises ``OptionInvalid``, ``NameInvalid``.
         """
         default = self.default
@@ -127,6 +137,7 @@ class Task(Generic[P, R]):
                 delay=check_delay(delay, at),
                 ttr=default.ttr if ttr is None else check_ttr(ttr),
                 connection=connection,
+                id=None if id is None else check_new_id(id),
                 max_attempts=_optional_count(max_attempts, "max_attempts"),
                 max_crashes=_optional_count(max_crashes, "max_crashes"),
                 retry_for=None if retry_for is None else check_timeout(retry_for, "retry_for"),
@@ -197,7 +208,16 @@ class Task(Generic[P, R]):
                 "register it with a looser limit, or with loosen=True, which lets every job have its own"
             )
 
-    def _send(self, calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]], options: CallOptions) -> list[JobHandle]:
+    def _send(
+        self,
+        calls: Sequence[tuple[Sequence[Any], Mapping[str, Any]]],
+        options: CallOptions,
+        ids: Iterable[str] | None,
+    ) -> list[JobHandle]:
+        if options.id is not None:
+            raise OptionInvalid(
+                f"id={shown(options.id)} is one id, and enqueue_many makes many jobs: pass it ids=, one for each call"
+            )
         max_body = self.app.settings.max_body
         return put(
             self.app.backend,
@@ -207,6 +227,7 @@ class Task(Generic[P, R]):
             delay=options.delay,
             ttr=options.ttr,
             connection=options.connection,
+            ids=ids,
         )
 
     def _send_one(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions) -> JobHandle:
@@ -219,6 +240,7 @@ class Task(Generic[P, R]):
             delay=options.delay,
             ttr=options.ttr,
             connection=options.connection,
+            own_id=options.id,
         )
 
     def _encode(self, args: Sequence[Any], kwargs: Mapping[str, Any], options: CallOptions, max_body: int) -> bytes:
@@ -255,9 +277,11 @@ class TaskCall(Generic[P]):
         """As ``Task.enqueue``."""
         return self._task._send_one(args, kwargs, self._options)  # noqa: SLF001 - two halves of one thing
 
-    def enqueue_many(self, calls: Iterable[Sequence[Any] | Mapping[str, Any]]) -> list[JobHandle]:
+    def enqueue_many(
+        self, calls: Iterable[Sequence[Any] | Mapping[str, Any]], *, ids: Iterable[str] | None = None
+    ) -> list[JobHandle]:
         """As ``Task.enqueue_many``."""
-        return self._task._send([_call(call) for call in calls], self._options)  # noqa: SLF001
+        return self._task._send([_call(call) for call in calls], self._options, ids)  # noqa: SLF001
 
     async def aenqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
         """As ``Task.aenqueue``."""

@@ -18,6 +18,7 @@ from processes import until, worker
 from servers.process import HOST
 from worker_app import app, quick, read_diary
 
+import multiq
 from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
 from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
@@ -78,10 +79,11 @@ def verbs(backend: Backend, consumer: Consumer, lease: Lease) -> dict[str, Calla
 
 
 def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
-    """The call ends with a timeout, and not much after its deadline."""
+    """The call ends with a timeout (an enqueue may leave a doubt by it), and not much after its deadline."""
     start = time.monotonic()
-    with pytest.raises(BackendTimeout):
+    with pytest.raises((BackendTimeout, EnqueueUncertain)) as told:
         call()
+    assert isinstance(told.value, BackendTimeout) or isinstance(told.value.__cause__, BackendTimeout)
     took = time.monotonic() - start
     assert took < deadline + GRACE, f"{took:.1f} s is long after the deadline of {deadline} s"
 
@@ -91,6 +93,18 @@ def all_timed_out(calls: Iterable[Callable[[], object]]) -> None:
     together = list(calls)
     with ThreadPoolExecutor(len(together)) as pool:
         list(pool.map(timed_out, together))
+
+
+def an_enqueue_in_doubt_can_be_repeated(server: Server, url: str) -> None:
+    """What a stopped server was sent it carries out when it goes on, and the repetition adds nothing to that."""
+    with multiq.App(url) as app:
+        queue = app.queue("doubted")
+        app.queue("other").enqueue_many(["a", "b"], delay=3600)  # so the server knows the script, too
+        with stopped(server), pytest.raises(EnqueueUncertain, match=r"error\.repeat\(\)") as told:
+            queue.enqueue_many(["one", "two"], delay=3600)
+        until(lambda: queue.stats().delayed == 2, what=lambda: f"it did what it was sent: {queue.stats()}")
+        handles = told.value.repeat()
+        assert [handle.id for handle in handles] == [*told.value.ids] == [job.id for job in queue.jobs("delayed")]
 
 
 def outlives_a_stop(server: Server, url: str, folder: Path, *, seconds: float = 0.0) -> None:
@@ -178,13 +192,20 @@ class Load:
         self._is_over.set()
         self._thread.join()
 
+    def _is_repeated(self, error: EnqueueUncertain) -> bool:
+        while error.ids and not self._is_over.wait(0.02):
+            with contextlib.suppress(EnqueueUncertain):
+                error.repeat()
+                return True
+        return False
+
     def _produce(self) -> None:
         number = 0
         while not self._is_over.is_set():
             try:
                 quick.enqueue(number)
-            except EnqueueUncertain:
-                self.uncertain.append(number)
+            except EnqueueUncertain as error:
+                (self.acknowledged if self._is_repeated(error) else self.uncertain).append(number)
             except BackendUnavailable:
                 time.sleep(0.02)
                 continue
@@ -195,7 +216,7 @@ class Load:
 
 
 def no_acknowledged_job_is_lost(server: Server, url: str, folder: Path, end: str) -> None:
-    """Neither is any uncertain: the ids are ours, so that an enqueue of which nobody heard is made again."""
+    """Neither does any stay uncertain: the ids are ours, so that an enqueue of which nobody heard is made again."""
     with worker(folder, url, "threads=2") as process:
         with Load() as load:
             # When the server ends in the middle of it, again and again

@@ -28,6 +28,7 @@ import msgspec
 from multiq.backend import Backend, Page, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendUnavailable, UrlInvalid
+from multiq.guard import guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
@@ -52,6 +53,22 @@ _MOST_BODY = 65535  # bytes, as servers come
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+    server="a beanstalkd",
+)
 class BeanstalkBackend(Backend):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
@@ -125,13 +142,13 @@ class BeanstalkBackend(Backend):
     def peek(self, queue: str, job_id: str) -> JobRecord:
         return self._manager.peek(queue, job_id)
 
-    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        """At most the first job, if it is all there is or all that is asked for. Raises ``Unsupported``."""
+    def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
+        """The first job. ``after`` is set if there are more, and asking for them raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
         first, count = self._manager.first(queue, state)
-        if (count > 1 and limit > 1) or (count and first is None):
+        if count and first is None:
             raise self.unsupported("lists_jobs")
         if first is None:
             return Page([], None)
@@ -171,6 +188,10 @@ class BeanstalkBackend(Backend):
 
     def close(self) -> None:
         self._keeper.close()
+        self._wires.close()
+
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
         self._wires.close()
 
     def _ask(self, command: bytes) -> bytes | None:

@@ -30,6 +30,8 @@ _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
 _LINGER_NOT = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
 _LONGEST_LINE = 512  # bytes; the server's are shorter
+_LARGEST_REPLIES = 640_000_000  # bytes of all replies that one exchange waits for
+_MOST_DIGITS = 12
 _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
 _MANY = 80  # bytes that are sure to come: so many are waited for together
 _DEFAULT = "default"
@@ -62,6 +64,7 @@ class Wire:
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         self._wait = poll.poll
+        self._received = 0  # bytes since the last send
         self._granted = 0.0  # seconds that the next receive of several replies may take
         self._vigil = Vigil(sock)
         self._unread = 0  # replies to pokes
@@ -80,7 +83,7 @@ class Wire:
         try:
             while (data := self.sock.recv(_RECEIVED_AT_ONCE, _NOW)) and self._unread:
                 self._buffer, self._at = self._buffer[self._at :] + data, 0
-                if self._buffer.count(b"\r\n") > self._unread:
+                if self._buffer.count(b"\r\n") > self._unread or len(self._buffer) > _LONGEST_LINE * self._unread:
                     break
         except BlockingIOError:
             return True
@@ -127,7 +130,7 @@ class Wire:
 
     def send(self, packet: bytes, deadline: float) -> None:
         """Send, and close at whatever goes wrong; ``unsent`` of the exception is how many bytes have not left then."""
-        sent = 0
+        sent = self._received = 0
         try:
             try:
                 sent = self.sock.send(packet, _NOW)
@@ -202,6 +205,7 @@ class Wire:
             while len(lines) < count:
                 end = self._buffer.rfind(b"\r\n")
                 if end < self._at:
+                    self._check_line_ends()
                     self._receive(deadline, (count - len(lines)) * _SHORTEST_REPLY - (len(self._buffer) - self._at))
                     continue
                 lines += self._buffer[self._at : end].split(b"\r\n")
@@ -239,8 +243,8 @@ class Wire:
             else:
                 replies.append((self._buffer[self._at : end], b""))
             self._at = end + 2
-        if not replies and len(self._buffer) - self._at > _LONGEST_LINE:
-            raise ProtocolError("a reply does not end")
+        if not replies:
+            self._check_line_ends()
         return replies
 
     def heard(self) -> list[bytes]:
@@ -297,13 +301,17 @@ class Wire:
     def _read_line(self, deadline: float) -> bytes:
         end = self._buffer.find(b"\r\n", self._at)
         while end < 0:
-            if len(self._buffer) - self._at > _LONGEST_LINE:
-                raise ProtocolError("a reply does not end")
+            self._check_line_ends()
             self._receive(deadline)
             end = self._buffer.find(b"\r\n", self._at)
         line = self._buffer[self._at : end]
         self._at = end + 2
         return line
+
+    def _check_line_ends(self) -> None:
+        """There is no line's end in what has come."""
+        if len(self._buffer) - self._at > _LONGEST_LINE:
+            raise ProtocolError("a reply does not end")
 
     def _read_body(self, size: int, deadline: float) -> bytes:
         end = self._at + size
@@ -337,7 +345,7 @@ class Wire:
         left = time_left(deadline)
         data = b"" if sure >= _MANY else self._vigil.receive(_RECEIVED_AT_ONCE)
         if data:
-            return data
+            return self._counted(data)
         if not self._wait(left * 1000):
             raise TimeoutError(_TOO_LATE)
         try:
@@ -350,6 +358,12 @@ class Wire:
             raise TimeoutError(_TOO_LATE) from exc
         if not data:
             raise ConnectionResetError(_HUNG_UP)
+        return self._counted(data)
+
+    def _counted(self, data: bytes) -> bytes:
+        self._received += len(data)
+        if self._received > _LARGEST_REPLIES:
+            raise ProtocolError(f"replies of more than {_LARGEST_REPLIES:,} bytes")
         return data
 
     def _grant(self, left: float) -> None:
@@ -378,6 +392,9 @@ def _check_step(heard: int, asked: int) -> None:
 
 def _size(line: bytes) -> int:
     digits = line.rpartition(b" ")[2]
-    if not digits.isdigit():
+    if not digits.isdigit() or len(digits) > _MOST_DIGITS:
         raise ProtocolError(f"{line[:80]!r} does not say how much follows")
-    return int(digits)
+    size = int(digits)
+    if size > _LARGEST_REPLIES:
+        raise ProtocolError(f"a reply of {size:,} bytes, more than {_LARGEST_REPLIES:,}")
+    return size

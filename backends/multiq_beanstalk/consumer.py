@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from multiq.backend import Ack, Consumer, Touch
 from multiq.errors import BackendError, BackendTimeout
 from multiq.forks import forks
+from multiq.guard import guarded
 
 from .clock import now
 from .facts import tube_facts
@@ -42,6 +43,7 @@ _AT_ONCE = 0.05  # seconds: a reply that took no longer has cost its lease no mo
 _PARTS = 8  # of a call's time: one packet's jobs are to take no more than one of them
 
 
+@guarded("reserve", "settle", "exchange", server="a beanstalkd")
 class BeanstalkConsumer(Consumer):
     """Reserves from a server's tubes. Connects at the first call."""
 
@@ -92,6 +94,10 @@ class BeanstalkConsumer(Consumer):
             self._main.close()
         self._waiter.close()
         self._start_over()
+
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self.close()
 
     # --- settling ---
 

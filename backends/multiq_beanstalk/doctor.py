@@ -26,6 +26,7 @@ Ask: TypeAlias = Callable[[bytes], bytes | None]
 
 _OLDEST = (1, 8)  # the first with kick-job
 _TRIED = (1, 12)  # and the first that syncs its log unless told otherwise
+_CRASHES_UP_TO = (1, 13)  # the newest release there is; all of them have the fault
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
 _TUBES = 1000  # that are looked at
@@ -76,8 +77,12 @@ def _findings(server: Server) -> Iterator[Finding]:
         yield _size_of_log(server.stats)
     else:
         yield Finding(
-            "bad", "-b", "no: a restart of the server takes all jobs", "start it with -b and a folder, and with -f0"
+            "bad",
+            "-b",
+            "no: a restart or a crash of the server takes all jobs",
+            "start it with -b and a folder, and with -f0",
         )
+    yield from _restart(server.stats)
     yield _largest_body(server)
     yield _access(server)
 
@@ -115,6 +120,20 @@ def _version(stats: Mapping[str, str]) -> Finding:
             f"use {_dotted(_TRIED)} or newer",
         )
     return Finding("ok", "version", shown)
+
+
+def _restart(stats: Mapping[str, str]) -> Iterator[Finding]:
+    """Who would start it again after a crash is the service manager's business, and no answer tells."""
+    version = _version_of(stats)
+    if version is None or version > _CRASHES_UP_TO:
+        return
+    yield Finding(
+        "unknown",
+        "restart",
+        f"a fault of beanstalkd up to {_dotted(_CRASHES_UP_TO)} ends it by SIGSEGV now and then (docs/beanstalk.md, "
+        '"The server can crash"); whether somebody starts it again does not show',
+        "have a service manager do it: Restart=always for systemd, which Debian's unit leaves out",
+    )
 
 
 def _draining(stats: Mapping[str, str]) -> Finding:

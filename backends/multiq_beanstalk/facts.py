@@ -90,27 +90,29 @@ class TubeFacts(NamedTuple):
 
 
 _LINE_END = 2  # bytes
+_LONGEST_STATS = 65536  # bytes; a server's are about 1,500
+_LONGEST_LIST = 32_000_000  # bytes: a million names, say
 _STRANGE_JOB = "a job's stats are not as expected"
 
 NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
-    rb"tube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d+)\nage: (\d+)\ndelay: \d+\nttr: (\d+)\n"
-    rb"time-left: (-?\d+)\nfile: (\d+)\nreserves: (\d+)\ntimeouts: (\d+)\nreleases: (\d+)\nburies: (\d+)\n"
-    rb"kicks: (\d+)\n"
+    rb"tube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d{1,20})\nage: (\d{1,20})\ndelay: \d+\nttr: (\d{1,10})\n"
+    rb"time-left: (-?\d{1,20})\nfile: (\d{1,20})\nreserves: (\d{1,20})\ntimeouts: (\d{1,20})\n"
+    rb"releases: (\d{1,20})\nburies: (\d{1,20})\nkicks: (\d{1,20})\n"
 )
 _JOB_ID = re.compile(rb"---\nid: \d+\n")
-_SERVER = re.compile(rb"\nmax-job-size: (\d+)\n.*\nbinlog-current-index: (\d+)\n", re.DOTALL)
+_SERVER = re.compile(rb"\nmax-job-size: (\d{1,20})\n.*\nbinlog-current-index: (\d{1,20})\n", re.DOTALL)
 _TUBE = re.compile(
-    rb"\ncurrent-jobs-ready: (\d+)\ncurrent-jobs-reserved: (\d+)\ncurrent-jobs-delayed: (\d+)\n"
-    rb"current-jobs-buried: (\d+)\n.*\npause: (\d+)\npause-time-left: (-?\d+)",
+    rb"\ncurrent-jobs-ready: (\d{1,20})\ncurrent-jobs-reserved: (\d{1,20})\ncurrent-jobs-delayed: (\d{1,20})\n"
+    rb"current-jobs-buried: (\d{1,20})\n.*\npause: (\d{1,20})\npause-time-left: (-?\d{1,20})",
     re.DOTALL,
 )
 
 
 def server_facts(body: bytes) -> Facts:
     """Read the body of the reply to ``stats``."""
-    found = _SERVER.search(body)
+    found = _SERVER.search(body[:_LONGEST_STATS])
     if found is None:
         raise ProtocolError("its stats lack max-job-size or binlog-current-index")
     has_log = int(found[2]) > 0
@@ -122,7 +124,7 @@ def job_facts(body: bytes) -> JobFacts:
     found = _JOB_ID.match(body)
     if found is None:
         raise ProtocolError(_STRANGE_JOB)
-    return _job_facts(body[found.end() :])
+    return _job_facts(body[found.end() : _LONGEST_STATS])
 
 
 @functools.lru_cache(maxsize=64)  # jobs that are taken together mostly differ in nothing but their ids
@@ -136,7 +138,7 @@ def _job_facts(body: bytes) -> JobFacts:
 
 def tube_facts(body: bytes) -> TubeFacts:
     """Read the body of the reply to ``stats-tube``."""
-    found = _TUBE.search(body)
+    found = _TUBE.search(body[:_LONGEST_STATS])
     if found is None:
         raise ProtocolError("a tube's stats are not as expected")
     ready, reserved, delayed, buried, pause, left = map(int, found.groups())
@@ -145,5 +147,7 @@ def tube_facts(body: bytes) -> TubeFacts:
 
 def names(body: bytes) -> list[str]:
     """Read the body of the reply to ``list-tubes``."""
+    if len(body) > _LONGEST_LIST:
+        raise ProtocolError(f"a list of tubes of {len(body):,} bytes, more than {_LONGEST_LIST:,}")
     lines = body.decode("ascii", "replace").splitlines()
     return [line[2:].strip('"') for line in lines if line.startswith("- ")]

@@ -64,6 +64,12 @@ def refused(line: bytes, address: Address) -> BackendError:
     return made
 
 
+def is_refusal(line: bytes) -> bool:
+    """Whether it is one of the server's ways to say that it did not do it."""
+    word, *_ = line.split() or [b""]
+    return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
+
+
 def shown(address: Address) -> str:
     """The server as messages name it."""
     return f"beanstalkd at {address}" if isinstance(address, str) else f"beanstalkd at {address[0]}:{address[1]}"

@@ -17,7 +17,7 @@ from multiq.backend import NewJob, QueueStats, State
 from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
 
 from .facts import NO_TUBE, job_facts, names, tube_facts
-from .failures import FAILURES, explain, refused
+from .failures import FAILURES, explain, is_refusal, refused
 from .jobs import id_of, is_queue, put, record
 
 if TYPE_CHECKING:
@@ -160,6 +160,10 @@ class Manager:
         except FAILURES as exc:
             why = explain(exc, self._wires.address, self._wires.timeout)
             raise EnqueueUncertain(queue, [job], str(why)) from exc
+        if not is_refusal(line) and not (line.startswith(b"INSERTED ") and line[9:].isdigit()):
+            error = refused(line, self._wires.address)
+            session.close()
+            raise EnqueueUncertain(queue, [job], str(error)) from error
         if not line.startswith(b"INSERTED "):
             if line.startswith(b"BURIED ") and not session.facts().has_log:
                 session.ask(b"delete %b" % line[7:])
@@ -180,10 +184,10 @@ class Manager:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
             while kicked < limit and head.startswith(b"FOUND "):
                 number = head.split()[1]
-                session.go_on()
                 (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
                 if self._was_kicked(line):
                     kicked += 1
+                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
                 elif self._kick_again(session, queue, number, kicked):
                     kicked += 1
                     ((head, _),) = session.ask(b"peek-buried")
@@ -218,8 +222,7 @@ class Manager:
             most = getattr(self._tube_facts(stats), state.value)  # those who enqueue meanwhile cannot keep us here
             must_look = state is State.BURIED and most and session.facts().has_log
             while purged < most and head.startswith(b"FOUND "):
-                session.go_on()
-                number = head.split()[1]
+                number, before = head.split()[1], purged
                 if must_look:
                     facts = self._state(session, number)
                     purged += facts is not None and facts.state == b"buried" and self._delete(session, number, facts)
@@ -227,6 +230,8 @@ class Manager:
                 else:
                     (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
                     purged += self._was_deleted(line)
+                if purged > before:
+                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
         return purged
 
     def resume(self, queue: str) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
-from .failures import FAILURES, explain, refused
+from .failures import FAILURES, explain, is_refusal, refused
 from .jobs import put
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def _put_alone(wires: Wires, wire: Wire, queue: str, job: NewJob, deadline: floa
         if getattr(exc, "unsent", 0):
             raise error from exc
         raise EnqueueUncertain(queue, [job], str(error)) from exc
-    if line.startswith(b"INSERTED "):
+    if _is_inserted(line):
         return [line[9:].decode()]
     assert wire.facts is not None  # noqa: S101 - they were looked at before
     return _Batch(wires, queue, [job], wire.facts).refuse(wire, {0: line})
@@ -119,7 +119,7 @@ class _Batch:
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
         for place, line in enumerate(lines, at):
-            if line.startswith(b"INSERTED "):
+            if _is_inserted(line):
                 self._accepted[place] = line[9:].decode()
             else:
                 self._refused[place] = line
@@ -162,6 +162,8 @@ class _Batch:
                 raise self._failure(exc, 0) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
+        if strange := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
+            return self._doubt(strange)
         place, line = next(iter(self._refused.items()))
         error: BackendError | PayloadTooLarge = refused(line, self._wires.address)
         if line == b"JOB_TOO_BIG":
@@ -181,8 +183,27 @@ class _Batch:
             return partial
         return error
 
+    def _doubt(self, strange: Sequence[int]) -> EnqueueUncertain:
+        """Answers that the server does not give to a put say nothing about the job."""
+        error = refused(self._refused[strange[0]], self._wires.address)
+        heard = len(self._accepted) + len(self._refused)
+        certain = [*sorted(self._refused.keys() - set(strange)), *range(heard, len(self._jobs))]
+        doubt = EnqueueUncertain(
+            self._queue,
+            [self._jobs[place] for place in strange],
+            str(error),
+            accepted=self._accepted,
+            unsent=[self._jobs[place] for place in certain],
+        )
+        doubt.__cause__ = error
+        return doubt
+
     def _shown_buried(self) -> str:
         return ", ".join(line[7:].decode() for line in self._refused.values() if line.startswith(b"BURIED "))
+
+
+def _is_inserted(line: bytes) -> bool:
+    return line.startswith(b"INSERTED ") and line[9:].isdigit()
 
 
 def _too_large(size: int, limit: int) -> PayloadTooLarge:

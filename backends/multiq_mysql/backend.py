@@ -27,16 +27,19 @@ import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import msgspec
+import pymysql
 
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
-from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.guard import guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
 from .callers import CallersTransaction
 from .connection import Database
 from .consumer import MysqlConsumer
+from .failures import is_unsent
 from .jobs import (
     AGAIN,
     BURIED,
@@ -78,6 +81,22 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
+@guarded(
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+    server="a MySQL or MariaDB",
+)
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
@@ -131,8 +150,13 @@ class MysqlBackend(Backend):
             now, preface = self._database.now, []
             if len(jobs) > 1:  # to tell the time once is quicker than in each row
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
-            statements = inserts(queue, jobs, now)
-            self._run(lambda session: _insert(session, preface, statements))
+            insert = _Insert(preface, inserts(queue, jobs, now))
+            try:
+                self._run(insert.run)
+            except BackendError as exc:
+                if insert.may_be_done:
+                    raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
+                raise
             self._database.watch.enqueued(queue, min(job.priority for job in jobs))
         return [job.id for job in jobs]
 
@@ -220,11 +244,13 @@ class MysqlBackend(Backend):
 
     def pause(self, queue: str, seconds: float) -> None:
         asked = render("pause", queue=queue.encode(), now=self._database.now, pause=microseconds(seconds))
-        self._run(lambda session: session.commit(asked))
+        forget = render("forget_pauses", now=self._database.now)
+        self._run(lambda session: session.commit(forget, asked))
         self._database.watch.ring()
 
     def resume(self, queue: str) -> None:
-        self._run(lambda session: session.commit(render("resume", queue=queue.encode())))
+        asked = (render("forget_pauses", now=self._database.now), render("resume", queue=queue.encode()))
+        self._run(lambda session: session.commit(*asked))
         self._database.watch.ring()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
@@ -252,6 +278,10 @@ class MysqlBackend(Backend):
         self._database.close()
 
     # --- how ---
+
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._database.close()
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._database.borrowed() as connection:
@@ -330,6 +360,34 @@ class MysqlBackend(Backend):
             )
 
 
+class _Insert:
+    """A batch on its way in, which knows whether a try of it may have been committed."""
+
+    def __init__(self, preface: list[str], statements: list[str]) -> None:
+        self._preface = preface
+        self._statements = statements
+        self.may_be_done = False
+
+    def run(self, session: Session) -> None:
+        """One statement is a transaction by itself, which saves two round trips."""
+        first, *others = self._statements
+        if not others:
+            self._commit(session, *self._preface, first)
+            return
+        session.begin(*self._preface, first)
+        for statement in others[:-1]:
+            session.ask(statement)
+        self._commit(session, others[-1])
+
+    def _commit(self, session: Session, *texts: str) -> None:
+        try:
+            session.commit(*texts)
+        except (pymysql.MySQLError, OSError) as exc:
+            if session.is_broken and not is_unsent(exc):
+                self.may_be_done = True
+            raise
+
+
 class _Kick:
     """One slice of a kick, which knows after a lost reply whether it was done."""
 
@@ -358,17 +416,6 @@ class _Kick:
 _SURELY_FITS = 100_000  # bytes; max_allowed_packet is megabytes, as a rule
 
 _TEMPLATE = NewJob(body=b"", id="")
-
-
-def _insert(session: Session, preface: list[str], statements: Sequence[str]) -> None:
-    """One statement is a transaction by itself, which saves two round trips."""
-    if len(statements) == 1:
-        session.commit(*preface, *statements)
-        return
-    session.begin(*preface, statements[0])
-    for statement in statements[1:-1]:
-        session.ask(statement)
-    session.commit(statements[-1])
 
 
 def _purge_some(session: Session, seqs: list[int], code: int) -> int:

@@ -10,11 +10,13 @@ that they have seen all that is as old (``floors``).
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from typing import TYPE_CHECKING, Any
 
 import pymysql
 
+from multiq.caller_connection import cause_of, open_up
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from .failures import code_of, explain
@@ -25,11 +27,15 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
+    from multiq.caller_connection import CallerConnection
 
     from .connection import Database
     from .login import Login
 
-_IN_TRANSACTION, _AUTOCOMMIT = 0x1, 0x2  # in the server's status, which comes with each reply
+_WANTED = (
+    "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
+    "(mysql+pymysql, mysql+mysqldb; mysql+aiomysql and mysql+asyncmy through run_sync), or Django's connection"
+)
 
 
 class CallersTransaction:
@@ -37,7 +43,10 @@ class CallersTransaction:
 
     def __init__(self, database: Database, connection: Any) -> None:
         self._database = database
-        self._execute, self._driver = _opened(connection)
+        with self._explained():
+            theirs = open_up(connection, (pymysql.connections.Connection, *_mysqlclients()), _WANTED)
+            self._driver = theirs.driver
+            self._execute = _way_in(theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
@@ -59,9 +68,7 @@ class CallersTransaction:
         if statements <= 1:
             yield
             return
-        status = self._driver.server_status
-        commits_by_itself = status & _AUTOCOMMIT and not status & _IN_TRANSACTION
-        begin, end, undo = ("START TRANSACTION", "COMMIT", "ROLLBACK") if commits_by_itself else _SAVEPOINT
+        begin, end, undo = ("START TRANSACTION", "COMMIT", "ROLLBACK") if self._commits_by_itself() else _SAVEPOINT
         self._execute(begin)
         try:
             yield
@@ -71,6 +78,18 @@ class CallersTransaction:
             raise
         self._execute(end)
 
+    def _commits_by_itself(self) -> bool:
+        """Whether there is no transaction. Only then a savepoint is gone with the statement that made it."""
+        begin, end, _ = _SAVEPOINT
+        self._execute(begin)
+        try:
+            self._execute(end)
+        except Exception as exc:
+            if code_of(cause_of(exc)) != _NO_SUCH_SAVEPOINT:
+                raise
+            return True
+        return False
+
     def _check_server(self) -> None:
         """Raises ``OptionInvalid`` for another server than the URL's: nobody would find the job there.
 
@@ -79,12 +98,12 @@ class CallersTransaction:
         session = self._driver.thread_id()
         if _checked.get(self._driver) == (self._database.login, session):
             return
-        (theirs,) = _rows(self._driver, _WHERE)
+        (theirs,) = self._execute(_WHERE)
         if theirs != self._database.incarnation[:-1]:
             with self._database.borrowed() as connection:
                 ours, groups = connection.ask(_WHERE)[0], [connection.ask(text) for text in _GROUPS]
             same_group = any(
-                rows and rows[0][1] and rows == _rows(self._driver, text)
+                rows and rows[0][1] and rows == tuple(self._execute(text))
                 for text, rows in zip(_GROUPS, groups, strict=True)
             )
             if theirs != ours and not same_group:
@@ -101,8 +120,8 @@ class CallersTransaction:
         except MultiqError:
             raise
         except Exception as exc:
-            cause = exc if isinstance(exc, pymysql.MySQLError) else getattr(exc, "orig", exc)
-            if not isinstance(cause, pymysql.MySQLError | OSError):
+            cause = cause_of(exc)
+            if code_of(cause) is None and not isinstance(cause, pymysql.MySQLError | OSError):
                 raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
             if code_of(cause) == _READ_ONLY:
                 raise OptionInvalid(
@@ -112,10 +131,12 @@ class CallersTransaction:
                 raise BackendTimeout(
                     f"the server has rolled back the transaction of connection= ({cause}): run all of it again"
                 ) from exc
-            raise explain(cause, f"connection= to {self._driver.host_info}", self._database.timeout) from exc
+            raise explain(cause, f"connection= to {self._database.login.place}", self._database.timeout) from exc
 
 
 _READ_ONLY = 1792
+_NO_SUCH_SAVEPOINT = 1305
+_ASYNCIO = ("aiomysql", "asyncmy")  # SQLAlchemy makes them look like the others
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
@@ -129,27 +150,28 @@ _checked: weakref.WeakKeyDictionary[Any, tuple[Login, int]] = weakref.WeakKeyDic
 _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
 
 
-def _opened(connection: Any) -> tuple[Callable[[str], Any], Any]:
-    """How to run a statement, and PyMySQL's connection. SQLAlchemy runs it itself: else it knows of no transaction."""
-    if isinstance(connection, pymysql.connections.Connection):
-        return lambda text: _rows(connection, text), connection
-    try:
-        inner = connection.connection
-        if callable(inner):  # an SQLAlchemy Session
-            connection = inner()
-            inner = connection.connection
-        driver, execute = inner.driver_connection, lambda text: connection.exec_driver_sql(text.replace("%", "%%"))
-    except AttributeError:
-        driver = None
+def _mysqlclients() -> tuple[type, ...]:
+    """mysqlclient's connections, if it is in use in this process. PyMySQL may have taken its name."""
+    module = sys.modules.get("MySQLdb.connections")
+    return (module.Connection,) if module is not None else ()
+
+
+def _way_in(theirs: CallerConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
+    """How to run a statement: as the library around the driver does it, else that knows of no transaction."""
+    driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):
-        return execute, driver
-    raise OptionInvalid(
-        "connection= must be a connection of PyMySQL's, or an SQLAlchemy Connection or Session over one "
-        f"(mysql+pymysql://), not a {type(connection).__name__}"
-    )
+        cursor: Any = pymysql.cursors.Cursor  # theirs may make anything of a row
+        return theirs.execute or (lambda text: _rows(cursor(driver), text))
+    if isinstance(driver, _mysqlclients()):
+        cursor = sys.modules["MySQLdb.cursors"].Cursor
+        return theirs.execute or (lambda text: _rows(cursor(driver), text))
+    library = type(driver).__module__.partition(".")[0]
+    if library in _ASYNCIO and theirs.execute is not None:
+        return theirs.execute
+    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {library} {type(driver).__name__}")
 
 
-def _rows(connection: pymysql.connections.Connection[Any], text: str) -> tuple[Any, ...]:
-    with pymysql.cursors.Cursor(connection) as cursor:  # theirs may make anything of it
+def _rows(cursor: Any, text: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(cursor):
         cursor.execute(text)
-        return tuple(cursor.fetchall())
+        return list(cursor.fetchall())

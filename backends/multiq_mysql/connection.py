@@ -10,7 +10,8 @@ few round trips       statements that need no answer in between go in one packet
 no half-done verb     a transaction each; any exception rolls back or closes                  one fsync per commit
 no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
 no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
-bounded calls         each packet's timeout is what is left of the call's                     ``BackendTimeout``
+bounded calls         all of a reply has to be here within what is left of the call's time    one ``recv_into`` of ours
+                      (timed.py)                                                              per read
 safe forks            a connection belongs to the process that opened it                      one ``getpid``
 ====================  ======================================================================  =======================
 """
@@ -18,9 +19,7 @@ safe forks            a connection belongs to the process that opened it        
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import struct
 import threading
 import time
 import weakref
@@ -29,15 +28,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pymysql
 from pymysql.constants import CLIENT
-from pymysql.constants.CR import CR_MALFORMED_PACKET
 
-from multiq.errors import BackendUnavailable, MultiqError
+from multiq.errors import MultiqError
 
 from . import receipts, schema
-from .failures import READ_ONLY, code_of, explain, is_lost
+from .failures import GARBLED, READ_ONLY, code_of, explain, is_lost, malformed
 from .receipts import Book
 from .replay import REPLAYED, Replays
 from .statements import NOW, TRUE_NOW, Sql
+from .timed import end_at, patience
 from .waiting import watch_of
 
 if TYPE_CHECKING:
@@ -63,9 +62,6 @@ _TIDIED_EACH = 3600.0  # seconds
 _TIDIED_ON = 1.0  # seconds until the next ones are deleted where there were many
 _GHOST = 10  # seconds that a transaction may stand idle: ours never do
 _VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
-
-#: what PyMySQL stumbles over in a reply that is no reply
-_GARBLED = (AssertionError, AttributeError, LookupError, TypeError, ValueError, struct.error)
 
 #: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
@@ -133,12 +129,12 @@ class Database:
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
         """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""
-        ours = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
+        ours: dict[str, Any] = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
+        timeout = max(timeout, _SHORTEST_TIMEOUT)
+        deadline = time.monotonic() + timeout
+        opened = self.login.connect(timeout, **ours)
         try:
-            opened = self.login.connect(max(timeout, _SHORTEST_TIMEOUT), **ours)
-        except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
-            raise BackendUnavailable(f"{self.login.place} cannot be logged in to: {exc}") from exc
-        try:
+            end_at(opened, deadline)
             schema.ensure(opened, makes=self.makes)
             self._ask_facts(opened)
         except BaseException:
@@ -259,9 +255,9 @@ class Session:
             return self.ask(*texts[:middle]) + self.ask(*texts[middle:])
         left = max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT)
         opened: Any = self._opened
-        opened._read_timeout = opened._write_timeout = _rounded(left)  # noqa: SLF001 - no other way to change them
         self.is_broken = True  # until the last reply is here
         try:
+            patience(opened, left)
             opened.query(text)
             answers = [_answer(opened)]
             while opened._result.has_next:  # noqa: SLF001
@@ -270,8 +266,8 @@ class Session:
         except pymysql.MySQLError as exc:
             self.is_broken = is_lost(exc)
             raise
-        except _GARBLED as exc:
-            raise pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {exc!r}") from exc
+        except GARBLED as exc:
+            raise malformed(exc) from exc
         self.is_broken = False
         return answers
 
@@ -477,11 +473,6 @@ def _answer(opened: Any) -> Answer:
     """What was read last, without the cursor that would copy it."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
     return Answer(result.rows or (), result.affected_rows)
-
-
-def _rounded(seconds: float) -> float:
-    """Up to a tenth: a timeout that is the same as the call's before costs no system call."""
-    return math.ceil(seconds * 10) / 10
 
 
 def _number(opened: Any) -> int:

@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
-from multiq.errors import MultiqError
+from multiq.errors import BackendError, MultiqError
+from multiq.guard import guarded
 
 from .floors import BOTTOM, BUSY, IDLE, NOTHING
 from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
@@ -91,6 +92,7 @@ _with_numbers = msgspec.json.Decoder(_Row).decode
 _BY_PLACE = operator.attrgetter("place")
 
 
+@guarded("reserve", "settle", "exchange", server="a MySQL or MariaDB")
 class MysqlConsumer(Consumer):
     """Reserves from a database's queues. Its connection opens at the first call."""
 
@@ -107,6 +109,8 @@ class MysqlConsumer(Consumer):
         self._claimed: list[Lease] = []
         """Leases of a transaction of which it is not known whether it was committed."""
         self._claimed_by = 0
+        self._may_forget = True
+        """Whether rows of pauses that are over can be deleted."""
         self._turn_began = 0.0
         self._doubts = Doubts()
         """The same of verdicts."""
@@ -149,6 +153,11 @@ class MysqlConsumer(Consumer):
         self._interrupted = True
         self._database.watch.ring()
 
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._connection.close()
+        self._database.close()
+
     def close(self) -> None:
         deadline = time.monotonic() + self._database.timeout
         if leases := self._leases_in_doubt(deadline):
@@ -173,6 +182,8 @@ class MysqlConsumer(Consumer):
                     self._interrupted = False
                     return turn.leases
             has_looked = False
+            if any(outlook.has_past_pause for outlook in outlooks):
+                self._forget_pauses()
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
@@ -191,6 +202,16 @@ class MysqlConsumer(Consumer):
         with self._database.borrowed() as connection:
             outlooks += self._database.watch.look(connection, self._database, self.queues)
         return any(outlook.has_work for outlook in outlooks)
+
+    def _forget_pauses(self) -> None:
+        """Delete the rows of pauses that are over: once for each, as then there is none. Others may do it, too."""
+        if self._may_forget:
+            try:
+                with self._database.borrowed() as connection:
+                    statement = render("forget_pauses", now=self._database.now)
+                    connection.run(lambda session: session.commit(statement))
+            except BackendError:  # a row that is left does no harm, and this user may not have the right
+                self._may_forget = False
 
     def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
         changes = [outlook.changes_in for outlook in outlooks if outlook.changes_in is not None]

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import struct
 from typing import TYPE_CHECKING
+
+import pymysql
+from pymysql.constants.CR import CR_MALFORMED_PACKET
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 from multiq.resolver import NameTimeoutError
@@ -30,6 +34,8 @@ _LOST = frozenset(
         4031,  # idle for too long (MySQL)
     }
 )  # fmt: skip
+
+_UNSENT = frozenset({0, 2006})
 
 READ_ONLY = frozenset({1290, 1792, 1836})
 """Said by a server that is a replica, or has become one."""
@@ -84,6 +90,25 @@ _TABLES_GONE = {
 }
 
 
+GARBLED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,  # a request for a local file, which is never sent; a package that is missing
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What PyMySQL stumbles over in a reply that is none."""
+
+
+def malformed(exc: BaseException) -> pymysql.OperationalError:
+    """PyMySQL's own error for what it stumbled over: the connection cannot be used any more."""
+    return pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {repr(exc)[:200]}")
+
+
 def code_of(exc: BaseException) -> int | None:
     """The number of the server's or the client library's error; None for what has none."""
     number = exc.args[0] if exc.args else None
@@ -94,6 +119,11 @@ def is_lost(exc: BaseException) -> bool:
     """Whether the connection cannot be used after this, and what was sent may or may not have been done."""
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
+
+
+def is_unsent(exc: BaseException) -> bool:
+    """Whether the server cannot have the whole of what was to be sent: PyMySQL has these numbers for nothing else."""
+    return code_of(exc) in _UNSENT
 
 
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:

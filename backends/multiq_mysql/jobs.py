@@ -165,6 +165,11 @@ class Outlook(NamedTuple):
         return self.paused_for <= 0 and (self.has_ready or self.has_due)
 
     @property
+    def has_past_pause(self) -> bool:
+        """Whether the row of a pause is still there that is over. Without a row its end would be in 1970."""
+        return -self.now < self.paused_for <= 0
+
+    @property
     def changes_in(self) -> int | None:
         """Until a job may become reservable if nobody does anything."""
         return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
 from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR, CR_SSL_CONNECTION_ERROR
 
-from multiq.errors import UrlInvalid
+from multiq.errors import BackendUnavailable, MultiqError, UrlInvalid
 from multiq.passwords import password_of_environment, password_of_file
 from multiq.sockets import connect
 from multiq.url import Option, choice
+
+from .failures import malformed
+from .timed import TimedTls, TimedTlsSocket, patience, timed
 
 if TYPE_CHECKING:
     import socket
@@ -36,6 +41,9 @@ OPTIONS: Mapping[str, Option] = {
     "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
     "ssl_cert": Option(str, None, "file with this client's certificate, where the server wants one"),
     "ssl_key": Option(str, None, "file with its private key, where it is not in the same file"),
+    "server_public_key": Option(
+        str, None, "file with the server's public key (PEM), to log in with caching_sha2_password or sha256_password"
+    ),
     "dangerously_skip_tls_verification": Option(
         choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
     ),
@@ -59,6 +67,32 @@ class _Refusal:
 _REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal}
 
 
+if TYPE_CHECKING:
+    _PyMySQL = Connection[Any]
+else:
+    _PyMySQL = pymysql.connections.Connection
+
+
+class _Connection(_PyMySQL):
+    """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password."""
+
+    takes_keys = True
+
+    @property
+    def server_public_key(self) -> bytes | None:
+        return self._key
+
+    @server_public_key.setter
+    def server_public_key(self, key: bytes | None) -> None:
+        if key and not self.takes_keys:
+            raise pymysql.err.OperationalError(
+                CR_AUTH_PLUGIN_CANNOT_LOAD,
+                "the server sends a key to encrypt the password with, and nobody has checked whose it is: use ?tls=yes "
+                "or ?ssl_ca=, or name the file with the server's public key with ?server_public_key=",
+            )
+        self._key = key
+
+
 class Login(NamedTuple):
     """All that is needed to open a connection."""
 
@@ -73,6 +107,7 @@ class Login(NamedTuple):
     password_file: str | None = None
     password_env: str | None = None
     tls: ssl.SSLContext | None = None
+    server_public_key: bytes | None = None
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> Self:
@@ -103,6 +138,7 @@ class Login(NamedTuple):
             password_file=given["password_file"],
             password_env=given["password_env"],
             tls=_tls(url),
+            server_public_key=_public_key(url),
         )
 
     def __repr__(self) -> str:
@@ -127,15 +163,16 @@ class Login(NamedTuple):
             return password_of_environment(self.password_env)
         return self.fixed_password or ""
 
-    def connect(self, timeout: float, **more: Any) -> Connection[Any]:
-        """A new connection; *more* goes to ``pymysql.connect``. No read or write takes longer than *timeout* seconds.
+    def connect(self, timeout: float, *, period: float | None = None, **more: Any) -> Connection[Any]:
+        """A new connection, made and logged in within *timeout* seconds; *more* goes to ``pymysql.connect``.
 
+        After that each statement and its whole reply take no longer than *period* seconds, by default *timeout*.
         Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
         """
-        bounds = {"connect_timeout": timeout, "read_timeout": timeout, "write_timeout": timeout}
+        deadline = time.monotonic() + timeout
         # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
-        connection = pymysql.connect(
+        connection = _Connection(
             **{
                 "host": self.host,
                 "port": self.port,
@@ -146,14 +183,27 @@ class Login(NamedTuple):
                 "charset": "utf8mb4",
                 "defer_connect": True,
                 "auth_plugin_map": {} if self._may_send_password else _REFUSED_PLUGINS,
-                **bounds,
+                "connect_timeout": timeout,
+                "server_public_key": self.server_public_key,
                 **tls,
                 **more,
             }
         )
+        connection.takes_keys = self._may_send_password or _is_loopback(self.host or "")
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
-        connection.connect(self._socket(timeout))
+        if self.tls is not None:
+            inside.ctx = TimedTls(self.tls)
+        sock = timed(self._socket(deadline), deadline)
+        try:
+            connection.connect(sock)
+        except (pymysql.MySQLError, OSError, MultiqError):
+            raise
+        except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
+            raise BackendUnavailable(f"{self.place} cannot be logged in to: {exc}") from exc
+        except Exception as exc:  # whatever a garbled greeting leads to in PyMySQL
+            raise malformed(exc) from exc
+        patience(connection, timeout if period is None else period)
         if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
@@ -167,11 +217,11 @@ class Login(NamedTuple):
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
-    def _socket(self, timeout: float) -> socket.socket:
+    def _socket(self, deadline: float) -> socket.socket:
         """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
-            return connect(address, time.monotonic() + timeout)
+            return connect(address, deadline)
         except TimeoutError:
             raise
         except OSError as exc:
@@ -183,6 +233,23 @@ def _database(url: BackendUrl) -> str:
     if not name or "/" in name or len(name) > _LONGEST_NAME:
         raise UrlInvalid(f"{url} cannot be used: name a database, as in mysql://user@host/jobs")
     return name
+
+
+def _public_key(url: BackendUrl) -> bytes | None:
+    path = url.options["server_public_key"]
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise UrlInvalid(f"server_public_key={path} cannot be read: {exc.strerror}") from exc
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tls(url: BackendUrl) -> ssl.SSLContext | None:
@@ -209,6 +276,7 @@ def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked:
         named = (("ssl_ca", ca), ("ssl_cert", cert), ("ssl_key", key))
         files = ", ".join(f"{name}={path}" for name, path in named if path)
         raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
+    context.sslsocket_class = TimedTlsSocket
     if unchecked:
         warnings.warn(
             "dangerously_skip_tls_verification is set: the connection is encrypted, but whoever sits in between can "

@@ -20,8 +20,10 @@ import pymysql
 
 from multiq.backend import Schema, SchemaState
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
+from multiq.guard import guarded
 
 from .failures import explain
+from .timed import end_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -57,6 +59,7 @@ PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
 _LONGEST = 86400.0  # seconds for one statement: a large table's index takes its time
 _LOCK_WAIT = 2  # seconds: a DDL statement that waits makes everybody else's statements wait behind it
 _PAUSE = 0.5  # seconds that the others get before it is tried again
+_MAKING = 15.0  # seconds that making the tables of a new database may take, once
 _PATIENCE = 300.0  # seconds for one statement to get its turn under load
 
 
@@ -80,6 +83,7 @@ class Found(NamedTuple):
 NOTHING = Found(0, 0, None)
 
 
+@guarded("check", "up", server="a MySQL or MariaDB")
 class MysqlSchema(Schema):
     """The tables of one database, on connections of its own."""
 
@@ -98,7 +102,7 @@ class MysqlSchema(Schema):
         return SchemaState("newer" if found.oldest > needed else "ready", found.version, needed)
 
     def up(self) -> list[str]:
-        with self._connection(read_timeout=_LONGEST) as connection:
+        with self._connection(period=_LONGEST) as connection:
             return up(connection)
 
     def sql(self, since: int = 0) -> str:
@@ -158,6 +162,7 @@ def ensure(
             "MULTIQ_URL"
         )
     if not found.version:
+        end_at(connection, time.monotonic() + max(timeout, _MAKING))
         try:
             with _alone(connection, timeout):
                 bring_up(connection, known, upgrade=False)

@@ -24,13 +24,14 @@ docs/redis.md has the keys, the commands that an ACL must allow, and what each s
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
-from multiq.errors import BackendError, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
 from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
@@ -44,7 +45,8 @@ from .guard import guarded
 from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
 from .lines import Lines, how_many
 from .listing import list_jobs, promote_all
-from .producing import enqueue_batch
+from .producing import enqueue_batch, uncertain
+from .servers import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -56,6 +58,7 @@ if TYPE_CHECKING:
 
 _SLICE = 500  # jobs that one script kicks or purges: a few milliseconds of the server
 _SCANNED_AT_ONCE = 1000  # keys
+_SCANS_FOR = 300.0  # seconds: enough for hundreds of millions of keys, and a cursor that never ends has an end
 _SURELY_FITS = 1_000_000  # bytes: servers are seldom set to take less
 _MOST_BODY = 512 * 1024 * 1024  # bytes of one string, as servers come; what a record adds is in facts.py
 
@@ -151,7 +154,13 @@ class RedisBackend(Backend):
             self._lines.say(queue)
         alone = new_job(jobs[0]) if len(jobs) == 1 else None
         if alone is not None:
-            self._callers.call("enqueue_one", self._lines.home(queue, alone[0]), alone)
+            home = self._lines.home(queue, alone[0])
+            try:
+                self._callers.call("enqueue_one", home, alone)
+            except BackendError as exc:
+                if exc.may_be_done:
+                    raise uncertain(exc, queue, jobs) from exc
+                raise
         elif jobs:
             self._check_sizes(jobs)
             enqueue_batch(self._callers, self._lines, queue, jobs)
@@ -237,6 +246,10 @@ class RedisBackend(Backend):
 
     # --- how ---
 
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self._callers.close()
+
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
         home = self._lines.home(queue, packed)
@@ -256,7 +269,7 @@ class RedisBackend(Backend):
         while len(lines) > done:
             self._callers.call_each("pause", lines[done:], (pause,))
             done = len(lines)
-            lines = self._lines.asked(queue)
+            lines = self._lines.asked(queue)  # at most ``lines.MOST``
 
     def _purge(self, line: str, states: Sequence[State]) -> int:
         promote_all(self._callers, line)
@@ -276,15 +289,24 @@ class RedisBackend(Backend):
 
     def _scan(self) -> Iterator[bytes]:
         """All keys of all queues: what holds a job is known by its keys, and by no list that could be wrong."""
+        give_up_at = time.monotonic() + _SCANS_FOR
         with self._callers.borrowed() as caller:
             for address in caller.all_addresses():
-                cursor = b"0"
-                while True:
+                cursor, before = b"0", b""
+                while cursor != before:
+                    before = cursor
                     words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
                     cursor, found = caller.command(address, *words)
                     yield from found
                     if cursor == b"0":
                         break
+                    if time.monotonic() > give_up_at:
+                        raise BackendTimeout(
+                            f"{shown(address)} has more keys than can be looked through in {_SCANS_FOR:g} s: keep "
+                            "queues in a database with fewer other keys"
+                        )
+                else:
+                    raise BackendUnavailable(f"{shown(address)} answers SCAN with the same cursor for ever")
 
     def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
         largest = max((len(job.body) for job in jobs), default=0)

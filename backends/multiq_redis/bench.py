@@ -120,7 +120,7 @@ class RedisPlace(Place):
             return None
 
     def sweep(self, queue: str) -> None:
-        """Counters and bells outlive a queue's jobs; they are small, and do not expire."""
+        """A queue that still has jobs, or had several lines, leaves some keys."""
         for number in range(self._lines):
             line = keys.line(queue, number)
             base = keys.base(self._prefix, line)

@@ -135,6 +135,7 @@ class Caller:
             address = servers.address(call.line, deadline)
             wire = self._wires.get(address)
             if wire is None or not wire.is_free or self._generation != forks.generation:
+                wire = None  # nothing was sent if there is no other
                 wire = self.wire_to(address, deadline)
             return wire.ask(self.packed(call, wire), servers.one_try(deadline) if servers.has_others else deadline)
         except (hiredis.ReplyError, *FAILURES) as exc:

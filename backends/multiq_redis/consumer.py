@@ -149,6 +149,10 @@ class RedisConsumer(Consumer):
         self._sleeper.close()
         self._caller.close()
 
+    def _out_of_step(self) -> None:
+        """A reply was none: those that come after it may be none either."""
+        self.close()
+
     # --- settling and reserving ---
 
     def _trade(
@@ -201,9 +205,12 @@ class RedisConsumer(Consumer):
             to_settle = {line: places for line, places in to_settle.items() if line not in trade.out}
             lines = [line for line in lines if line not in trade.out]
         asked, others = ([], lines) if is_look and len(lines) > 1 else (lines[:1], lines[1:])
+        give_up_at = time.monotonic() + self._caller.servers.timeout
         while True:
             if not asked and others and trade.wanted > 0:
                 asked, others = self._those_with_something(queue, others, trade), []
+            if asked and time.monotonic() > give_up_at:  # it promotes for ever: the next call goes on
+                asked = []
             calls = self._next_calls(to_settle, asked, trade)
             if not calls:
                 return

@@ -10,6 +10,8 @@ import msgspec
 from multiq.capabilities import Gap
 from multiq.errors import BackendError, BackendUnavailable
 
+from .guard import guarded
+
 if TYPE_CHECKING:
     from multiq.capabilities import Capabilities
 
@@ -20,6 +22,7 @@ _KEEPS_NOTHING = "this server writes nothing to its disk: a restart loses all jo
 _KEEPS_SNAPSHOTS = "this server saves snapshots at most: a crash loses all since the last (appendonly yes keeps them)"
 
 
+@guarded("_ask")
 class Facts:
     """Asked once, at the first question. A server that does not tell is taken to be as servers come."""
 

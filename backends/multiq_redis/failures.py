@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import re
 import ssl
-from typing import TYPE_CHECKING
 
 import hiredis
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 from multiq.resolver import NameTimeoutError
-
-if TYPE_CHECKING:
-    from multiq.errors import MultiqError
 
 #: passes by itself: a script of somebody else's, a start, a slot on its way to another node, an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
@@ -87,7 +83,7 @@ def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
     return host, int(port)
 
 
-def explain(exc: Exception, place: str, timeout: float) -> MultiqError:
+def explain(exc: Exception, place: str, timeout: float) -> BackendError:
     """Our error for one of a server's or a socket's."""
     if isinstance(exc, hiredis.ReplyError):
         return _explain_reply(exc, place)
@@ -114,7 +110,7 @@ def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
     )
 
 
-def _explain_reply(exc: hiredis.ReplyError, place: str) -> MultiqError:
+def _explain_reply(exc: hiredis.ReplyError, place: str) -> BackendError:
     code = code_of(exc)
     if code in _ERRORS:
         error, sentence = _ERRORS[code]

@@ -63,7 +63,7 @@ def unreadable(base: str) -> str:
 
 
 def sequence(base: str) -> str:
-    """Counter of ages and burials."""
+    """Counter of ages and burials. It is gone with the last job."""
     return f"{base}:sequence"
 
 
@@ -73,7 +73,7 @@ def paused(base: str) -> str:
 
 
 def hint(base: str) -> str:
-    """Sorted set with one member, or none: the marker that wakes a sleeping consumer."""
+    """Sorted set with one member, or none: the marker that wakes a sleeping consumer. It is gone with the last job."""
     return f"{base}:hint"
 
 

@@ -63,7 +63,7 @@ class Lines:
     def learn(self, queue: str, told: bytes) -> list[str]:
         """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
         known = self._known.get(queue, self.spread)
-        number = int(told or 1)
+        number = min(int(told or 1), MOST)
         if number <= known:
             return []
         self._known[queue] = number
@@ -82,7 +82,7 @@ class Lines:
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
         """For the doctor: of these queues, which have been spread otherwise than this URL says."""
         for queue in sorted(queues):
-            number = int(self._callers.call("glance", queue)[1] or 1)
+            number = min(int(self._callers.call("glance", queue)[1] or 1), MOST)
             if number <= self.spread:
                 continue
             sizes = [reply[:4] for reply in self._callers.call_each("stats", self._lines(queue, self.spread, number))]

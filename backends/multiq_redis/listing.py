@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from typing import TYPE_CHECKING, NamedTuple
 
 import hiredis
@@ -79,8 +80,9 @@ def list_jobs(callers: Callers, lines: Sequence[str], state: State, limit: int, 
 
 
 def promote_all(callers: Callers, line: str) -> None:
-    """Make ready all that is due in a line, slice by slice."""
-    while callers.call("promote", line) == b"1":
+    """Make ready what is due in a line, slice by slice, as long as a call may take: the rest stays where it is."""
+    give_up_at = time.monotonic() + callers.servers.timeout
+    while callers.call("promote", line) == b"1" and time.monotonic() < give_up_at:
         pass
 
 

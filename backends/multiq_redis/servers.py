@@ -306,7 +306,8 @@ def _nodes_by_slot(reply: list[list[object]], asked: Address) -> dict[int, Addre
         host, port = primary[:2]  # type: ignore[index]
         # a node that does not know its own address leaves it out: it is the one that was asked
         there = (host.decode() if host else asked[0], port)
-        nodes.update(dict.fromkeys(range(int(first), int(last) + 1), there))  # type: ignore[call-overload]
+        slots = range(max(int(first), 0), min(int(last) + 1, SLOTS))  # type: ignore[call-overload]
+        nodes.update(dict.fromkeys(slots, there))
     return nodes
 
 

@@ -233,6 +233,7 @@ class Sleeper:
         deadline = min(time.monotonic() + _RINGS_WITHIN, self._deadline())
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
             wire = caller.wire(line, deadline)
-            wire.ask(pack(("EVAL", script("ring", before_7=wire.is_before_7).text, 1, key, lasts)), deadline)
+            jobs = keys.jobs(keys.base(self._callers.prefix, line))
+            wire.ask(pack(("EVAL", script("ring", before_7=wire.is_before_7).text, 2, key, jobs, lasts)), deadline)
             return True
         return False

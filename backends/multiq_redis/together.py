@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from .wire import Wire
 
 _NONE_YET = object()
+_LOST = object()
+"""There is no reply to what was sent: it may have been done."""
 
 
 def call_together(caller: Caller, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
@@ -37,7 +39,7 @@ def call_together(caller: Caller, calls: Sequence[Call], deadline: float | None 
         deadline = time.monotonic() + caller.servers.timeout
     replies = _in_a_crowd(caller, calls, deadline)
     return [
-        _alone(caller, call, deadline) if reply is _NONE_YET else reply
+        _alone(caller, call, deadline, may_be_done=reply is _LOST) if reply is _NONE_YET or reply is _LOST else reply
         for call, reply in zip(calls, replies, strict=True)
     ]
 
@@ -57,6 +59,8 @@ def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[
             try:
                 wire = caller.wire_to(address, deadline)
                 packed = b"".join(caller.packed(calls[at], wire) for at in places)
+                for at in places:  # before it is sent: a part of it is enough for some
+                    replies[at] = _LOST
                 wire.send(packed, one_try(deadline), replies=len(places))
             except (*FAILURES, BackendError, hiredis.ReplyError):
                 caller.abandon(address)
@@ -79,14 +83,15 @@ def _hear(wire: Wire, places: Sequence[int], replies: list[Any], deadline: float
         try:
             replies[at] = wire.read(deadline)
         except hiredis.ReplyError:
-            continue
+            replies[at] = _NONE_YET
         except FAILURES:
             return False
     return True
 
 
-def _alone(caller: Caller, call: Call, deadline: float | None) -> Any:
+def _alone(caller: Caller, call: Call, deadline: float | None, *, may_be_done: bool = False) -> Any:
     try:
         return caller.perform(call, deadline)
     except BackendError as exc:
+        exc.may_be_done = exc.may_be_done or may_be_done
         return exc

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
+from multiq.errors import BackendError
+
 from .failures import ELSEWHERE, FAILURES, PASSING, code_of, explain, redirection
 from .servers import shown
 from .wire import pack
@@ -40,6 +42,7 @@ class Tries:
         self._pause = _FIRST_PAUSE
         self._with_text = False  # the script's text, to a server that does not know its digest
         self._has_lost_a_reply = False
+        self._may_be_done = False  # a try was sent and not answered: an error of a later one does not change that
         self._redirections = 0
         self._detour: Address | None = None  # where a slot is on its way to; for one try
 
@@ -50,6 +53,9 @@ class Tries:
                 return self._try()
             except (hiredis.ReplyError, *FAILURES) as exc:
                 self.consider(exc)
+            except BackendError as exc:  # nobody knows where the line is by now
+                exc.may_be_done = self._may_be_done
+                raise
 
     def consider(self, exc: Exception) -> None:
         """What went wrong: see to it that another try may go well, or raise ``BackendError``."""
@@ -57,6 +63,7 @@ class Tries:
             if not self._can_go_on(exc):
                 self._wait_or_raise(exc, is_passing=self._is_passing(exc))
         else:
+            self._may_be_done = self._may_be_done or (self._wire is not None and not getattr(exc, "unsent", False))
             self._caller.abandon(self._address)
             if not self._may_repeat_at_once(exc):
                 self._wait_or_raise(exc, is_passing=self._servers.has_others)
@@ -109,9 +116,14 @@ class Tries:
         self._has_lost_a_reply = True
         return is_first and not isinstance(exc, TimeoutError)
 
+    def _explained(self, exc: Exception, place: str) -> BackendError:
+        error = explain(exc, place, self._servers.timeout)
+        error.may_be_done = self._may_be_done
+        return error
+
     def _wait_or_raise(self, exc: Exception, *, is_passing: bool) -> None:
         if not is_passing or time.monotonic() + self._pause >= self._deadline:
             place = "the server" if self._address is None else shown(self._address)
-            raise explain(exc, place, self._servers.timeout) from exc
+            raise self._explained(exc, place) from exc
         time.sleep(self._pause)
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)

@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 from time import monotonic
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 
 import hiredis
 
@@ -28,11 +28,14 @@ if TYPE_CHECKING:
 
     from .login import Login
 
+_E = TypeVar("_E", bound=BaseException)
+
 Word: TypeAlias = "bytes | str | int"
 
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
+_TOO_MUCH = "it answers more than it was asked"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
@@ -75,11 +78,15 @@ class Wire:
         return self.version < (7,)
 
     def ask(self, packed: bytes, deadline: float) -> Any:
-        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``."""
+        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``.
+
+        What is raised has ``unsent`` if the server cannot have the whole of it.
+        """
         # the one road that every call takes, and so without detours through the methods below
         if not self.is_free:
             self._refuse()
         self.is_free = False
+        data: bytes | None = None
         try:
             left = deadline - monotonic()
             if left <= 0:
@@ -98,19 +105,29 @@ class Wire:
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
-            raise TimeoutError(_TOO_LATE) from exc
-        except BaseException:
+            raise _told(TimeoutError(_TOO_LATE), unsent=data is None) from exc
+        except BaseException as exc:
             self.close()
+            _told(exc, unsent=data is None)
             raise
-        if reply is False:  # not complete, or the connection has ended
-            self._outstanding = 1
-            self._fed = len(data)
-            return self.read(deadline)
+        if reply is False or self._reader.has_data():  # not complete, or more than one
+            return self._read_on(reply, len(data), deadline)
         self.is_free = True
         return _checked(reply) if isinstance(reply, hiredis.ReplyError) else reply
 
+    def _read_on(self, reply: Any, fed: int, deadline: float) -> Any:
+        if reply is not False:
+            self.close()
+            raise hiredis.ProtocolError(_TOO_MUCH)
+        self._outstanding = 1
+        self._fed = fed
+        return self.read(deadline)
+
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read."""
+        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read.
+
+        What is raised has ``unsent``, as the server cannot have the last of it.
+        """
         if not self.is_free:
             self._refuse()
         self.is_free = False
@@ -119,9 +136,10 @@ class Wire:
             self._send_all(packed, deadline)
         except BlockingIOError as exc:
             self.close()
-            raise TimeoutError(_TOO_LATE) from exc
-        except BaseException:
+            raise _told(TimeoutError(_TOO_LATE), unsent=True) from exc
+        except BaseException as exc:
             self.close()
+            _told(exc, unsent=True)
             raise
 
     def read(self, deadline: float) -> Any:
@@ -140,6 +158,9 @@ class Wire:
         self._fed = 0
         self._outstanding -= 1
         if not self._outstanding:
+            if self._reader.has_data():
+                self.close()
+                raise hiredis.ProtocolError(_TOO_MUCH)
             self.is_free = True
         return _checked(reply)
 
@@ -159,7 +180,7 @@ class Wire:
     def _refuse(self) -> NoReturn:
         """The next reply would be the answer to an earlier call."""
         self.close()
-        raise ConnectionResetError(_NOT_FREE)
+        raise _told(ConnectionResetError(_NOT_FREE), unsent=True)
 
     def _send_all(self, packed: bytes, deadline: float) -> float:
         """A piece at a time, as the server takes them: the deadline is that of all of them, not of each.
@@ -205,6 +226,11 @@ class Wire:
         if self._wait is None:
             self.sock.settimeout(left)
         return left
+
+
+def _told(exc: _E, *, unsent: bool) -> _E:
+    exc.unsent = unsent  # type: ignore[attr-defined]
+    return exc
 
 
 def _checked(reply: Any) -> Any:

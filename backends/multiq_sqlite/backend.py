@@ -225,13 +225,16 @@ class SqliteBackend(Backend):
 
     def pause(self, queue: str, seconds: float) -> None:
         def pause(transaction: Transaction) -> None:
-            transaction.execute("pause", {"queue": queue, "until": self._clock() + nanoseconds(seconds)})
+            now = self._clock()
+            transaction.execute("forget_pauses", {"now": now})
+            transaction.execute("pause", {"queue": queue, "until": now + nanoseconds(seconds)})
 
         self._write(pause)
         self._database.bell.ring()
 
     def resume(self, queue: str) -> None:
         def resume(transaction: Transaction) -> None:
+            transaction.execute("forget_pauses", {"now": self._clock()})
             transaction.execute("resume", {"queue": queue})
 
         self._write(resume)

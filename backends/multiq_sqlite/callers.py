@@ -10,9 +10,10 @@ import contextlib
 import os
 import sqlite3
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
-from multiq.errors import BackendTimeout, OptionInvalid
+from multiq.caller_connection import cause_of, open_up
+from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from . import schema
 from .connection import Transaction
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
+    from multiq.caller_connection import CallerConnection
     from multiq.clock import Clock
 
-    from .connection import Database
+    from .connection import Database, Parameters
 
 _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 has no name for
+
+_WANTED = (
+    "a sqlite3.Connection, a Connection or Session of SQLAlchemy's over one (sqlite+aiosqlite:// through run_sync, "
+    "too), or Django's connection"
+)
 
 
 class CallersTransaction:
@@ -37,13 +44,16 @@ class CallersTransaction:
     def __init__(self, database: Database, connection: Any) -> None:
         require_library()
         self._database = database
-        self._sqlite = _sqlite_connection(connection)
+        with self._explained():
+            self._theirs = open_up(connection, (sqlite3.Connection,), _WANTED)
+            self._sqlite = _sqlite_connection(self._theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
             # first: any statement of theirs may pin what they see of the file
             has_tables = self._tables_are_made(size_of(jobs))
+            self._theirs.begin()
             name = self._schema_name()
 
             def add() -> None:
@@ -129,43 +139,82 @@ class CallersTransaction:
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._sqlite.cursor()
-        cursor.row_factory = None  # theirs may make anything of a row
+        if isinstance(cursor, sqlite3.Cursor):
+            cursor.row_factory = None  # theirs may make anything of a row
         return cursor
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.ProgrammingError as exc:
-            raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
-        except sqlite3.Error as exc:
-            if is_busy(exc):
-                raise BackendTimeout(
-                    f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
-                    "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
-                ) from exc
-            if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
-                raise OptionInvalid(
-                    f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
-                    "without mode=ro and immutable=1, and with PRAGMA query_only off"
-                ) from exc
-            raise explain(exc, self._database.path, self._database.timeout) from exc
+        except MultiqError:
+            raise
+        except Exception as exc:
+            cause = cause_of(exc)
+            if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
+                raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
+            raise self._named(cause) from exc
+
+    def _named(self, exc: sqlite3.Error) -> MultiqError:
+        if is_busy(exc):
+            return BackendTimeout(
+                f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
+                "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
+            )
+        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
+            return OptionInvalid(
+                f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
+                "without mode=ro and immutable=1, and with PRAGMA query_only off"
+            )
+        return explain(exc, self._database.path, self._database.timeout)
 
 
-def _sqlite_connection(connection: Any) -> sqlite3.Connection:
-    """The connection itself, or the one inside SQLAlchemy's."""
-    inner = getattr(connection, "connection", None)
-    for candidate in (
-        connection,
-        getattr(connection, "driver_connection", None),
-        getattr(inner, "driver_connection", None),
-    ):
-        if isinstance(candidate, sqlite3.Connection):
-            return candidate
-    raise OptionInvalid(
-        "connection= must be a sqlite3.Connection, or an SQLAlchemy connection over one, "
-        f"not a {type(connection).__name__}"
-    )
+class _AsyncioConnection:
+    """aiosqlite's connection, as far as it is used here, through what SQLAlchemy has put in front of it."""
+
+    def __init__(self, theirs: CallerConnection) -> None:
+        self._adapter = theirs.adapter
+        self._driver = theirs.driver
+
+    def cursor(self) -> _AsyncioCursor:
+        return _AsyncioCursor(self._adapter.cursor())
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._driver.in_transaction)
+
+    @property
+    def isolation_level(self) -> str | None:
+        level: str | None = self._driver.isolation_level
+        return level
+
+    def execute(self, text: str, parameters: Parameters = ()) -> _AsyncioCursor:
+        return self.cursor().execute(text, parameters)
+
+
+class _AsyncioCursor:
+    """A cursor whose ``execute`` returns it, as that of ``sqlite3`` does."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.fetchone = cursor.fetchone
+        self.fetchall = cursor.fetchall
+
+    def execute(self, text: str, parameters: Parameters = ()) -> _AsyncioCursor:
+        self._cursor.execute(text, parameters)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+
+def _sqlite_connection(theirs: CallerConnection) -> sqlite3.Connection:
+    """What runs statements on the connection inside."""
+    if isinstance(theirs.driver, sqlite3.Connection):
+        return theirs.driver
+    if type(theirs.driver).__module__.partition(".")[0] == "aiosqlite":
+        return cast("sqlite3.Connection", _AsyncioConnection(theirs))
+    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {type(theirs.driver).__name__}")
 
 
 def _decoded(text: bytes, x: bytes) -> str:

@@ -182,7 +182,7 @@ class Connection:
 
         def transact(sqlite: sqlite3.Connection) -> _T:
             try:
-                patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout)
+                patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout, self._database.path)
                 result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
@@ -200,7 +200,7 @@ class Connection:
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
-            patiently(lambda: statement(Transaction(sqlite)), self._database.timeout)
+            patiently(lambda: statement(Transaction(sqlite)), self._database.timeout, self._database.path)
             self._keep_log_short(sqlite)
 
         self._use(write, is_repeatable=False)
@@ -226,7 +226,9 @@ class Connection:
         with self._lock:
             try:
                 sqlite = self._open(patience)
-                return patiently(lambda: work(sqlite), patience) if is_repeatable else work(sqlite)
+                if not is_repeatable:
+                    return work(sqlite)
+                return patiently(lambda: work(sqlite), patience, self._database.path)
             except sqlite3.Error as exc:
                 if not is_busy(exc):
                     self._drop()  # whatever it was, the next call starts afresh

@@ -130,6 +130,8 @@ class SqliteConsumer(Consumer):
         """
         leases: list[Lease] = []
         for outlook in look_inside(transaction, self._asked):
+            if outlook.has_past_pause(now):
+                transaction.execute("forget_pauses", {"now": now})  # once for each pause: then there is no row
             if len(leases) == limit:
                 break
             if outlook.has_work(now):
@@ -155,7 +157,7 @@ class SqliteConsumer(Consumer):
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
-            if any(outlook.has_work(now) for outlook in outlooks):
+            if any(outlook.has_work(now) or outlook.has_past_pause(now) for outlook in outlooks):
                 leases = self._take_turns(limit)
             if leases or self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sqlite3
 import time
 from typing import TYPE_CHECKING, TypeVar
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+
+from .locks import refuse_own_lock, writer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -19,6 +22,7 @@ _T = TypeVar("_T")
 _FIRST_PAUSE = 0.0002  # seconds between two tries for the lock; a commit holds it about as long
 _LONGEST_PAUSE = 0.003
 _PAUSE_GROWTH = 1.5
+_LOOK_AFTER, _LOOK_EACH = 0.1, 1.0  # seconds of waiting, until it is looked who has the lock, and again
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -57,25 +61,32 @@ def is_busy(exc: sqlite3.Error) -> bool:
     return primary_code(exc) in _BUSY
 
 
-def patiently(attempt: Callable[[], _T], timeout: float) -> _T:
-    """The result of *attempt*, made again and again for *timeout* seconds while the file is locked.
+def patiently(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+    """The result of *attempt*, made again and again for *timeout* seconds while the file at *path* is locked.
 
     SQLite's own waiting pauses up to 100 ms at a time; ours asks a few hundred times a second, spread at random.
+
+    Raises ``LockedByCaller`` where waiting cannot help.
     """
     try:
         return attempt()  # nearly always: measure no time for it
     except sqlite3.OperationalError as exc:
         if not is_busy(exc):
             raise
-    give_up_at = time.monotonic() + timeout
+    now = time.monotonic()
+    give_up_at, look_at = now + timeout, now + _LOOK_AFTER
     pause = _FIRST_PAUSE
     while True:
         time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the waiting, guards nothing
         try:
             return attempt()
         except sqlite3.OperationalError as exc:
-            if not is_busy(exc) or time.monotonic() >= give_up_at:
+            now = time.monotonic()
+            if not is_busy(exc) or now >= give_up_at:
                 raise
+            if now >= look_at:
+                refuse_own_lock(path)
+                look_at = now + _LOOK_EACH
         pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
 
 
@@ -84,7 +95,7 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(
-            f"{path} was locked by another process for {timeout:g} s ({exc}): look for a program that keeps a write "
+            f"{path} was locked by {_who(path)} for {timeout:g} s ({exc}): look for a program that keeps a write "
             "transaction open, or wait longer with ?timeout= in the URL"
         )
     if code in _ERRORS:
@@ -98,6 +109,16 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
             "restore it, or drop everything named multiq_* to start empty"
         )
     return BackendError(f"SQLite failed on {path}: {exc}")
+
+
+def _who(path: str) -> str:
+    pid = writer(path)
+    if pid == os.getpid():
+        return (
+            "a transaction of this very process (to enqueue inside a transaction of your own, pass its connection: "
+            "enqueue(..., connection=connection))"
+        )
+    return "another connection, of another process or this one," if pid is None else f"the process {pid}"
 
 
 def primary_code(exc: sqlite3.Error) -> int:

@@ -48,6 +48,10 @@ class Outlook(NamedTuple):
         """Whether a job could be reserved."""
         return self.paused_until <= now and (self.has_ready or self.has_due(now))
 
+    def has_past_pause(self, now: int) -> bool:
+        """Whether the row of a pause is still there that is over."""
+        return 0 < self.paused_until <= now
+
     def has_due(self, now: int) -> bool:
         """Whether time has made a job ready that is not promoted yet."""
         return any(at <= now for at in self._times())

@@ -128,7 +128,7 @@ def _find_file(path: str) -> None:
 
 
 def _find_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
-    if patiently(lambda: schema.version(sqlite, path), timeout) is None:
+    if patiently(lambda: schema.version(sqlite, path), timeout, path) is None:
         raise _nothing_there(f"the file {path} has no tables of multiq's")
 
 
@@ -153,14 +153,14 @@ def _is_there(path: str) -> bool:
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
     # even this reads the file, which somebody who is just closing it may have locked
-    patiently(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout)
-    (mode,) = patiently(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout)
+    patiently(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
+    (mode,) = patiently(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":
         raise BackendUnavailable(
             f"{path} cannot be used: its file system does not support SQLite's write-ahead log "
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
-    patiently(lambda: schema.prepare(sqlite, path), timeout)
+    patiently(lambda: schema.prepare(sqlite, path), timeout, path)
     sqlite.execute(f"PRAGMA journal_size_limit = {LONG_LOG}")  # what it is cut to when it starts over
     sqlite.execute("PRAGMA temp_store = MEMORY")
     sqlite.execute("PRAGMA trusted_schema = OFF")  # the file's own triggers and views reach no function beyond the file

@@ -30,6 +30,7 @@ SECTIONS = {
         "backends": "prove",
         "conformance": "conform",
         "bench": "bench",
+        "soak": "soak",
         "demo": "demo",
     },
 }

@@ -48,7 +48,8 @@ def load_app(path: str) -> App:
     """
     name, colon, attribute = path.partition(":")
     if not colon or not name or not attribute:
-        raise AppNotFound(f"{path!r} names no app: write module:attribute, like shop.tasks:app")
+        like = f"{name or 'shop.tasks'}:{attribute or 'app'}"
+        raise AppNotFound(f"{path!r} names no app: write module:attribute, like {like}")
     app = _attribute(_module(name), attribute, path)
     connection = chosen_connection()
     if connection is not None:

@@ -10,7 +10,7 @@ import shutil
 import sys
 import textwrap
 import traceback
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import click
 
@@ -34,7 +34,9 @@ UNSUPPORTED = 5
 BROKEN = 6
 """``multiq conformance``, ``multiq bench``: a promise is not kept."""
 UNSURE = 7
-"""``multiq bench --compare``: nothing is worse for certain, and for some figures it cannot be told."""
+"""It cannot be told: whether a job is there that was sent and not answered; with ``multiq bench --compare``, for some
+figures, and nothing is worse for certain.
+"""
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by answering no."""
 
@@ -43,6 +45,7 @@ _CODES: tuple[tuple[type[Exception], int], ...] = (
     (errors.JobNotFound, NOT_FOUND),
     (errors.TaskNotFound, NOT_FOUND),
     (errors.JobReserved, RESERVED),
+    (errors.EnqueueUncertain, UNSURE),
     (errors.Unsupported, UNSUPPORTED),
     (errors.BackendNotInstalled, USAGE),
     (ValueError, USAGE),  # NameInvalid, OptionInvalid, UrlInvalid, SettingsInvalid, PayloadInvalid...
@@ -79,7 +82,10 @@ def _tell(error: Exception, arguments: Sequence[str]) -> None:
     if with_traceback:
         traceback.print_exception(error)
     if "--json" in flags:
-        document = {"error": {"type": _kind(error), "message": _sentence(error)}}
+        told: dict[str, Any] = {"type": _kind(error), "message": _sentence(error)}
+        if isinstance(error, errors.EnqueueUncertain):
+            told["ids"] = error.ids
+        document = {"error": told}
         click.echo(json.dumps(document, ensure_ascii=False), err=True)
     elif isinstance(error, click.Abort):
         click.echo("stopped", err=True)
@@ -109,6 +115,8 @@ def _sentence(error: Exception) -> str:
         return safe(message[:1].lower() + message[1:].removesuffix("."), keep="\n")
     if isinstance(error, click.Abort):
         return "stopped"
+    if isinstance(error, errors.EnqueueUncertain):
+        return safe(error.what, keep="\n")
     if isinstance(error, errors.MultiqError):
         return safe(str(error), keep="\n")
     if _is_of_system(error):
@@ -157,6 +165,8 @@ def _hint(error: Exception) -> str:
     """Where to read on, under the message."""
     if isinstance(error, click.UsageError) and error.ctx is not None:
         return f"see: {error.ctx.command_path} --help"
+    if isinstance(error, errors.EnqueueUncertain):
+        return safe("; ".join(getattr(error, "__notes__", ())))
     if not isinstance(error, click.ClickException | errors.MultiqError) and not _is_of_system(error):
         return "add --traceback to see where"
     return ""

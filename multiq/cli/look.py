@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from multiq.backend import STORED_STATES, State
+from multiq.errors import Unsupported
 from multiq.text import UNKNOWN, count, duration, safe, shorten, size, summary
 
 from .options import JobId, QueueName, common_options, queue_option
@@ -106,14 +107,19 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
         raise click.UsageError("--after goes on with one state's page: name the state")
     with open_app() as app:
         states = [state] if state else _STATES
-        if limit > _PAGE and not as_json:
+        lists_all = app.backend.capabilities.claim("lists_jobs") is True
+        if limit > _PAGE and not as_json and lists_all:
             cursors = _stream(app, queue, states, limit, after)
             _note_more(queue, cursors)
             return
-        found, cursors = _collect(app, queue, states, limit, after)
+        found, cursors, unlisted = _collect(app, queue, states, limit, after)
+        if not lists_all:
+            unlisted |= {state: str(app.backend.unsupported("lists_jobs")) for state in cursors}
+            cursors = {}
     if as_json:
-        print_json({"queue": queue, "jobs": [job_document(job) for job in found], "after": cursors})
-    elif not found:
+        document = {"queue": queue, "jobs": [job_document(job) for job in found], "after": cursors}
+        print_json(document | ({"unlisted": unlisted} if unlisted else {}))
+    elif not found and not unlisted:
         click.echo(f"queue {queue} has no {state + ' ' if state else ''}jobs")
     else:
         room = width()
@@ -122,6 +128,8 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
         else:
             show(_jobs_table(found, state))
         _note_more(queue, cursors)
+        for name, why in unlisted.items():
+            note(f"there are more that are {name}, not shown: {why}")
 
 
 def _note_more(queue: str, cursors: dict[str, str]) -> None:
@@ -159,16 +167,23 @@ def _stream(app: App, queue: str, states: Sequence[str], limit: int, after: str 
 
 def _collect(
     app: App, queue: str, states: Sequence[str], limit: int, after: str | None
-) -> tuple[list[JobInfo], dict[str, str]]:
-    """The jobs of all these states, and the cursors of the states that have more."""
+) -> tuple[list[JobInfo], dict[str, str], dict[str, str]]:
+    """The jobs of all these states, the cursors of the states that have more, and why others cannot be listed."""
     found: list[JobInfo] = []
     cursors: dict[str, str] = {}
+    unlisted: dict[str, str] = {}
     for state in states:
-        page = app.queue(queue).jobs(state, limit=limit, after=after)
+        try:
+            page = app.queue(queue).jobs(state, limit=limit, after=after)
+        except Unsupported as exc:
+            if len(states) == 1:
+                raise
+            unlisted[state] = str(exc)
+            continue
         found += page.jobs
         if page.after is not None:
             cursors[state] = page.after
-    return found, cursors
+    return found, cursors, unlisted
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import shlex
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from multiq.errors import EnqueueUncertain
 from multiq.text import duration
 
 from .options import Json, QueueName, common_options, due_options
@@ -14,6 +17,7 @@ from .output import need_stdin, note, print_json
 
 if TYPE_CHECKING:
     import datetime as dt
+    from collections.abc import Iterator
 
     from multiq.app import App
     from multiq.job import JobHandle
@@ -29,6 +33,7 @@ if TYPE_CHECKING:
 @click.option("-q", "--queue", type=QueueName(), metavar="QUEUE", help="Instead of the task's own, or of 'default'.")
 @due_options
 @click.option("--priority", type=int, metavar="N", help="0 goes first, 4294967295 last.")
+@click.option("--id", metavar="ID", help="Of your own: adds nothing while the queue has a job of this id.")
 @click.option("--ttr", type=float, metavar="SECONDS", help="How long a reservation lasts without a touch.")
 @common_options
 def enqueue(
@@ -59,14 +64,16 @@ def enqueue(
             raise click.UsageError("a task's job has --args and --kwargs; --body and --bytes are for jobs without one")
         if queue is not None:
             given["queue"] = queue
-        app, handle = _task_job(app_path, task_name, args or [], kwargs or {}, given)
+        with _saying_how_to_repeat():
+            app, handle = _task_job(app_path, task_name, args or [], kwargs or {}, given)
     else:
         if app_path is not None or len(bodies) != 1 or args is not None or kwargs is not None:
             raise click.UsageError(
                 "say what to enqueue: APP TASK (like shop.tasks:app mail.reset --args '[1]'), "
                 "or one of --body and --bytes"
             )
-        app, handle = _plain_job(queue or "default", body, raw, given)
+        with _saying_how_to_repeat():
+            app, handle = _plain_job(queue or "default", body, raw, given)
     with app:
         due_in = _due_in(options["delay"], options["at"])
         if as_json:
@@ -74,6 +81,20 @@ def enqueue(
             return
         click.echo(handle.id)
         note(f"enqueued in queue {handle.queue}, due {'in ' + duration(due_in) if due_in else 'now'}")
+
+
+@contextlib.contextmanager
+def _saying_how_to_repeat() -> Iterator[None]:
+    """Of an enqueue in doubt, in words of the command line."""
+    try:
+        yield
+    except EnqueueUncertain as error:
+        if error.ids:
+            (job_id,) = error.ids
+            error.add_note(f"the same command with --id {shlex.quote(job_id)} adds nothing if the job is there")
+        else:
+            error.add_note("run the command again only if running the job twice does no harm")
+        raise
 
 
 def _task_job(

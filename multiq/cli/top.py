@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.text import UNKNOWN, count, duration, many, safe
 
 from .options import Duration, common_options
@@ -227,7 +227,7 @@ def _watch(app: App, workers: Workers | None, interval: float) -> None:
                 return
             try:
                 now, before, trouble = look(app, workers), now, ""
-            except BackendUnavailable as exc:
+            except (BackendUnavailable, EnqueueUncertain) as exc:  # it calls workers by a job
                 trouble = safe(f"no answer, these are the last counts: {exc}")
 
 

@@ -15,6 +15,7 @@ PARAGRAPHS: dict[str, str] = {
     "2.6": "a body over the limit is refused",
     "2.7": "enqueue inside the caller's transaction",
     "2.8": "there for everybody at once",
+    "2.9": "an enqueue that is in doubt says so, and can be repeated",
     "3.1": "up to the limit, a lease each",
     "3.2": "waits for the first job, never for more",
     "3.3": "earlier queues first, strictly",
@@ -75,7 +76,7 @@ PARAGRAPHS: dict[str, str] = {
     "11.7": "jobs outlive their process",
     "11.8": "what is declared was tried",
     "11.9": "a lost reply: one effect, and a true answer",
-    "11.10": "a server that hangs: BackendTimeout in time",
+    "11.10": "a server that hangs: BackendTimeout, or EnqueueUncertain, in time",
 }
 
 #: paragraph -> what the suite cannot show of it, and where that is shown instead

@@ -736,6 +736,24 @@ class _EnqueuedTwice(WiredBackend):
 
 
 @_plant(
+    "silent doubt",
+    "an enqueue whose replies are lost for good says that the server is out of reach, as if nothing were there",
+    "LostReplies.test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt",
+)
+class _SilentDoubt(WiredBackend):
+    knows_its_doubts = False
+
+
+@_plant(
+    "doubt called timeout",
+    "an enqueue that the server does not answer is a timeout, as if nothing had been sent",
+    "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_in_doubt_and_can_be_repeated",
+)
+class _DoubtCalledTimeout(WiredBackend):
+    knows_its_doubts = False
+
+
+@_plant(
     "nobody home",
     "counts zero of everything if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
@@ -1058,7 +1076,9 @@ class _OneIsWoken(_Ringing):
         store = self._store
         with store.lock:
             now = store.clock()
-            ids = store.queue(queue, now).add_all(jobs, now)
+            held = store.queue(queue, now)
+            ids = held.add_all(jobs, now)
+            store.keep(held)
         self._ring("enqueue")
         return ids
 

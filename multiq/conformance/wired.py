@@ -12,9 +12,9 @@ import socket
 import threading
 import time
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.errors import BackendTimeout, BackendUnavailable
+from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, EnqueueUncertain
 from multiq.memory import MemoryBackend, MemoryConsumer
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 _SIZE = 20  # bytes of a request, and of a reply
 _TRIES = 2
+
+_E = TypeVar("_E", bound=BackendError)
 
 _numbers = itertools.count(1)
 _calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # number -> the verb, and what it does
@@ -76,6 +78,11 @@ def _outcome(call: Callable[[], Any]) -> Any:
         return exc
 
 
+def _in_doubt(error: _E) -> _E:
+    error.may_be_done = True
+    return error
+
+
 def _read(connection: socket.socket) -> bytes:
     """A whole request or reply; nothing if the connection ends before it."""
     data = b""
@@ -95,6 +102,8 @@ class WiredBackend(MemoryBackend):
     """A verb -> what it answers in place of ``BackendTimeout``."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
     """A verb -> what it answers, without another try, when its connection is lost."""
+    knows_its_doubts: ClassVar[bool] = True
+    """Whether an enqueue that may have been done is told from one that was not."""
     deadlines: ClassVar[float] = 1.0
     """For how many deadlines it waits."""
 
@@ -132,11 +141,11 @@ class WiredBackend(MemoryBackend):
             else:
                 if said:
                     self._doubts[said] = number
-                raise BackendUnavailable("the reply was lost, and so was that to its repetition")
+                raise _in_doubt(BackendUnavailable("the reply was lost, and so was that to its repetition"))
         except TimeoutError as exc:
             if verb in self.on_silence:
                 return self.on_silence[verb]
-            raise BackendTimeout(f"no answer within {self._deadline:g} s") from exc
+            raise _in_doubt(BackendTimeout(f"no answer within {self._deadline:g} s")) from exc
         finally:
             if said not in self._doubts:
                 del _calls[number]
@@ -155,7 +164,12 @@ class WiredBackend(MemoryBackend):
     # --- the verbs ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
-        ids: list[str] = self.ask("enqueue", partial(self.run, "enqueue", queue, jobs, connection=connection))
+        try:
+            ids: list[str] = self.ask("enqueue", partial(self.run, "enqueue", queue, jobs, connection=connection))
+        except BackendUnavailable as exc:
+            if exc.may_be_done and self.knows_its_doubts:
+                raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
+            raise
         return ids
 
     def consumer(self, queues: Sequence[str]) -> WiredConsumer:

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .history import about
+from .history import about, cut
 from .invariants import INVARIANTS, Setting, Violation
 from .stories import SECOND, Stories
 
@@ -28,6 +28,16 @@ class Verdict:
     figures: dict[str, int]
     events: Sequence[Event]
 
+    def smallest(self, name: str, most: int = 3) -> list[Event]:
+        """The piece of the history that shows some violations of an invariant, for a test that replays it."""
+        found = self.violations[name]
+        if name == "I18":
+            return [event for event in self.events if event.f in {"memory", "files"}]
+        jobs = {number for one in found[:most] for number in (one.number, *one.others) if number is not None}
+        if any(one.number is None for one in found):  # what is counted, and what the audit has found
+            jobs |= {number for event in self.events if event.f == "audit" for number in event.jobs}
+        return cut(self.events, jobs)
+
     @property
     def is_clean(self) -> bool:
         return not self.violations
@@ -45,6 +55,8 @@ class Verdict:
                 )
                 if violation.number is not None:
                     lines += [f"    {line}" for line in _told(self.events, violation.number)]
+                for number in violation.others:
+                    lines += [f"  job {number}:", *(f"    {line}" for line in _told(self.events, number))]
         return "\n".join(lines)
 
 
@@ -65,7 +77,9 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["run again"] += max(0, len(story.runs) - 1)
         figures["recovered"] += not story.is_stored and bool(story.runs)
         figures["left"] += bool(story.at_rest)
-    kinds = Counter(f"fault {fault.kind}" for fault in stories.faults)
+    kinds = Counter(event.kind for event in stories.notes["struck"])
+    figures["faults"] = sum(kinds.values())
+    kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}
 
 

@@ -6,6 +6,7 @@ of ``time.monotonic_ns`` compare.
 
 from __future__ import annotations
 
+import gzip
 import operator
 import os
 import time
@@ -15,6 +16,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+    from collections.abc import Set as AbstractSet
     from pathlib import Path
     from typing import Any
 
@@ -68,6 +70,8 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     """Of an audit: the states of its jobs."""
 
 
+_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "count", "residue", "untyped"})
+
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -110,20 +114,45 @@ def read(folder: Path) -> list[Event]:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Keep these events, for a history that is replayed."""
-    path.write_bytes(b"".join(_encode(event) + b"\n" for event in events))
+    """Keep these events, compressed, for a history that is replayed."""
+    path.write_bytes(gzip.compress(b"".join(_encode(event) + b"\n" for event in events), mtime=0))
+
+
+def replay(path: Path) -> list[Event]:
+    """What ``write`` has kept."""
+    return [_decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
+
+
+def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
+    """What a history says of these jobs, cut down to them, and of none in particular: faults, and what was measured."""
+    calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
+    kept = []
+    for event in events:
+        if (event.proc, event.op) in calls or event.f == "audit" or not numbers.isdisjoint(event.jobs):
+            kept.append(_of(event, [at for at, number in enumerate(event.jobs) if number in numbers]))
+        elif not event.jobs and event.f in _OF_NO_JOB:
+            kept.append(event)
+    return kept
+
+
+def _of(event: Event, places: Sequence[int]) -> Event:
+    """An event cut down to the jobs in these places."""
+    fields = {}
+    for field in ("jobs", "tokens", "attempts", "digests", "states"):
+        values = getattr(event, field)
+        fields[field] = tuple(values[at] for at in places if at < len(values))
+    return msgspec.structs.replace(event, **fields)
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
-    """What a history says of one job, cut down to that job."""
+    """What a history says of one job, cut down to that job, with the answers to calls about it."""
     found = []
+    calls: set[tuple[str, int]] = set()
     for event in events:
-        if number in event.jobs:
-            at = event.jobs.index(number)
-            cut = {
-                field: (values[at],)
-                for field in ("jobs", "tokens", "attempts", "digests", "states")
-                if len(values := getattr(event, field)) > at
-            }
-            found.append(msgspec.structs.replace(event, **cut))
+        if not event.jobs and (event.proc, event.op) in calls:
+            found.append(event)
+        elif number in event.jobs:
+            if event.op:
+                calls.add((event.proc, event.op))
+            found.append(_of(event, [event.jobs.index(number)]))
     return found

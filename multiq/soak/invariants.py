@@ -6,6 +6,7 @@ that is best for the system under test.
 
 from __future__ import annotations
 
+import bisect
 import heapq
 import itertools
 import math
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from .history import Event
     from .stories import Claim, Run, Stories, Story
 
+_LEAST_GROWTH = 8.0  # MiB: less says nothing, whatever the number of jobs
+_LEAST_FILES = 20.0
 _GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
 
 
@@ -32,6 +35,8 @@ class Violation:
     number: int | None
     """The job, where it is one."""
     text: str
+    others: tuple[int, ...] = ()
+    """Jobs without which it could not be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +54,8 @@ class Setting:
 
     beanstalkd counts those, too, and begins anew with a restart: there no attempt is counted too little without one.
     """
+    reschedules_by_copy: bool = False
+    """beanstalkd: a job that is rescheduled is put anew, then deleted; if a reply is lost, both may be there."""
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
     growth: float = 1.0
@@ -79,9 +86,11 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
             yield Violation("I2 nothing invented", story.number, "every enqueue was told that it is not stored")
 
 
-def one_ack(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I3: one reservation's ack counts, and after it the job does not begin again."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if len({said.token for said in acked}) > 1:
             yield Violation("I3 one ack", story.number, f"{len(acked)} acks of it have counted")
@@ -92,6 +101,8 @@ def one_ack(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I4: nobody gets a job while another one's lease on it lasts."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         claims = sorted(story.claims, key=_asked)
         for number, first in enumerate(claims):
             for second in claims[number + 1 :]:
@@ -103,6 +114,8 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         tokens = {claim.token: claim for claim in story.claims}
         yield from _refused_wrongly(stories, setting, story)
         for said in story.verdicts:
@@ -139,14 +152,18 @@ def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
     if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
         return
     for story in stories:
+        if _may_be_there_twice(stories, setting, story):
+            continue
         if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
             yield from _exact_attempts(stories, story)
         else:
             yield from _counted_runs(stories, story)
 
 
-def retry_budget(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I10: no more runs than attempts are allowed, and crashes that faults or the job itself explain."""
+    if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
+        return
     for story in stories:
         if not story.max_attempts or any(order.f == "kick" for order in story.orders):
             continue
@@ -179,9 +196,15 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
             continue
         lane = (story.queue, story.priority)
         asked, number = latest.get(lane, (0, 0))
-        if story.stored_at < asked and claim.at > stories.jobs[number].claims[0].asked:
+        other = stories.jobs[number].claims[0] if number else claim
+        was_passed_over = story.stored_at < asked and claim.at > other.asked
+        if (
+            was_passed_over
+            and not _may_have_been_taken(stories, setting, story)
+            and not _may_have_been_locked(stories, story, other)
+        ):
             text = f"claimed after job {number}, which was asked for when this one was stored already"
-            yield Violation("I6 first in, first out", story.number, text)
+            yield Violation("I6 first in, first out", story.number, text, (number,))
         if story.asked > asked:
             latest[lane] = (story.asked, story.number)
 
@@ -190,25 +213,33 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I7: nothing is claimed while something more urgent of its queue was ready."""
     claims = _first_claims(stories, setting.one_consumer)
     waiting: dict[str, list[tuple[int, float, int]]] = {}
-    ready = sorted((story.stored_at, story.number) for story in stories if story.claims and not story.delay)
+    ready = sorted(
+        (story.stored_at, story.number)
+        for story in stories
+        if story.claims
+        and not story.delay
+        and story.queue in setting.one_consumer
+        and not _may_have_been_taken(stories, setting, story)
+    )
     place = 0
     for claim, story in claims:
-        while place < len(ready) and ready[place][0] < claim.asked:
+        while place < len(ready) and ready[place][0] < claim.since:
             other = stories.jobs[ready[place][1]]
             heapq.heappush(waiting.setdefault(other.queue, []), (other.priority, ready[place][0], other.number))
             place += 1
         heap = waiting.get(story.queue, [])
         while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
             heapq.heappop(heap)  # it has gone before, or goes along
-        if heap and heap[0][0] < story.priority:
+        is_less_urgent = bool(heap) and heap[0][0] < story.priority
+        if is_less_urgent and not _may_have_been_locked(stories, stories.jobs[heap[0][2]], claim):
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
-            yield Violation("I7 priority first", story.number, text)
+            yield Violation("I7 priority first", story.number, text, (heap[0][2],))
 
 
-def conservation(stories: Stories, _setting: Setting) -> Iterator[Violation]:
+def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I12: what the library counts is what the store holds, and a job is there once."""
     for story in stories:
-        if len(story.at_rest) > 1:
+        if len(story.at_rest) > 1 and not _may_be_there_twice(stories, setting, story):
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     for event in stories.notes["count"]:
         held = sum(story.queue == event.queue and event.kind in story.at_rest for story in stories)
@@ -248,9 +279,15 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
                 text = f"waited {(min(first, end) - waited_from) / SECOND:.1f} s and more while nothing ran"
                 yield Violation("I14 liveness", story.number, text)
                 break
+    busy: dict[str, float] = {}
+    for story in stories:
+        moments = [run.at for run in story.runs] + [claim.at for claim in story.claims]
+        busy[story.queue] = max([busy.get(story.queue, 0.0), *moments])
     for story in stories:
         if not stopped or story.orders or story.due_at > stopped[-1].t - setting.patience * SECOND:
             continue
+        if busy[story.queue] > stopped[-1].t - setting.patience * SECOND:
+            continue  # its consumers had enough to do, and were not given the time for all of it
         if "ready" in story.at_rest or ("delayed" in story.at_rest and not story.verdicts and not story.runs):
             yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
 
@@ -264,8 +301,10 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
         if answer.err and not answer.is_typed:
             yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
         took = (answer.t - begun.t) / SECOND
-        stopped = any(True for fault in stories.faults_between(begun.t, answer.t, {begun.proc}) if fault.kind == "stop")
-        if begun.deadline and took > begun.deadline + setting.slack and not stopped:
+        if not begun.deadline or took <= begun.deadline + setting.slack:
+            continue
+        faults = stories.faults_between(begun.t, answer.t, {begun.proc})
+        if not any(fault.kind == "stop" for fault in faults):
             text = f"{begun.f} of {begun.proc} took {took:.2f} s for a deadline of {begun.deadline:g} s"
             yield Violation("I15 typed", number, text)
     for event in stories.notes["untyped"]:
@@ -273,17 +312,26 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I18: no process grows with the number of jobs that it has run."""
-    samples: dict[str, list[Event]] = {}
-    for event in stories.notes["memory"]:  # value: MiB; priority: jobs so far
-        samples.setdefault(event.target, []).append(event)
-    for target, taken in samples.items():
-        some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
-        jobs = some[-1].priority - some[0].priority if some else 0
-        grown = some[-1].value - some[0].value if some else 0.0
-        allowed = max(8.0, setting.growth * jobs / 100_000)
-        if grown > allowed:
-            yield Violation("I18 flat", None, f"{target} has grown by {grown:.1f} MiB over {jobs} jobs")
+    """I18: no process grows with the number of jobs that it has run, in memory or in open files."""
+    runs: dict[str, list[int]] = {}
+    for run in sorted((run for story in stories for run in story.runs), key=_run_at):
+        runs.setdefault(run.proc, []).append(run.at)
+    for what, unit, least, rate in (
+        ("memory", "MiB", _LEAST_GROWTH, setting.growth),
+        ("files", "open files", _LEAST_FILES, 0.0),
+    ):
+        samples: dict[str, list[Event]] = {}
+        for event in stories.notes[what]:
+            samples.setdefault(event.target, []).append(event)
+        for target, taken in samples.items():
+            some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
+            done = runs.get(target, [])
+            jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
+            # one sample may be of a moment at which much is under way: the growth is that of what it comes back to
+            half = max(1, len(some) // 2)
+            grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
+            if grown > max(least, rate * jobs / 100_000):
+                yield Violation("I18 flat", None, f"{target} has grown by {grown:.1f} {unit} over {jobs} jobs")
 
 
 INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
@@ -316,6 +364,19 @@ def _has_ended(story: Story) -> bool:
     if any(said.f == "ack" and said.type in {OK, INFO} for said in story.verdicts):
         return True
     return any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders)
+
+
+def _may_be_there_twice(stories: Stories, setting: Setting, story: Story) -> bool:
+    """Whether two of it are no fault: a copy whose original may be left, or what was done before its enqueue ended.
+
+    The queue forgets a job that is done. One whose enqueue was sent and not answered is sent again under its id, and is
+    stored once more if it was run in between.
+    """
+    if any(order.f == "reschedule" and order.type == INFO for order in story.orders) and setting.reschedules_by_copy:
+        return True
+    if not story.is_repeated or not any(run.ended_at < story.stored_at for run in story.runs):
+        return False
+    return any(fault.kind != "slow" for fault in stories.faults_between(story.asked, story.stored_at, set()))
 
 
 def _ran(story: Story) -> str:
@@ -409,6 +470,20 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
     ]
     found.sort(key=lambda one: (one[0].asked, one[0].at, one[2]))
     return [(claim, story) for claim, story, _ in found]
+
+
+def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
+    """Whether somebody had this job before its first claim that is known: the reply to an earlier one was lost."""
+    claim = story.claims[0]
+    if claim.attempt <= 1 and setting.counts_exactly:
+        return False
+    kinds = {fault.kind for fault in stories.faults_between(story.asked, claim.at, {claim.proc})}
+    return bool(kinds) and (claim.attempt > 1 or (not setting.counts_exactly and "restart" in kinds))
+
+
+def _may_have_been_locked(stories: Stories, story: Story, claim: Claim) -> bool:
+    """Whether a claim could not see this job: a transaction that had lost its client still had it locked."""
+    return any(fault.kind == "freeze" for fault in stories.faults_between(story.stored_at, claim.at, set()))
 
 
 def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:

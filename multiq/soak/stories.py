@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -46,6 +47,8 @@ class Claim:
     """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
     over: float = NEVER
     """When its first verdict was asked for."""
+    since: int = 0
+    """When the job may have been taken: it may come from an earlier claim of this consumer, whose reply was lost."""
 
 
 @dataclass(slots=True)
@@ -78,6 +81,8 @@ class Story:
     stored_at: float = NEVER
     """When an enqueue answered that it is stored."""
     is_stored: bool = False
+    is_repeated: bool = False
+    """Whether the library itself repeats an enqueue of it that is in doubt, as it does for tasks."""
     is_refused: bool = True
     """Whether every enqueue of it had certainly no effect."""
     runs: list[Run] = field(default_factory=list)
@@ -101,6 +106,8 @@ class Fault:
     until: float
     kind: str
     target: str
+    proc: str = ""
+    """Who did it."""
 
 
 class Stories:
@@ -119,22 +126,25 @@ class Stories:
         self._open: dict[tuple[str, int], Event] = {}
         self._runs: dict[tuple[str, int], Run] = {}
         self._claims: dict[tuple[int, str], Claim] = {}
+        self._failed: dict[str, int] = {}
+        """By process, when the first of its claims was asked for that failed since the last one that did not."""
         for event in events:
             self._take(event)
         for begun in self._open.values():  # their process has ended
             self._answered(begun, None)
+        self._fault_times = [fault.at for fault in self.faults]
+        self._longest_fault = max((fault.until - fault.at for fault in self.faults), default=0.0)
 
     def __iter__(self) -> Iterator[Story]:
         return iter(self.jobs.values())
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that met the store, the link or one of these processes in that time."""
-        for fault in self.faults:
-            if (
-                fault.at <= end
-                and fault.until >= begin
-                and (fault.target in {"store", "link"} or fault.target in procs)
-            ):
+        # they are in the order of time, and none lasts longer than the longest
+        first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
+        last = bisect.bisect_right(self._fault_times, end)
+        for fault in self.faults[first:last]:
+            if fault.until >= begin and (fault.target in {"store", "link"} or fault.target in procs):
                 yield fault
 
     def _take(self, event: Event) -> None:
@@ -146,7 +156,7 @@ class Stories:
             if run is not None:
                 run.ended_at, run.outcome = event.t, event.outcome
         elif f == "fault":
-            self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target))
+            self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target, event.proc))
         elif f == "audit":
             self._audit(event)
         elif event.type == INVOKE:
@@ -164,7 +174,7 @@ class Stories:
                 digest = event.digests[at] if event.digests else ""
                 self.jobs[number] = Story(
                     number, event.t, event.queue, event.priority, event.delay, event.ttr, event.max_attempts,
-                    event.max_crashes, digest,
+                    event.max_crashes, digest, is_repeated=bool(event.kind),
                 )  # fmt: skip
 
     def _start(self, event: Event) -> None:
@@ -188,8 +198,10 @@ class Stories:
             self.calls.append((begun, answer))
         if begun.f == "enqueue":
             self._enqueued(begun, answer, type_, at)
-        elif begun.f == "claim" and answer is not None:
+        elif begun.f == "claim" and type_ == OK and answer is not None:
             self._claimed(begun, answer)
+        elif begun.f == "claim":
+            self._failed.setdefault(begun.proc, begun.t)
         elif begun.f == "touch" and type_ == OK:
             self._touched(begun)
         elif begun.f in VERDICTS:
@@ -224,13 +236,16 @@ class Stories:
                 story.is_refused = False
 
     def _claimed(self, begun: Event, answer: Event) -> None:
+        since = self._failed.pop(begun.proc, begun.t)
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
-            if story is not None:
+            if story is not None and begun.queue and story.queue != begun.queue:
+                self.strangers.append(answer)  # of a queue that it was not asked of
+            elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(
                     begun.t, answer.t, begun.proc, token, answer.attempts[at] if answer.attempts else 0,
-                    int(story.ttr * SECOND), begun.t,
+                    int(story.ttr * SECOND), begun.t, since=since,
                 )  # fmt: skip
                 story.claims.append(claim)
                 self._claims[number, token] = claim

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import socket
@@ -34,6 +35,7 @@ from .prefetch import Prefetch
 from .pump import Pump
 from .runner import Runner
 from .summary import Summary
+from .watchdog import Watchdog, aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.backend import Backend
+    from multiq.events import Stay
 
     from .board import ChildRow, WorkerRow
     from .inflight import Held, InFlight
@@ -61,7 +64,13 @@ _VETOED = 1.0  # seconds until a before_fetch hook is asked again
 _BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
 _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
 _CUT_EVENTS = 0.25  # ...or this, when the end is now: a supervisor kills who is late
+_STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get when the end is now
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
+
+# A process that multiq owns ends although its end hangs, in a subscriber, say: so many seconds...
+_LATE_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
+_LATE_AFTER_ABORT = 4.0  # ...after a second signal
+_LATE_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
 
 
 class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,7 +114,8 @@ class Child:
     on. While the keeper *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *leave* ends the
     process where an aborted job cannot be left behind otherwise. Unless the process is the worker's own
     (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does not
-    count. *reassert* takes back signals that a job may have taken.
+    count. A process that is the worker's own also ends when anything else hangs at its end, like a subscriber.
+    *reassert* takes back signals that a job may have taken.
     """
 
     def __init__(
@@ -132,6 +142,7 @@ class Child:
         self._owns_process = owns_process
         self._reassert = reassert
         self._events = app.events
+        self._stay: Stay | None = None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._stopping: str | None = None
         self._deadline = float("inf")  # when the grace ends
@@ -148,8 +159,11 @@ class Child:
         self._taken_before = int(self._row.taken)  # by those that filled this place before
         self._is_asked = False
         self._is_through = threading.Event()  # the loop has come to its end
+        self._ending = threading.Lock()
         self._told = threading.Event()  # subscribers have heard that it stops
         self._told.set()
+        self._is_end_told = False
+        self._told_end = threading.Event()  # and that it is through
         self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -161,6 +175,7 @@ class Child:
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
         self._heartbeat = Heartbeat(self._beat, on_death=self.abort)
+        self._watchdog = Watchdog(self._leave_late) if owns_process and leave is not None else None
 
     # --- from outside ---
 
@@ -170,34 +185,15 @@ class Child:
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
-        self._loop_thread = threading.get_ident()
-        self._heartbeat.start()
-        self._stay = self._events.join(self._executor.loop)
-        self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
-        try:
-            while self._goes_on():
-                self._turn()
-            self._drain()
-            self._is_through.set()
-            if not self._aborted:
-                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
-        finally:
-            self._is_through.set()
-            if self._aborted:
-                self._given_back.wait(_ABORT_WAIT)
-            self._heartbeat.close()
-            self._finish_events()
-            self._executor.close()
-            if self._reassert is not None:
-                self._reassert(also_wakeups=True)  # closing a job's loop gives back what that has taken
-            self._pump.close()
-        return self._stopped()
+        with self._watchdog or contextlib.nullcontext():
+            return self._run()
 
     def stop(self) -> None:
         """Take no more jobs, give back what has not begun, finish what runs within the grace."""
         if not self._is_asked:
             self._is_asked = True
             self._deadline = time.monotonic() + self._settings.grace
+            self._leave_at(self._deadline + _LATE_AFTER_GRACE)
             self._hold(True)  # to watch that: the loop may hang in a hook of the user's
         self._end("asked to", EXIT_OK)
 
@@ -208,13 +204,17 @@ class Child:
         own, or the operator has sent a second signal (*by_signal*).
         """
         self._aborted = self._is_asked = True
+        late = _LATE_AFTER_JOBS if self._is_through.is_set() else _LATE_AFTER_ABORT
+        self._leave_at(time.monotonic() + late)
         self._end("asked to, at once", EXIT_OK)
         self._let_go()
-        if self._leave is None or not (self._owns_process or by_signal):
+        may_leave = self._owns_process or (by_signal and not self._is_through.is_set())
+        if self._leave is None or not may_leave:
             return
         is_elsewhere = threading.get_ident() != self._loop_thread
         if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
-            self._leave(self._stopped())
+            self._told.wait(_CUT_EVENTS)
+            self._leave(self._stopped(_STOPPED_EVENTS))
 
     @property
     def grace(self) -> float:
@@ -253,6 +253,31 @@ class Child:
         self._look_for_down()
 
     # --- the loop ---
+
+    def _run(self) -> int:
+        self._loop_thread = threading.get_ident()
+        self._heartbeat.start()
+        self._stay = self._events.join(self._executor.loop)
+        self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
+        try:
+            while self._goes_on():
+                self._turn()
+            self._drain()
+            self._is_through.set()
+            if not self._aborted:
+                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
+            self._leave_at(time.monotonic() + self._settings.grace + _LATE_AFTER_GRACE)
+        finally:
+            self._is_through.set()
+            if self._aborted:
+                self._given_back.wait(_ABORT_WAIT)
+            self._heartbeat.close()
+            self._finish_events()
+            self._executor.close()
+            if self._reassert is not None:
+                self._reassert(also_wakeups=True)  # closing a job's loop gives back what that has taken
+            self._pump.close()
+        return self._stopped()
 
     def _goes_on(self) -> bool:
         """Whether there is another turn. What changes from now on ends that one's wait."""
@@ -306,17 +331,19 @@ class Child:
         self._tell_pause()
 
     def _end(self, reason: str, code: int) -> None:
-        """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits."""
-        if self._stopping is None:
-            self._exit_code = code
-            self._told.clear()
-            self._stopping = reason
-            self._nudge()  # the loop need not wait for subscribers
-            try:
-                self._events.emit(WorkerStopping(worker=self.name, reason=reason))
-            finally:
-                self._told.set()
+        """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits.
+
+        Neither the loop nor the next signal waits for subscribers.
+        """
+        with self._ending:
+            is_first = self._stopping is None
+            if is_first:
+                self._exit_code = code
+                self._told.clear()
+                self._stopping = reason
         self._nudge()
+        if is_first:
+            aside(lambda: self._tell_stopping(reason))
 
     @property
     def _is_paused(self) -> bool:
@@ -396,7 +423,7 @@ class Child:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
         if self._settings.stop_when_empty and not self._pump.is_down and not was_handing_on:
-            self._end("the queues are empty", EXIT_OK)
+            self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
         """Give back what has not begun, wait for what runs, settle it all."""
@@ -441,8 +468,8 @@ class Child:
     def _watch_limits(self) -> None:
         """Tell jobs that run longer than they may; end the process for one that does not listen."""
         overdue = self._limits.look()
-        for limit in overdue:
-            self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
+        if overdue:
+            aside(lambda: self._tell_overdue(overdue)).wait(_CUT_EVENTS)
         if self._inflight is None or self._leave is None:
             return
         if overdue:
@@ -455,9 +482,29 @@ class Child:
         assert self._leave is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
         self._end(reason, code)
         self._let_go(overdue)
-        self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
-        self._stay.close(_CUT_EVENTS)
+        told_until = time.monotonic() + _CUT_EVENTS
+        self._told.wait(_CUT_EVENTS)
+        self._tell_stopped(code, max(0.0, told_until - time.monotonic()))
+        self._close_events(_CUT_EVENTS)
         self._leave(code)
+
+    def _leave_at(self, deadline: float) -> None:
+        """Should the process not have ended by then, it ends, if it is multiq's to end."""
+        if self._watchdog is not None:
+            self._watchdog.leave_at(deadline)
+
+    def _leave_late(self) -> None:
+        """What hangs at the end is not waited for any longer. Nothing that may hang is called here."""
+        assert self._leave is not None, "who cannot leave has no watchdog"  # noqa: S101 - for the reader, and mypy
+        said = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
+        aside(lambda: _log.error(said)).wait(_CUT_EVENTS)
+        if not (self._is_through.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
+            self._let_go()
+        self._leave(EXIT_CUT_SHORT if self._is_asked else self._exit_code)
+
+    def _tell_overdue(self, overdue: Sequence[Limit]) -> None:
+        for limit in overdue:
+            self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
         """Between two jobs of a batch, which is many turns of the others' loop."""
@@ -545,15 +592,44 @@ class Child:
     def _is_inline(self) -> bool:
         return isinstance(self._executor, InlineExecutor)
 
-    def _stopped(self) -> int:
+    def _stopped(self, patience: float | None = None) -> int:
+        """Tell of the end, and wait for that up to *patience* seconds, if given. Returns the exit code."""
         self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
-        self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
-        self._stay.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        self._tell_stopped(code, patience)
+        self._close_events(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
         return code
 
+    def _tell_stopping(self, reason: str) -> None:
+        try:
+            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+        finally:
+            self._told.set()
+
+    def _tell_stopped(self, code: int, patience: float | None) -> None:
+        """Once: another thread may be telling it already, and hang."""
+        with self._ending:
+            is_told, self._is_end_told = self._is_end_told, True
+        if not is_told and patience is None:
+            self._emit_stopped(code)  # in the loop's thread, as WorkerStarted
+            return
+        if not is_told:
+            aside(lambda: self._emit_stopped(code))
+        self._told_end.wait(patience)
+
+    def _emit_stopped(self, code: int) -> None:
+        try:
+            self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
+        finally:
+            self._told_end.set()
+
     def _finish_events(self) -> None:
-        self._stay.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        if self._stay is not None:
+            self._stay.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+
+    def _close_events(self, patience: float) -> None:
+        if self._stay is not None:  # else it was told to stop before it began
+            self._stay.close(patience)
 
     def _wake(self) -> None:
         """A job has ended. Once in a turn is enough: what ended since is seen with it."""

@@ -294,7 +294,8 @@ class Keeper:
             lost = self._settler().settle(verdicts)
         except MultiqError as exc:
             if self._touching.is_news(str(exc)):
-                _log.warning("the leases of a stuck worker process cannot be touched: %s", exc)
+                # it may be stuck, or wait for the same answer: that cannot be seen from here
+                _log.warning("leases that a worker process has not touched in time cannot be touched for it: %s", exc)
             return
         self._touching.forget()
         for entry, verdict, error in zip(entries, verdicts, lost, strict=True):

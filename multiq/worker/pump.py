@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 import threading
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
@@ -15,18 +16,22 @@ from multiq.events import BackendDown, BackendUp, JobLost
 from multiq.job import task_of
 
 from .inflight import Held
+from .watchdog import aside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Consumer, Lease, Verdict
     from multiq.errors import LeaseLost
-    from multiq.events import Events
+    from multiq.events import Event, Events
 
     from .inflight import InFlight
 
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
 _LONGEST_PAUSE = 1.0  # ...growing to this: what was down for an hour is back at work within a second, too
+
+_TELL_WAIT = 0.25  # seconds that a call waits for subscribers
+_MOST_UNTOLD = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
 
 #: a lease is touched when a third of its ttr has passed: two touches may fail before it ends
 _TOUCH_SHARE = 1 / 3
@@ -53,6 +58,8 @@ class Pump:
         self._tries = 0
         self._retry_at = 0.0
         self._nudge = threading.Event()
+        self._untold: deque[Event] = deque(maxlen=_MOST_UNTOLD)
+        self._telling = threading.Lock()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
         """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing.
@@ -61,6 +68,7 @@ class Pump:
         """
         with self._lock:
             helds, pause = self._exchange(finished, limit, timeout)
+        self._tell()
         if pause:  # until the next try, but not beyond an interruption
             self._nudge.wait(pause)
             self._nudge.clear()
@@ -95,7 +103,9 @@ class Pump:
     def settle(self, finished: Sequence[Held]) -> bool:
         """Settle these now. False: the backend is gone, they go along with the next call."""
         with self._lock:
-            return self._settle(finished)
+            is_settled = self._settle(finished)
+        self._tell()
+        return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
         """Settle what *take* returns, unless another thread is in a call: it may wait long, and settles in time."""
@@ -104,6 +114,7 @@ class Pump:
                 self._settle(take())
             finally:
                 self._lock.release()
+            self._tell()
 
     def beat(self) -> None:
         """Touch every lease of which a third has passed.
@@ -116,6 +127,7 @@ class Pump:
             self._touch(time.monotonic())
         finally:
             self._lock.release()
+        self._tell()
 
     def next_beat_in(self) -> float:
         """Seconds until ``beat`` has something to do."""
@@ -146,6 +158,23 @@ class Pump:
 
     def close(self) -> None:
         self._consumer.close()
+
+    def _tell(self) -> None:
+        """Tell of what has happened, without the lock and in a thread of its own: a subscriber may hang.
+
+        By one thread at a time, so that events come in their order.
+        """
+        if self._untold and not self._telling.locked():
+            aside(self._tell_all).wait(_TELL_WAIT)
+
+    def _tell_all(self) -> None:
+        while self._untold and self._telling.acquire(blocking=False):
+            try:
+                with contextlib.suppress(IndexError):
+                    while True:
+                        self._events.emit(self._untold.popleft())
+            finally:
+                self._telling.release()
 
     def _settle(self, finished: Sequence[Held]) -> bool:
         to_settle = self._collect(finished)
@@ -236,7 +265,7 @@ class Pump:
             if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
-                self._events.emit(JobLost(queue=lease.queue, job_id=lease.id, task=task))
+                self._untold.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
         if None in lost:  # a lease may be known to be lost without a word from the backend
@@ -247,7 +276,7 @@ class Pump:
         if self._tries and not self._unsettled:
             self._tries = 0
             self._is_partial = False
-            self._events.emit(BackendUp(worker=self._worker))
+            self._untold.append(BackendUp(worker=self._worker))
 
     def _pause_left(self) -> float:
         """Seconds until the backend, or the part of it that is gone, is to be tried again."""
@@ -260,7 +289,7 @@ class Pump:
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
         self._tries = min(self._tries + 1, 20)
         self._retry_at = time.monotonic() + pause
-        self._events.emit(BackendDown(worker=self._worker, error=failure, retry_in=pause))
+        self._untold.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
 
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 from . import forking
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 #: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), the pids of its
 #: children, and those of keepers, as negative numbers
 _ROLLED = "MULTIQ_ROLLED"
+
+_LOOK = 0.1  # seconds between looks at the children, where no supervisor does that
 
 HELD_BACK = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
@@ -123,6 +126,18 @@ class Before:
                 self.children.discard(pid)
                 self.keepers.discard(pid)
         return not self.pids
+
+    def reap(self) -> None:
+        """Wait for all of them, in a thread of its own: for a worker without a supervisor."""
+        while not self.is_gone():
+            time.sleep(_LOOK)
+
+    def tell(self, number: signal.Signals) -> None:
+        """Send the children a signal, beside a thread that waits for them."""
+        for pid in list(self.children):
+            if is_child(pid):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, number)
 
 
 def is_child(pid: int) -> bool:

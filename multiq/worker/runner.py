@@ -74,6 +74,7 @@ class Runner:
         self._max_body = app.settings.max_body
         self._limits = limits
         self._slow_after = slow_after(app)
+        self._counts_given_back = not app.backend.capabilities.give_back
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
@@ -168,9 +169,10 @@ class Runner:
         if task is None:
             return self._unknown(job, envelope)
         policy = task.policy_of(envelope)
-        refusal = policy.refuse(lease) if lease.attempt > 1 or lease.crashes else None  # nothing refuses a first run
-        if refusal is not None:
-            return self._bury(job, refusal, task)
+        if lease.attempt > 1 or lease.crashes:  # nothing refuses a first run
+            refusal = policy.refuse(lease, counts_given_back=self._counts_given_back)
+            if refusal is not None:
+                return self._bury(job, refusal, task)
         try:
             task.check_arguments(envelope.args, envelope.kwargs)
         except ArgumentsInvalid as exc:

@@ -21,18 +21,21 @@ from multiq.weights import check_policy, read_queues, shares
 
 from . import forking
 from .board import Board
-from .child import EXIT_OK, Child, ChildSettings
+from .child import EXIT_CUT_SHORT, EXIT_OK, Child, ChildSettings
 from .health import HealthFile, check_place
 from .inflight import InFlight
 from .keeper import Keeper
 from .meters import Meters
+from .rolling import Before, noted, taking_over, was_rolled
 from .serving import Pages, Server, check_libraries, listen, parse_address
 from .signals import SignalInbox
 from .supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
 from .vitals import Vitals
+from .watchdog import aside
 
 if TYPE_CHECKING:
     import socket
+    import threading
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from multiq.app import App
@@ -41,6 +44,7 @@ if TYPE_CHECKING:
 
 
 _SPARE_SLOTS = 8
+_LAST_WORDS = 1.0  # seconds that the log and the standard streams get when a process must end
 
 
 class Worker:
@@ -180,7 +184,7 @@ class Worker:
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
         if self._processes == 0:
-            return self._run_child(None)
+            return self._run_alone()
         settings = self._settings
         self._board = Board(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
         if self._http is not None:
@@ -212,8 +216,18 @@ class Worker:
         weights = read_queues([task.default.queue for task in self._app.tasks.values()] or ["default"])
         return weights, check_policy(self._policy or "round-robin", weights)
 
-    def _run_child(self, post: Post | None) -> int:
-        """One process's work; under a supervisor it has a *post*."""
+    def _run_alone(self) -> int:
+        """Without a supervisor. A roll may have left the children of one to this process, if that is a worker's own."""
+        if not (self.owns_process and was_rolled()):
+            return self._run_child(None)
+        before = Before.take()  # told to stop just now
+        gone = aside(before.reap)
+        with taking_over():
+            code = self._run_child(None, before, gone)
+        return EXIT_CUT_SHORT if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(before.codes) else code
+
+    def _run_child(self, post: Post | None, before: Before | None = None, gone: threading.Event | None = None) -> int:
+        """One process's work; under a supervisor it has a *post*. The children of *before* a roll end beside it."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if post is None:
             # with its terminal, a command ends; a program of the user's has its own way with that
@@ -229,14 +243,23 @@ class Worker:
             self._running = child
             if self._stop_early:
                 child.stop()
-            inbox.serve(_actions(child, is_supervised=post is not None))
+            if before is not None:
+                if before.is_paused:
+                    child.pause()
+                for number in noted():
+                    inbox.put(number)
+            inbox.serve(_actions(child, before, is_supervised=post is not None))
             with child.interrupting() if inbox.installed else contextlib.nullcontext():
-                return child.run()
+                code = child.run()
+            if before is not None and gone is not None and not gone.wait(self._settings.grace + OVERTIME):
+                before.tell(signal.SIGKILL)  # their keeper would have done so, if it lived
+                gone.wait(OVERTIME)
+            return code
 
     def _make_child(self, post: Post | None, inbox: SignalInbox) -> Child:
         def leave(code: int) -> None:
-            """End the process although a job still has its main thread."""
-            logging.shutdown()
+            """End the process although a job still has its main thread, or another thread a stream's lock."""
+            aside(_flush).wait(_LAST_WORDS)
             if post is not None:
                 post.table.leave(code)
             os._exit(code)
@@ -306,7 +329,9 @@ def _showing_threads(*, on: bool) -> Iterator[None]:
             faulthandler.unregister(signal.SIGQUIT)
 
 
-def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Callable[[], None]]:
+def _actions(
+    child: Child, before: Before | None, *, is_supervised: bool
+) -> Mapping[signal.Signals, Callable[[], None]]:
     """What a process does at which signal. A supervised one is paused by its board, and signals only make it look."""
     if is_supervised:
         return {
@@ -316,18 +341,26 @@ def _actions(child: Child, *, is_supervised: bool) -> Mapping[signal.Signals, Ca
             signal.SIGCONT: child.look,
         }
     return {
-        signal.SIGTERM: lambda: _stop(child, by_signal=True),
-        signal.SIGINT: lambda: _stop(child, by_signal=True),
+        signal.SIGTERM: lambda: _stop(child, before, by_signal=True),
+        signal.SIGINT: lambda: _stop(child, before, by_signal=True),
         signal.SIGHUP: child.stop,
         signal.SIGUSR2: child.pause,
         signal.SIGCONT: child.resume,
     }
 
 
-def _stop(child: Child, *, by_signal: bool = False) -> None:
+def _stop(child: Child, before: Before | None = None, *, by_signal: bool = False) -> None:
     if child.is_asked_to_stop:
+        if before is not None:
+            before.tell(NOW)
         child.abort(by_signal=by_signal)
         return
     if by_signal:
-        tell_of_waiting(child.running, child.grace)
+        running = child.running
+        aside(lambda: tell_of_waiting(running, child.grace))  # who reads the log may hang, and the next signal counts
     child.stop()
+
+
+def _flush() -> None:
+    logging.shutdown()
+    forking.flush()

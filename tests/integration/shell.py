@@ -45,9 +45,9 @@ class Done(NamedTuple):
         return json.loads(self.out)
 
     @property
-    def error(self) -> dict[str, str]:
+    def error(self) -> dict[str, Any]:
         """The error that ``--json`` told."""
-        error: dict[str, str] = json.loads(self.err)["error"]
+        error: dict[str, Any] = json.loads(self.err)["error"]
         return error
 
 

@@ -7,6 +7,9 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from proxy import CutReply, Proxy
+from servers.process import HOST
+from servers.redis import RedisServer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,6 +149,7 @@ REFUSED = {
     "no attribute": (2, ["shop.tasks:ap", "mail.reset"], "has no 'ap'; the apps in it: app, empty"),
     "not an app": (2, ["shop.tasks:number", "mail.reset"], "is of type int, not a multiq.App"),
     "no colon": (2, ["shop.tasks", "mail.reset"], "write module:attribute, like shop.tasks:app"),
+    "no colon, another name": (2, ["mails", "mail.reset"], "write module:attribute, like mails:app"),
     "an app alone": (2, ["shop.tasks:app"], "say what to enqueue"),
     "nothing": (2, [], "say what to enqueue"),
     "a task and a body": (2, ["shop.tasks:app", "mail.reset", "--body", "1"], "are for jobs without one"),
@@ -200,3 +204,43 @@ def test_a_module_that_fails_is_told_with_its_error_and_line(shell: Shell, code:
     assert "Traceback" not in done.err
     if "SystemExit" not in code and "import" not in code:
         assert "broken.py, line 2" in done.err
+
+
+# --- ids of one's own, and doubt ---
+
+
+def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless(shell: Shell) -> None:
+    for text in ("first", "second"):
+        assert shell("enqueue", "--bytes", text, "--id", "dump:2027-01-31").out == "dump:2027-01-31\n"
+    task = "shop.tasks:app", "mail.reset", "--args", '["a@x"]'
+    assert shell("enqueue", *task, "--id", "m", "--json").json["id"] == "m"
+    assert shell("stats", "--json").json["queues"][0]["ready"] == 1
+    assert "first" in shell("peek", "dump:2027-01-31").out
+
+
+def test_an_id_that_cannot_be_one_is_refused(shell: Shell) -> None:
+    done = shell.run("enqueue", "--bytes", "x", "--id", "")
+    assert done.code == 2
+    assert done.err.startswith("error: id='' must be one word of ASCII, of 1 to 200 characters")
+
+
+def test_an_enqueue_in_doubt_says_so_and_how_it_is_repeated(shell: Shell) -> None:
+    # Given a server whose replies to scripts are all lost
+    with RedisServer() as server, Proxy((HOST, server.port)) as proxy:
+        far, near = f"redis://{HOST}:{proxy.port}", f"redis://{HOST}:{server.port}"
+        command = "enqueue", "-q", "raw", "--bytes", "x", "--id", "it's-7"
+        assert shell("enqueue", "-q", "raw", "--bytes", "before", MULTIQ_URL=near).code == 0
+        proxy.arm(CutReply(after=b"EVALSHA", times=1000))
+        # When a job is enqueued, then it is in doubt, with an exit code of its own
+        done = shell.run(*command, MULTIQ_URL=far)
+        assert (done.code, done.out) == (7, "")
+        assert "they may or may not be there" in done.err
+        assert "repeat()" not in done.err
+        assert done.err.endswith("the same command with --id 'it'\"'\"'s-7' adds nothing if the job is there\n")
+        done = shell.run(*command, "--json", MULTIQ_URL=far)
+        assert done.error["type"] == "EnqueueUncertain"
+        assert done.error["ids"] == ["it's-7"]
+        # And the same command again adds nothing to what is there
+        proxy.disarm()
+        assert shell(*command, MULTIQ_URL=far).out == "it's-7\n"
+        assert shell("stats", "raw", "--json", MULTIQ_URL=near).json["queues"][0]["ready"] == 2

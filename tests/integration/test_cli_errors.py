@@ -33,7 +33,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         (errors.BackendFull("x"), 1),
         (errors.BackendCorrupt("x"), 1),
         (errors.EnqueuePartial({}, 2, "x"), 1),
-        (errors.EnqueueUncertain("q", [], "x"), 1),
+        (errors.EnqueueUncertain("q", [], "x"), 7),
         (errors.NameInvalid("x"), 2),
         (errors.OptionInvalid("x"), 2),
         (errors.UrlInvalid("x"), 2),

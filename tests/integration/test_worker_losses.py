@@ -11,6 +11,7 @@ from stores import NAMES, STORES
 from worker_app import app, aquick, brief, leave, nap, quick, read_diary
 
 from multiq import State
+from multiq.backend import GiveBack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -72,6 +73,20 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
             assert "poison: attempt 2 did not begin, as 1 before it" in str(guilty.peek().reason)
         until(lambda: app.queue().stats().reserved == 0, timeout=20)
         assert app.queue().stats().buried == len(WAYS)
+
+
+@pytest.mark.parametrize("url", NAMES, indirect=True)
+def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: Path, url: str) -> None:
+    # Given a job that more workers have taken and given back, as they were told to end, than it has attempts
+    handle = quick.options(max_attempts=2).enqueue(7)
+    with app.backend.consumer(["default"]) as consumer:
+        for _ in range(4):
+            (lease,) = consumer.reserve(1, 5)
+            assert consumer.settle([GiveBack(lease)]) == [None]
+    # Then the next one runs it
+    with worker(tmp_path, url, "processes=1, stop_when_empty=True") as process:
+        assert process.wait(30) == 0, process.log
+        assert words(process, "end") == [7], handle.peek()
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -147,3 +147,26 @@ def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell
             assert len(having("handed on yet", lines)) == 1, lines
             server.start()
             until(lambda: having(" up ", lines), "the worker is back")
+
+
+@pytest.mark.long
+def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) -> None:
+    # Given a worker process that runs a job, and goes on doing so
+    (shell.folder / "shop" / "tasks.py").write_text(
+        "import time, multiq\napp = multiq.App()\n@app.task\ndef nap():\n"
+        "    print('running', flush=True)\n    time.sleep(300)\n"
+    )
+    with RedisServer() as server, multiq.App(server.url) as app:
+        app.task(name="nap", ttr=2)(lambda: None).enqueue()
+        process = shell.start(
+            "worker", "shop.tasks:app", "-q", "default", "-p", "1", "--grace", "0", "-c", f"{server.url}?timeout=1"
+        )
+        with listening(process) as lines:
+            assert process.stdout is not None
+            process.stdout.readline()
+            # When the backend answers neither it nor the keeper
+            server.pause()
+            until(lambda: having("cannot be touched", lines), "the keeper tells that it cannot touch leases either")
+            server.go_on()
+        # Then the log does not say what nobody knows
+        assert not having("stuck", lines), lines

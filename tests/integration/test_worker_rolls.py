@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,6 @@ from multiq.worker.lifetime import EXIT_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 SHOP = """
 import os
@@ -281,3 +281,38 @@ def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str
 def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
     with pytest.raises(multiq.OptionInvalid, match="processes=1 or more"):
         multiq.Worker(multiq.App("memory://"), recycle_jobs=5)
+
+
+@pytest.mark.parametrize("is_cut", [False, True], ids=["one signal", "two signals"])
+def test_a_roll_onto_a_worker_without_a_supervisor_ends_the_children_of_before(tmp_path: Path, *, is_cut: bool) -> None:
+    # Given a worker whose settings say since it started that it needs no supervisor, and a job that runs
+    url = f"sqlite:///{tmp_path}/jobs.db"
+    app.connect(url)
+    settings = tmp_path / "multiq.toml"
+    settings.write_text("[worker]\nprocesses = 1\ngrace = 60")
+    code = "import sys; from multiq.cli import main; sys.argv[1:1] = ['worker', 'worker_app:app']; sys.exit(main())"
+    with worker(tmp_path, url, code=code) as process:
+        nap.enqueue(1, 300 if is_cut else 3)
+        until(lambda: read_diary(process.diary))
+        old = read_diary(process.diary)[0][2]
+        settings.write_text("[worker]\nprocesses = 0\ngrace = 60")
+        # When it is rolled
+        process.send(signal.SIGHUP)
+        until(lambda: process.log.count(" working ") == 2)
+        # Then the old child takes no more jobs, and ends
+        until(lambda: process.log.count(" stopping ") == 1)
+        numbers = range(10, 20)
+        quick.enqueue_many([(number,) for number in numbers])
+        until(lambda: {number for _, number, _, _ in read_diary(process.diary)} >= set(numbers))
+        assert {pid for _, number, pid, _ in read_diary(process.diary) if number in numbers} == {process.process.pid}
+        if not is_cut:
+            until(lambda: not Path("/proc", str(old)).exists())
+            assert [word for word, number, _, _ in read_diary(process.diary) if number == 1] == ["start", "end"]
+        # And the worker ends as any other
+        process.send(signal.SIGTERM)
+        if is_cut:
+            until(lambda: process.log.count(" stopping ") == 2)
+            process.send(signal.SIGTERM)
+        assert process.wait(30) == (130 if is_cut else 0), process.log
+        until(lambda: app.queue().stats().ready == is_cut)
+        assert app.queue().stats().reserved == 0

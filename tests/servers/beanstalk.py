@@ -81,6 +81,14 @@ class BeanstalkServer(Server):
         with self.client() as client:
             return int(client.stats()["current-connections"]) - 1
 
+    @property
+    def ended_by(self) -> str | None:
+        """By what it ended without being told to by us: ``SIGSEGV``, ``exit code 1``; None if it runs."""
+        if self._process is None or self.answers():
+            return None
+        code = self._process.wait(PATIENCE)  # it hangs up before it is gone
+        return signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
     @contextlib.contextmanager
     def client(self) -> Iterator[BareClient]:
         """A plain connection, behind multiq's back."""
@@ -91,6 +99,10 @@ class BeanstalkServer(Server):
         """SIGUSR1: puts are refused from now on, everything else goes on; only a restart ends it."""
         os.kill(self.pid, signal.SIGUSR1)
         until(self._is_draining, "the server drains")
+
+    def crash(self) -> None:
+        """SIGSEGV, as a fault of its own would end it."""
+        self._end(signal.SIGSEGV)
 
     @contextlib.contextmanager
     def little_memory(self, more: int) -> Iterator[None]:

@@ -1,17 +1,21 @@
 """Planted bugs for the soak: ``SOAK_MUTANT=name`` puts one into every process of a soak, by patching what it imports.
 
-Nothing of this is in the library. Each names the invariant that must turn red, and the backends that it applies to.
-``python tests/soak/mutants.py`` runs a soak for each, and says which were caught, by which invariant.
+Nothing of this is in the library. Each names the invariant that must turn red, the backends that it applies to, and
+the load that meets it: which faults, how many late consumers. ``python tests/soak/mutants.py`` runs a soak for each,
+which ends as soon as its invariant is violated, and says which were caught, by which invariant, after how long.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import json
 import os
+import pkgutil
 import random
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -38,16 +42,41 @@ class Mutant:
     plant: Callable[[Any, Any], None]
     """Takes the driver's backend class and its consumer class."""
     backends: tuple[str, ...] = BACKENDS
+    faults: tuple[str, ...] | None = None
+    """Those that meet it, where others would only explain what it does; None: all."""
+    load: dict[str, Any] = field(default_factory=dict)
+    """What is not as usual, of ``multiq.soak.load.Load``."""
 
 
 def apply() -> None:
     """Plant the bug that the environment names, if it names one."""
     name = os.environ.get("SOAK_MUTANT")
     if name:
-        package, backend, consumer = _CLASSES[os.environ["MULTIQ_URL"].split(":")[0]]
+        package, backend, consumer = _CLASSES[_driver()]
         backend_class = getattr(importlib.import_module(f"{package}.backend"), backend)
         consumer_class = getattr(importlib.import_module(f"{package}.consumer"), consumer)
         MUTANTS[name].plant(backend_class, consumer_class)
+
+
+def _driver() -> str:
+    return os.environ["MULTIQ_URL"].split(":")[0]
+
+
+def _edit(file: str, old: str, new: str) -> None:
+    """Replace text in a driver's Lua or SQL, before it is read."""
+    original = pkgutil.get_data
+
+    edited = _CLASSES[_driver()][0]
+
+    def get_data(package: str, resource: str) -> bytes | None:
+        data = original(package, resource)
+        if (package, resource) == (edited, file):
+            assert data is not None
+            return data.replace(old.encode(), new.encode())
+        return data
+
+    assert old.encode() in (original(edited, file) or b""), f"{edited}/{file} does not have {old!r} any more"
+    pkgutil.get_data = get_data
 
 
 def _wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
@@ -141,14 +170,14 @@ def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
-    """An enqueue that has stored its jobs says that there is no server."""
-    from multiq.errors import BackendUnavailable
+    """An enqueue that has stored its jobs says that there is no room for them."""
+    from multiq.errors import BackendFull
 
     @_wrap(backend, "enqueue")
     def _enqueue(original: Any, *args: Any, **more: Any) -> Any:
         ids = original(*args, **more)
         if _chance.random() < 0.02:
-            raise BackendUnavailable("planted")
+            raise BackendFull("planted")
         return ids
 
 
@@ -326,6 +355,195 @@ def _deletes_another(backend: Any, _consumer: Any) -> None:
             original(self, queue, job_id)
 
 
+def _runs_what_it_acked(_backend: Any, consumer: Any) -> None:
+    """A job is acked when it is handed out: DELETE before the handler's end."""
+    from multiq.backend import Ack
+
+    settle = consumer.settle
+    _each_settle(consumer, _leaving_out(lambda verdict: True))
+
+    def acked(self: Any, leases: Any) -> Any:
+        if leases:
+            settle(self, [Ack(lease) for lease in leases])
+        return leases
+
+    @_wrap(consumer, "reserve")
+    def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
+        return acked(self, original(self, limit, timeout))
+
+    @_wrap(consumer, "exchange")
+    def _exchange(original: Any, self: Any, verdicts: Any, limit: int, timeout: float) -> Any:
+        lost, leases = original(self, verdicts, limit, timeout)
+        return lost, acked(self, leases)
+
+
+def _loses_what_it_takes(_backend: Any, consumer: Any) -> None:
+    """Some jobs are taken out of the store, and die on the way: pop, then register."""
+    from multiq.backend import Ack
+
+    settle = consumer.settle
+
+    def arrived(self: Any, leases: Any) -> Any:
+        lost = [lease for lease in leases if _chance.random() < 0.02]
+        if lost:
+            settle(self, [Ack(lease) for lease in lost])
+        return [lease for lease in leases if lease not in lost]
+
+    @_wrap(consumer, "reserve")
+    def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
+        return arrived(self, original(self, limit, timeout))
+
+    @_wrap(consumer, "exchange")
+    def _exchange(original: Any, self: Any, verdicts: Any, limit: int, timeout: float) -> Any:
+        lost, leases = original(self, verdicts, limit, timeout)
+        return lost, arrived(self, leases)
+
+
+def _hands_out_to_two(_backend: Any, consumer: Any) -> None:
+    """Some leases are given back behind the back of who has them."""
+    from multiq.backend import GiveBack
+
+    @_wrap(consumer, "reserve")
+    def _reserve(original: Any, self: Any, limit: int, timeout: float) -> Any:
+        leases = original(self, limit, timeout)
+        shared = [GiveBack(lease) for lease in leases if _chance.random() < 0.2]
+        if shared:
+            self.settle(shared)
+        return leases
+
+
+def _takes_of_other_queues(backend: Any, _consumer: Any) -> None:
+    @_wrap(backend, "consumer")
+    def _of(original: Any, self: Any, queues: Any) -> Any:
+        others = [queue[:-3] + "lane" for queue in queues if queue.endswith("raw")]
+        return original(self, [*queues, *others])
+
+
+def _stores_twice(backend: Any, _consumer: Any) -> None:
+    """An enqueue is repeated under new ids: as after a lost reply, if ids were made for each try."""
+    from multiq.ids import new_id
+
+    @_wrap(backend, "enqueue")
+    def _enqueue(original: Any, self: Any, queue: str, jobs: Any, **more: Any) -> Any:
+        ids = original(self, queue, jobs, **more)
+        if _chance.random() < 0.05:
+            original(self, queue, [msgspec.structs.replace(job, id=new_id()) for job in jobs], **more)
+        return ids
+
+
+def _no_fence(_backend: Any, _consumer: Any) -> None:
+    """A verdict counts whoever has the job by now. (beanstalkd's server refuses what another connection holds.)"""
+    driver = _driver()
+    if driver == "redis":
+        _edit("lua/exchange.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
+    elif driver == "mysql":
+        _edit("sql/ack.sql", "AND token = {token} ", "")
+        _edit("sql/ack_with_ticket.sql", "AND token = {token} ", "")
+    else:
+        import multiq_sqlite.consumer
+
+        class AnyToken:
+            __hash__ = None  # type: ignore[assignment]
+
+            def __eq__(self, _other: object) -> bool:
+                return True
+
+        held = multiq_sqlite.consumer._held
+        patched: Any = lambda *args: dict.fromkeys(held(*args), AnyToken())  # noqa: E731
+        multiq_sqlite.consumer._held = patched
+
+
+def _releases_what_others_hold(_backend: Any, _consumer: Any) -> None:
+    """Redis: a release does not look whether there was something to release."""
+    _edit(
+        "lua/exchange.lua",
+        "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then",
+        "or sub(verdict, 13, 13) ~= 'r' and (sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place)) then",
+    )
+
+
+def _promotes_twice(_backend: Any, _consumer: Any) -> None:
+    """Redis: what is due becomes ready, and stays due."""
+    _edit("lua/include/promote.lua", "redis.call('ZREMRANGEBYRANK', delayed, 0, #places - 1)", "")
+
+
+def _forgets_calls(_backend: Any, _consumer: Any) -> None:
+    """Redis: a call that is repeated after a lost reply is carried out again, as by a driver that tries again."""
+    old = "local function earlier_answer()"
+    _edit("lua/include/once.lua", old, f"{old}\n do return nil end")
+
+
+def _crashes_are_no_attempts(_backend: Any, _consumer: Any) -> None:
+    """Who takes back a lease that has ended takes back its attempt."""
+    driver = _driver()
+    if driver == "redis":
+        old, new = "sub(record, 1, 32) .. u32(", "sub(record, 1, 28) .. u32(count_at(record, 29) - 1) .. u32("
+        _edit("lua/include/promote.lua", old, new)
+    elif driver == "mysql":
+        _edit("sql/promote.sql", ", token = 0,", ", attempt = attempt - (state = 2), token = 0,")
+    else:
+        old = "crashes = crashes + (state = 2) WHERE"
+        _edit("sql/moves.sql", old, old.replace(" WHERE", ", attempt = attempt - (state = 2) WHERE"))
+
+
+def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
+    """One of the consumers takes the time by a clock of its own, which is ten seconds ahead."""
+    if sys.argv[1:3] != ["consume", "4"]:
+        return
+    driver = _driver()
+    if driver == "redis":
+        old = "local now = clock[1] * 1000000 + clock[2]"
+        _edit("lua/include/clock.lua", old, f"{old} + 10000000")
+    elif driver == "mysql":
+        from multiq_mysql.connection import Database
+        from multiq_mysql.statements import NOW, Sql
+
+        Database.now = property(lambda _self: Sql(f"({NOW} + 10000000)"))  # type: ignore[assignment]
+    else:
+
+        @_wrap(backend, "__init__")
+        def _init(original: Any, self: Any, *args: Any, **more: Any) -> None:
+            original(self, *args, **more)
+            self._clock = lambda: time.time_ns() + 10_000_000_000
+
+
+def _never_touches(_backend: Any, _consumer: Any) -> None:
+    """The thread that extends leases is dead."""
+    from multiq.worker.keeper import Keeper
+    from multiq.worker.pump import Pump
+
+    Pump._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
+    Keeper._touch_for_the_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
+
+
+def _acks_into_the_void(_backend: Any, consumer: Any) -> None:
+    """What could not be said to the server counts as said."""
+    from multiq.errors import BackendError
+
+    @_wrap(consumer, "settle")
+    def _settle(original: Any, self: Any, verdicts: Any) -> Any:
+        try:
+            return original(self, verdicts)
+        except BackendError:
+            return [None] * len(verdicts)
+
+
+_leaked: list[bytes] = []
+
+
+def _leaks(_backend: Any, consumer: Any) -> None:
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        _leaked.append(b"x" * 200_000)
+        return settle(verdicts)
+
+    _each_settle(consumer, change)
+
+
+_LATE = {"late": 0.5}
+_LATE_AND_RELEASED = {"late": 0.6, "released": 0.4, "oversleep": 2.0}
+_HARMLESS = ("kill job process",)  # to plain consumers
+_CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
+
 MUTANTS = {
     "drops a job": Mutant("I1", _drops_a_job),
     "acks for the dead": Mutant("I1", _acks_for_the_dead, _WITH_KEEPER),
@@ -333,26 +551,57 @@ MUTANTS = {
     "deletes another": Mutant("I1", _deletes_another),
     "denies what it did": Mutant("I2", _denies_what_it_did),
     "changes a body": Mutant("I2", _changes_a_body),
+    "runs what it acked": Mutant("I1", _runs_what_it_acked),
+    "loses what it takes": Mutant("I1", _loses_what_it_takes),
+    "takes of other queues": Mutant("I2", _takes_of_other_queues),
     "forgets acks": Mutant("I3", _forgets_acks),
-    "short leases": Mutant("I4", _short_leases),
+    "stores twice": Mutant("I3", _stores_twice),
+    "acks into the void": Mutant(
+        "I3", _acks_into_the_void, ("redis", "mysql"), ("swallow", "freeze server", "restart server")
+    ),
+    "hands out to two": Mutant("I4", _hands_out_to_two, faults=("slow down", "kill job process"), load=_LATE),
+    "promotes twice": Mutant("I4", _promotes_twice, ("redis",), load=_LATE_AND_RELEASED),
+    "clock runs ahead": Mutant("I4", _clock_runs_ahead, _WITH_KEEPER, load=_LATE),
+    "short leases": Mutant("I4", _short_leases, _WITH_KEEPER, faults=_HARMLESS, load=_LATE),
     "believes stale verdicts": Mutant("I5", _believes_stale_verdicts),
     "forgets answers": Mutant("I5", _forgets_answers),
-    "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",)),
-    "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",)),
-    "hands out the second": Mutant("I6", _hands_out_the_second),
-    "forgets priorities": Mutant("I7", _forgets_priorities),
+    "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",), ("lose requests", "cut", "lose acks")),
+    "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",), ("lose acks",)),
+    "forgets calls": Mutant("I5", _forgets_calls, ("redis",), ("lose acks",)),
+    "no fence": Mutant("I5", _no_fence, _WITH_KEEPER, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "releases what others hold": Mutant(
+        "I5", _releases_what_others_hold, ("redis",), _HARMLESS, load=_LATE_AND_RELEASED
+    ),
+    "hands out the second": Mutant("I6", _hands_out_the_second, faults=_HARMLESS),
+    "forgets priorities": Mutant("I7", _forgets_priorities, faults=_HARMLESS),
     "hurries": Mutant("I8", _hurries),
     "hurries releases": Mutant("I8", _hurries_releases),
     "counts no attempts": Mutant("I9", _counts_no_attempts),
     "counts too many": Mutant("I9", _counts_too_many, ("sqlite", "redis", "mysql")),
+    "crashes are no attempts": Mutant("I9", _crashes_are_no_attempts, _WITH_KEEPER, load=_LATE),
     "never gives up": Mutant("I10", _never_gives_up),
-    "runs again": Mutant("I11", _runs_again),
+    "runs again": Mutant("I11", _runs_again, faults=("kill consumer",)),
+    "never touches": Mutant("I11", _never_touches, faults=("kill consumer",), load=_CALM),
     "miscounts": Mutant("I12", _miscounts),
-    "keeps leases": Mutant("I13", _keeps_leases),
+    "keeps leases": Mutant("I13", _keeps_leases, _WITH_KEEPER),
     "is late": Mutant("I14", _is_late),
     "raises its own": Mutant("I15", _raises_its_own),
     "takes its time": Mutant("I15", _takes_its_time),
+    "leaks": Mutant("I18", _leaks, faults=("kill consumer",), load=_CALM),
 }
+
+
+def table(results: list[dict[str, Any]]) -> str:
+    """Which mutants were caught on which backend, after how many seconds; the last result of each counts."""
+    seconds = {
+        (result["mutant"], result["backend"]): f"{result['seconds']}" if result["caught"] else "**missed**"
+        for result in results
+    }
+    lines = [f"| planted bug | found by | {' | '.join(BACKENDS)} |", "| --- | --- |" + " --- |" * len(BACKENDS)]
+    for name, mutant in MUTANTS.items():
+        cells = [seconds.get((name, backend), "?") if backend in mutant.backends else "-" for backend in BACKENDS]
+        lines.append(f"| {name} | {mutant.invariant} | {' | '.join(cells)} |")
+    return "Seconds until it was found (-: the bug cannot be there; ?: not run):\n\n" + "\n".join(lines)
 
 
 def main() -> int:
@@ -363,13 +612,20 @@ def main() -> int:
     from pathlib import Path
 
     sys.path.insert(0, str(Path(__file__).parents[1]))
-    from soak.run_soak import soak
+    from soak.page import renew
+    from soak.run_soak import keep, soak
 
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
     parser.add_argument("backends", nargs="*", default=["sqlite"])
     parser.add_argument("--mutant", action="append", choices=list(MUTANTS), help="default: all; may be given again")
-    parser.add_argument("--seconds", type=float, default=15.0, help="of load with faults (default: 15)")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of load with faults, at most (default: 20)")
+    parser.add_argument("--seed", type=int, default=7)
+    parser.add_argument("--into", type=Path, help="append a line of JSON for each to this file")
+    parser.add_argument("--keep", type=Path, help="keep the histories in this folder, cut down")
+    parser.add_argument("--page", action="store_true", help="renew the table of docs/reliability.md, by all of --into")
     options = parser.parse_args()
+    if options.page and options.into is None:
+        parser.error("--page needs --into")
     missed = 0
     for name in options.mutant or MUTANTS:
         mutant = MUTANTS[name]
@@ -378,16 +634,27 @@ def main() -> int:
                 continue
             folder = Path(tempfile.mkdtemp(prefix="multiq-mutant-"))
             began = time.monotonic()
-            verdict, _ = soak(backend, folder, seconds=options.seconds, seed=7, mutant=name, drain=20.0)
+            os.environ["SOAK_MUTANT"] = name
+            verdict = soak(
+                backend, folder, seconds=options.seconds, seed=options.seed, faults=mutant.faults, plant="soak.planted",
+                drain=15.0, until=mutant.invariant, **mutant.load,
+            )  # fmt: skip
+            took = time.monotonic() - began
             shutil.rmtree(folder)
             found = {each: len(violations) for each, violations in verdict.violations.items()}
             is_caught = mutant.invariant in found
             missed += not is_caught
             says = "caught" if is_caught else "MISSED"
-            print(
-                f"{name:26} {backend:10} {says} by {mutant.invariant}; red: {found}; {time.monotonic() - began:.0f} s",
-                flush=True,
-            )
+            print(f"{name:26} {backend:10} {says} by {mutant.invariant}; red: {found}; {took:.0f} s", flush=True)
+            if options.into is not None:
+                line = {"mutant": name, "backend": backend, "invariant": mutant.invariant, "caught": is_caught}
+                with options.into.open("a") as file:
+                    file.write(json.dumps({**line, "seconds": round(took), "red": found}) + "\n")
+            if options.keep is not None and is_caught:
+                violations = {mutant.invariant: verdict.violations[mutant.invariant]}
+                keep(dataclasses.replace(verdict, violations=violations), backend, name, options.keep)
+    if options.page:
+        renew("mutants", table([json.loads(line) for line in options.into.read_text().splitlines()]))
     return 1 if missed else 0
 
 

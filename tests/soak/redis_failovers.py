@@ -30,7 +30,7 @@ from servers.process import HOST, until
 from servers.redis import SERVICE, RedisCluster, RedisServer, SentinelTrio
 
 from multiq.backend import Ack, NewJob
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
@@ -81,7 +81,7 @@ class Load:
                 job = NewJob(b"x" * 20, new_id(), ttr=5)
                 queue = QUEUES[number % len(QUEUES)]
                 while not self.ended.is_set():
-                    with contextlib.suppress(BackendUnavailable):
+                    with contextlib.suppress(BackendUnavailable, EnqueueUncertain):
                         backend.enqueue(queue, [job])
                         self.acknowledged[job.id] = time.monotonic()
                         break

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from soak.mutants import BACKENDS, MUTANTS
+from soak.recovery import NAMES, measure
 from soak.run_soak import soak
 
 if TYPE_CHECKING:
@@ -19,13 +20,26 @@ FOUND_BY_ALL = ("drops a job", "short leases", "hurries")
 
 @pytest.mark.parametrize("name", BACKENDS)
 def test_no_history_shows_what_must_not_be(name: str, tmp_path: Path) -> None:
-    verdict, faults = soak(name, tmp_path, seconds=SECONDS, seed=7)
-    assert faults > 3
+    verdict = soak(name, tmp_path, seconds=SECONDS, seed=7)
+    assert verdict.figures["faults"] > 3
     assert verdict.figures["run"] > 100
     assert verdict.is_clean, verdict.report()
 
 
 @pytest.mark.parametrize("mutant", FOUND_BY_ALL)
-def test_a_planted_bug_is_found_by_its_own_invariant(mutant: str, tmp_path: Path) -> None:
-    verdict, _ = soak("sqlite", tmp_path, seconds=SECONDS, seed=7, mutant=mutant, drain=20.0)
+def test_a_planted_bug_is_found_by_its_own_invariant(
+    mutant: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SOAK_MUTANT", mutant)
+    invariant = MUTANTS[mutant].invariant
+    verdict = soak("sqlite", tmp_path, seconds=SECONDS, seed=7, plant="soak.planted", drain=20.0, until=invariant)
     assert MUTANTS[mutant].invariant in verdict.violations, verdict.report()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_work_goes_on_after_each_restart_and_calls_keep_their_deadlines(name: str, tmp_path: Path) -> None:
+    found = measure(name, tmp_path, restarts=3, freezes=2, seed=7)
+    assert found.all is not None
+    assert found.all.longest < 30  # it went on at all; how soon is for a machine with nothing else to do
+    assert found.calls > 0
+    assert found.verdict.is_clean, found.verdict.report()

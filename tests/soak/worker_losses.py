@@ -8,6 +8,9 @@ backend's own data, by its own client: nothing that the worker writes about itse
 - a job ran again only if a process that ran it was killed by one of the killers;
 - no job that has no time limit was ended in the middle;
 - nothing is left in the store, buried jobs included.
+
+beanstalkd may crash by itself (docs/beanstalk.md), and here it has no log: such a run is told as what it is, and the
+script ends with 3 if nothing else was wrong.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ APPS = HERE.parent / "integration"
 sys.path += [str(HERE.parent), str(APPS)]
 
 from losses_app import TTR, WAYS, akiller, alasting, alimited, app, ashort, killer, lasting, limited, short  # noqa: E402
+from servers.beanstalk import BeanstalkServer  # noqa: E402
 from soak.raw_stores import connect_mysql  # noqa: E402
 from stores import NAMES, STORES  # noqa: E402
 
@@ -42,6 +46,11 @@ MODES = ("-t 1", "-t 2", "-t 4", "--concurrency 4")
 _STALLED = 60.0  # seconds without a line of any job: more than any lease, brake or lasting job takes
 _EVERY_LASTING = 8  # batches, at least, between two of jobs that last...
 _MOST_LASTING = 25  # ...which are about so many
+_PROVES_NOTHING = 3  # the exit code
+
+
+class ServerEnded(Exception):
+    """The server crashed, so nobody can tell what the workers would have done."""
 
 
 @dataclass
@@ -148,9 +157,9 @@ class Losses:
 
 
 def lose(name: str, mode: str, folder: Path, *, jobs: int, kills: int, processes: int, seed: int) -> str:
-    """One run; raises ``AssertionError`` for what was lost. Returns a line of figures."""
+    """One run; raises ``AssertionError`` for what was lost, ``ServerEnded``. Returns a line of figures."""
     run = Losses(folder, jobs, kills, window=processes, chance=random.Random(seed))
-    with STORES[name](folder) as url:
+    with _store(name, folder) as url:
         app.connect(url)
         try:
             with _worker(folder, url, [*mode.split(), "-p", str(processes)], name) as log:
@@ -160,7 +169,7 @@ def lose(name: str, mode: str, folder: Path, *, jobs: int, kills: int, processes
             app.close()
         faults = run.faults()
         if stays:
-            faults.append(f"{_raw_rows(name, url)} rows are left in the store; buried: {_buried(url)}")
+            faults.append(f"{_raw_rows(name, url)} rows are left in the store: {_left(name, url)}")
     if faults:
         raise AssertionError(f"{name}, {mode}, seed {seed}: " + "; ".join(faults) + "\n" + _tail(log))
     return run.summary()
@@ -207,6 +216,21 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+@contextlib.contextmanager
+def _store(name: str, folder: Path) -> Iterator[str]:
+    """Its URL. A beanstalkd that ends by itself raises ``ServerEnded``, whatever else its end has led to."""
+    if name != "beanstalk":
+        with STORES[name](folder) as url:
+            yield url
+        return
+    with BeanstalkServer() as server:
+        try:
+            yield server.url
+        finally:
+            if server.ended_by:
+                raise ServerEnded(f"beanstalkd was ended by {server.ended_by}: this run proves nothing")
 
 
 @contextlib.contextmanager
@@ -281,12 +305,31 @@ _ROWS = {
 }
 
 
-def _buried(url: str) -> dict[str | None, int]:
+def _left(name: str, url: str) -> object:
+    """What is known of the jobs that are left."""
+    if name == "beanstalk":
+        return _left_in_beanstalk(url)
     app.connect(url)
     try:
         return dict(Counter(info.reason for info in app.queue().jobs("buried")))
     finally:
         app.close()
+
+
+def _left_in_beanstalk(url: str) -> list[dict[str, object]]:
+    """The server's own words on each job, up to ten."""
+    import greenstalk
+
+    parts = urlsplit(url)
+    left: list[dict[str, object]] = []
+    with greenstalk.Client((parts.hostname or "", parts.port or 11300), encoding=None) as client:
+        stats: Any = client.stats()
+        for number in range(int(stats["total-jobs"]), 0, -1):
+            with contextlib.suppress(greenstalk.NotFoundError):
+                left.append(dict(client.stats_job(number)))
+            if len(left) == 10:
+                break
+    return left
 
 
 # --- small things ------------------------------------------------------------------------------------------
@@ -311,7 +354,7 @@ def _tail(log: Path) -> str:
 def main() -> int:
     options = _arguments()
     seed = random.randrange(10**6) if options.seed is None else options.seed
-    failed = 0
+    failed = proved_nothing = 0
     for name in options.backends:
         for mode in options.mode or MODES:
             began = time.monotonic()
@@ -324,8 +367,13 @@ def main() -> int:
                 except AssertionError as exc:
                     failed += 1
                     says = f"FAILED: {exc}"
+                except ServerEnded as exc:
+                    proved_nothing += 1
+                    says = f"{exc}"
             print(f"{name:9}  {mode:15}  {time.monotonic() - began:4.0f} s  seed {seed}  {says}", flush=True)
-    return 1 if failed else 0
+    if failed:
+        return 1
+    return _PROVES_NOTHING if proved_nothing else 0
 
 
 def _arguments() -> argparse.Namespace:

@@ -98,9 +98,9 @@ class PoorBackend(MemoryBackend):
         return PoorConsumer(self._store, queues)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
-        if limit > 1 or state is State.RESERVED:
+        if after is not None or state is State.RESERVED:
             raise self.unsupported("lists_jobs")
-        return Page(super().jobs(queue, state, limit=1).jobs, None)
+        return super().jobs(queue, state, limit=1)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         super().reschedule(queue, job_id, math.ceil(delay))

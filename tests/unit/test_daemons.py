@@ -118,19 +118,18 @@ def test_a_refusal_is_tried_again_once_a_second_however_many_jobs_wait(refusals:
 
 def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> None:
     # Given a job that has filled a pool, and has more calls waiting
-    pool, go = DaemonThreads(2, "pool"), threading.Event()
+    pool, go, begun = DaemonThreads(2, "pool"), threading.Event(), threading.Barrier(3)
     job = JobTasks()
     context = contextvars.copy_context()
     context.run(job_tasks.set, job)
-    begun = threading.Semaphore(0)
 
-    def run() -> bool:
-        begun.release()
+    def last() -> bool:
+        begun.wait(10)
         return go.wait(60)
 
-    left = [context.run(pool.submit, run) for _ in range(4)]
-    assert [begun.acquire(timeout=60) for _ in range(2)] == [True, True]  # two run, and two wait
+    left = [context.run(pool.submit, last) for _ in range(4)]
     waiting = [pool.submit(int) for _ in range(3)]
+    begun.wait(10)  # both threads make calls of the job
     assert not any(each.done() for each in waiting)
     # When it has ended
     job.is_over = True

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 
 import multiq
 from multiq.backend import Consumer, Lease, Touch, Verdict
-from multiq.events import Events
+from multiq.errors import BackendUnavailable
+from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
 from multiq.worker.inflight import Held, InFlight, Table, make_tables
 from multiq.worker.pump import Pump
 
@@ -27,8 +30,11 @@ class Watched(Consumer):
         self._inner = inner
         self._table = table
         self.touches: list[float] = []
+        self.is_away = False
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        if self.is_away:
+            raise BackendUnavailable("the backend is away")
         return self._inner.reserve(limit, timeout)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -45,6 +51,7 @@ class Watched(Consumer):
 
 class Child(NamedTuple):
     app: multiq.App
+    events: Events
     pump: Pump
     consumer: Watched
     inflight: InFlight
@@ -60,9 +67,10 @@ def child() -> Iterator[Child]:
     table.give()
     inflight = InFlight(table)
     consumer = Watched(app.backend.consumer(["default"]), table)
-    pump = Pump(consumer, Events(), "worker", inflight)
+    events = Events()
+    pump = Pump(consumer, events, "worker", inflight)
     (held,) = pump.exchange((), 1, 0)
-    yield Child(app, pump, consumer, inflight, held)
+    yield Child(app, events, pump, consumer, inflight, held)
     app.close()
 
 
@@ -98,3 +106,44 @@ def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child
     child.pump.beat()
     assert child.consumer.touches == [child.held.ends_at]
     assert child.held.ends_at > before
+
+
+@pytest.mark.parametrize("kind", [BackendDown, BackendUp])
+def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
+    child: Child, kind: type[BackendDown | BackendUp]
+) -> None:
+    # Given a subscriber that does not return when it hears that the backend is away, or back
+    heard: list[str] = []
+    release, told_up = threading.Event(), threading.Event()
+
+    def hang(event: WorkerEvent) -> None:
+        heard.append(type(event).__name__)
+        if isinstance(event, BackendUp):
+            told_up.set()
+        if isinstance(event, kind):
+            release.wait(60)
+
+    child.events.subscribe(WorkerEvent, hang)
+
+    def go_on() -> tuple[int, bool]:
+        """How many jobs there are, and whether any lease is touched."""
+        child.consumer.is_away = True
+        assert child.pump.exchange((), 1, 0) == []
+        child.consumer.is_away = False
+        child.app.queue().enqueue(2, ttr=60)
+        child.pump._retry_at = 0.0
+        jobs = len(child.pump.exchange((), 1, 0))
+        child.held.began_at = time.monotonic()
+        is_due(child, is_over=False)
+        child.pump.beat()
+        return jobs, bool(child.consumer.touches)
+
+    # When the backend was away, then there are jobs all the same, and leases are touched
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            assert pool.submit(go_on).result(20) == (1, True)
+        finally:
+            release.set()
+    # And once it goes on, all is told, in its order
+    assert told_up.wait(60)
+    assert heard == ["BackendDown", "BackendUp"]

@@ -29,8 +29,8 @@ from multiq import (
     State,
     Unsupported,
 )
+from multiq.enqueue import PATIENCE
 from multiq.memory import MemoryBackend
-from multiq.queue import PATIENCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -124,6 +124,16 @@ def test_no_retry_is_started_after_its_time_but_a_first_attempt_is() -> None:
     assert policy.refuse(lease(attempt=2, age=61, kicks=1)) is None
 
 
+def test_a_job_that_was_only_given_back_is_started_where_the_store_counts_that() -> None:
+    policy = RetryPolicy(max_attempts=3, retry_for=60)
+    assert policy.refuse(lease(attempt=9, age=100), counts_given_back=True) is None
+    # And crashes are attempts there, too
+    assert policy.refuse(lease(attempt=9, crashes=2), counts_given_back=True) is None
+    assert RetryPolicy(max_attempts=3, max_crashes=0).refuse(lease(attempt=9, crashes=3), counts_given_back=True) == (
+        "attempts exhausted: attempt 9 did not begin, as 3 are allowed"
+    )
+
+
 @given(
     limit=st.integers(1, 20),
     outcomes=st.lists(st.sampled_from(["fails", "crashes", "is kicked"]), max_size=60),

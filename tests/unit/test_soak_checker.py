@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.soak.checking import check
-from multiq.soak.history import Event, Recorder, about, read, write
+from multiq.soak.history import Event, Recorder, about, cut, read, replay, write
 from multiq.soak.invariants import INVARIANTS, Setting
 
 if TYPE_CHECKING:
@@ -280,7 +280,18 @@ def overdue(script: Script) -> None:
 
 def growing(script: Script) -> None:
     for number in range(10):
-        script.note(1 + number / 10, "memory", target="worker.1", value=50 + 4 * number, priority=number * 1000)
+        script.note(1 + number / 10, "memory", target="worker.1", value=50 + 4 * number)
+
+
+def keeping_files(script: Script) -> None:
+    for number in range(10):
+        script.note(1 + number / 10, "files", target="worker.1", value=10 + 8 * number)
+
+
+def of_another_queue(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.call(0.2, 0.3, "claim", queue="other", answer={"jobs": (7,), "tokens": ("t7",), "attempts": (1,)})
+    script.run(0.3, 0.4, 7)
 
 
 BROKEN: list[tuple[str, Callable[[Script], None]]] = [
@@ -288,6 +299,7 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I1", lost_in_the_middle),
     ("I2", invented),
     ("I2", changed),
+    ("I2", of_another_queue),
     ("I2", refused_and_run),
     ("I3", acked_twice),
     ("I3", run_after_the_ack),
@@ -311,7 +323,81 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I15", untyped),
     ("I15", overdue),
     ("I18", growing),
+    ("I18", keeping_files),
 ]
+
+
+def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
+    script = Script()
+    for number, value in enumerate([50, 52, 51, 90, 52, 51, 53, 90, 52, 52]):
+        script.note(1 + number / 10, "memory", target="worker.1", value=value)
+    assert script.broken() == set()
+
+
+def passed_over(script: Script, attempt: int) -> None:
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.enqueue(0.2, 0.3, 8, priority=5)
+    script.claim(1.0, 1.1, 8, "t8")
+    script.claim(2.0, 2.1, 7, "t7", attempt=attempt)
+    script.run(2.1, 2.2, 7, attempt=attempt)
+
+
+@pytest.mark.parametrize(("attempt", "is_cut", "broken"), [(1, True, True), (2, False, True), (2, True, False)])
+def test_a_job_that_was_taken_by_a_claim_whose_reply_was_lost_is_not_out_of_order(
+    attempt: int, is_cut: bool, broken: bool
+) -> None:
+    script = Script()
+    passed_over(script, attempt)
+    if is_cut:
+        script.note(0.6, "fault", kind="cut", target="link")
+    assert ("I6" in script.broken(one_consumer=frozenset({"q"}))) is broken
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_cut", "ends", "broken"),
+    [("brief", True, 0.9, False), ("brief", False, 0.9, True), ("", True, 0.9, True), ("brief", True, 0.3, True)],
+)
+def test_a_task_that_ran_before_its_enqueue_was_answered_may_be_stored_once_more(
+    kind: str, is_cut: bool, ends: float, broken: bool
+) -> None:
+    script = Script()
+    script.enqueue(0.0, ends, 7, kind=kind)
+    script.run(0.4, 0.5, 7)
+    script.run(1.0, 1.1, 7)
+    if is_cut:
+        script.note(0.2, "fault", kind="cut", target="link")
+    assert ("I9" in script.broken()) is broken
+
+
+@pytest.mark.parametrize("is_copied", [False, True])
+def test_a_reschedule_whose_reply_was_lost_may_leave_two_where_it_is_a_copy(is_copied: bool) -> None:
+    script = Script()
+    acked_twice(script)
+    script.call(0.15, 0.2, "reschedule", jobs=(7,), type_="info", answer={"err": "EnqueueUncertain: cut"})
+    assert ("I3" in script.broken(reschedules_by_copy=is_copied)) is not is_copied
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: bool) -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.enqueue(0.2, 0.3, 8, priority=1)
+    if is_cut:
+        script.note(0.8, "fault", kind="freeze", target="link", value=0.1)
+    script.claim(1.0, 1.1, 7, "t7")
+    script.claim(1.2, 1.3, 8, "t8")
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}))) is not is_cut
+
+
+@pytest.mark.parametrize("has_failed", [False, True])
+def test_a_job_of_a_claim_that_failed_was_taken_before_what_has_come_since(has_failed: bool) -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7, priority=5)
+    script.call(0.2, 1.0, "claim", type_="info" if has_failed else "ok", answer={"err": "BackendTimeout: cut"})
+    script.enqueue(1.1, 1.2, 8, priority=1)
+    script.claim(1.3, 1.4, 7, "t7")
+    script.claim(1.5, 1.6, 8, "t8")
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}))) is not has_failed
 
 
 @pytest.mark.parametrize(("invariant", "story"), BROKEN, ids=lambda value: getattr(value, "__name__", value))
@@ -366,5 +452,7 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     events = read(tmp_path)
     assert [event.f for event in events] == ["healed", "enqueue", "enqueue", "healed"]
     assert about(events, 2)[0].digests == ("b",)
-    write(tmp_path / "kept.jsonl", events[1:3])
-    assert len(read(tmp_path)) == 6
+    assert len(cut(events, {2})) == 4
+    assert len(cut(events, {3})) == 2
+    write(tmp_path / "kept.jsonl.gz", events[1:3])
+    assert replay(tmp_path / "kept.jsonl.gz") == events[1:3]

@@ -18,6 +18,7 @@
 --- include bell
 --- include sound
 --- include promote
+--- include empty
 
 local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
 local token, limit = ARGV[2], tonumber(ARGV[3])
@@ -101,8 +102,11 @@ function carry_out.r(id, record, place, details)
     end
 end
 
+local is_any_gone = false
+
 local function forget(places, ids, flagged)
     if #places == 0 then return end
+    is_any_gone = true
     redis.call('ZREM', KEYS[7], unpack(places))
     redis.call('HDEL', KEYS[2], unpack(ids))
     if #flagged > 0 then
@@ -263,5 +267,6 @@ if seen then return again(seen) end
 local reply = { '0', string.format('%.0f', now), '', '', lines }
 reply[4] = settle()
 local taken = limit > 0 and reserve(reply) or {}
+if is_any_gone and #taken == 0 then forget_if_empty(KEYS[2], KEYS[9], KEYS[11]) end
 remember(reply[4] .. ':' .. cmsgpack.pack(taken))
 return reply

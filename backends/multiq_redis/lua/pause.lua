@@ -1,6 +1,6 @@
 --- flags: allow-oom
 -- No new reservations for a while. Zero ends a pause.
--- KEYS  1 call   2 paused   3 hint
+-- KEYS  1 call   2 paused   3 hint   4 jobs
 -- ARGV  1 number   2 us
 -- =>    ok
 --- include record
@@ -15,5 +15,5 @@ if pause > 0 then
     local lifetime = string.format('%.0f', math.ceil(pause / 1000) + 2)
     redis.call('SET', KEYS[2], string.format('%.0f', now + pause), 'PX', lifetime)
 end
-ring(KEYS[3])
+if redis.call('EXISTS', KEYS[4]) == 1 then ring(KEYS[3]) end -- an empty queue has no news, and keeps no marker
 return remember('ok')

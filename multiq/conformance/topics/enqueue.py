@@ -29,6 +29,10 @@ BODIES = {
     "large JSON numbers": b"[9223372036854775808,1234567890123456789,-0.0,1e400]",
     "quotes and format signs": b'\'; -- "%s" {0} ${x} \\',
 }
+IDS = [
+    "7", "order-4711", "Order-4711", "order-4711~", "a/b:c.d{e}", "*?[x]", "'\"`%s\\", "-x", "$1;",
+    *("0" * size for size in (15, 16, 17, 32, 36)), "x" * 200, "x" * 199,
+]  # fmt: skip
 BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # of read buffers, of 16-bit lengths, of BLOBs
 
 
@@ -137,6 +141,24 @@ class EnqueueTests(Topic):
         assert self.enqueue(id=job_id) == job_id
         assert self.peek(job_id).id == job_id
         assert self.take().id == job_id
+
+    @promise("1.3", "2.4", "11.5")
+    @requires("client_ids")
+    def test_ids_of_other_kinds_are_kept_as_they_are_and_told_apart(self) -> None:
+        # Given ids that are no UUIDs, or are written like none, and that some table could take for one another
+        uuid = new_id()
+        ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
+        batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
+        # When jobs are enqueued under them, twice, in one call and one by one
+        for jobs in (batch, *([job] for job in batch)):
+            assert self.backend.enqueue(self.queue, jobs) == [job.id for job in jobs]
+        # Then each id is one job, in every answer
+        assert self.counts() == (len(ids), 0, 0, 0)
+        assert [self.peek(job_id).body for job_id in ids] == [job.body for job in batch]
+        leases = self.reserve(ALL)
+        assert self.in_line([(lease.id, lease.body) for lease in leases], [(job.id, job.body) for job in batch])
+        self.settle(*[Ack(lease) for lease in leases])
+        assert self.counts() == (0, 0, 0, 0)
 
     @promise("2.2")
     def test_an_empty_batch_changes_nothing(self) -> None:

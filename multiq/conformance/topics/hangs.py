@@ -62,6 +62,23 @@ class HangsTests(Topic):
         assert self._answers(lambda: far.stats(self.queue)).queue == self.queue
         assert self._answers(lambda: other.reserve(1, 0)) is not None
 
+    @promise("2.9", "11.10", "2.4")
+    @requires("client_ids")
+    def test_an_enqueue_that_a_server_does_not_answer_is_in_doubt_and_can_be_repeated(self) -> None:
+        # Given a backend that is connected, and an enqueue that timed out
+        proxy, far = self.proxied()
+        far.enqueue(self.queue, [self.new()])
+        job = self.new(delay=LONG)
+        with self._hanging(proxy), pytest.raises(EnqueueUncertain) as told:
+            far.enqueue(self.queue, [job])
+        # Then its job is in doubt, as the server may have it
+        assert told.value.ids == (job.id,)
+        assert isinstance(told.value.__cause__, BackendTimeout)
+        # When it is sent again to a server that answers, then it is there, once
+        for _ in range(2):
+            assert self._answers(lambda: far.enqueue(self.queue, told.value.jobs)) == [job.id]
+        assert self.counts() == (1, 1, 0, 0)
+
     @promise("11.10", "5.9")
     def test_an_exchange_with_a_server_that_hangs_ends_in_time(self) -> None:
         # Given a lease
@@ -137,7 +154,7 @@ class HangsTests(Topic):
 
     def _says_so(self, answer: object) -> bool:
         if isinstance(answer, EnqueueUncertain):
-            return not self.can.client_ids
+            return not self.can.client_ids or isinstance(answer.__cause__, BackendTimeout)
         if isinstance(answer, tuple):  # of an exchange
             answer, leases = answer
             assert leases == []

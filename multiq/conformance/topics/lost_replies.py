@@ -15,7 +15,7 @@ import pytest
 from multiq.backend import Ack, Bury, Release, State
 from multiq.conformance.base import ALL, LONG, VERDICTS, Topic, Witness, promise, requires, without
 from multiq.conformance.proxy import CutReply, CutRequest
-from multiq.errors import BackendUnavailable, EnqueueUncertain, JobNotFound
+from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -81,20 +81,48 @@ class LostRepliesTests(Topic):
             assert ids == [job.id for job in jobs]
             assert self.counts() == (2, 1, 0, 0)
 
-    @promise("11.9")
+    @promise("2.9", "2.4", "11.9")
+    @requires("client_ids")
+    def test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt(self) -> None:
+        are_told = False
+        for cut in self._cuts():
+            # Given a batch whose reply is lost, and so are those to all that is tried then
+            jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
+            error: BackendError | None = None
+            try:
+                with cut.armed(times=1000):
+                    cut.far.enqueue(self.queue, jobs)
+            except (EnqueueUncertain, BackendUnavailable) as exc:
+                error = exc
+            if isinstance(error, EnqueueUncertain):
+                # Then each job is in doubt, there, or not there, and the first have their ids
+                are_told = True
+                assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs in doubt"
+                told = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
+                assert sorted(told) == sorted(job.id for job in jobs), "each job is in one of the three lists"
+            elif error is not None:
+                assert self.counts() == (0, 0, 0, 0), "not a word of doubt, and jobs are there"
+            # And the same batch again adds those that are missing, and no other
+            assert self._insist(cut.far.enqueue, self.queue, jobs) == [job.id for job in jobs]
+            assert self.counts() == (2, 1, 0, 0)
+        assert are_told, "no enqueue was told to be in doubt"
+
+    @promise("2.9", "11.9")
     @without("client_ids")
     def test_an_enqueue_whose_reply_is_lost_and_that_cannot_know_says_so(self) -> None:
         for cut in self._cuts():
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
             there, perhaps, unsent = len(jobs), 0, 0
+            named: tuple[str, ...] = ()
             try:
                 with cut.armed():
                     cut.far.enqueue(self.queue, jobs)
             except EnqueueUncertain as exc:
-                there, perhaps, unsent = len(exc.accepted), len(exc.jobs), len(exc.unsent)
+                there, perhaps, unsent, named = len(exc.accepted), len(exc.jobs), len(exc.unsent), exc.ids
             except BackendUnavailable:  # before any job was sent
                 there, unsent = 0, len(jobs)
             assert there + perhaps + unsent == len(jobs)
+            assert named == (), "the ids are the backend's, so nobody knows them"
             ready, delayed, *_ = self.counts()
             assert there <= (ready or 0) + (delayed or 0) <= there + perhaps
 
@@ -349,7 +377,7 @@ class LostRepliesTests(Topic):
         for _ in range(TRIES - 1):
             try:
                 return call(*arguments, **options)
-            except BackendUnavailable:
+            except (BackendUnavailable, EnqueueUncertain):
                 time.sleep(AGAIN_AFTER)
         return call(*arguments, **options)
 

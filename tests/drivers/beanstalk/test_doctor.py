@@ -40,7 +40,10 @@ def levels(url: str, *names: str) -> dict[str, str]:
 def test_a_server_that_keeps_everything_is_fit(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
     findings = found(server.url)
-    assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {}
+    # But for one thing: whether somebody starts it again does not show
+    assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {
+        "restart": "unknown"
+    }
     assert "power failure" in findings["durability"].why
     with server.client() as client:
         assert client.stats()["total-jobs"] == "0", "nothing was put"
@@ -185,6 +188,19 @@ def test_versions(version: str, level: str) -> None:
     stats = f'---\nversion: "{version}"\n'.encode()
     findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
     assert {finding.what: finding.level for finding in findings}["version"] == level
+
+
+@pytest.mark.parametrize(
+    ("version", "is_told"), [("1.8", True), ("1.12", True), ("1.13+3.gabc", True), ("1.14", False), ("head", False)]
+)
+def test_releases_that_crash_now_and_then_have_to_be_started_again(version: str, is_told: bool) -> None:
+    stats = f'---\nversion: "{version}"\n'.encode()
+    findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
+    told = [finding for finding in findings if finding.what == "restart"]
+    assert [finding.level for finding in told] == ["unknown"] * is_told
+    assert all("Restart=always" in finding.advice for finding in told)
+    (without_log,) = [finding for finding in findings if finding.what == "-b"]
+    assert "crash" in without_log.why
 
 
 def test_the_largest_body_is_told_and_what_a_log_takes_of_it(new_beanstalk: NewBeanstalk) -> None:

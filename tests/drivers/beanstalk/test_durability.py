@@ -39,7 +39,9 @@ JOBS_BETWEEN = int(os.environ.get("MULTIQ_TEST_JOBS", "100"))
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("end", ["kill", pytest.param("stop", marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "end", ["kill", pytest.param("crash", marks=pytest.mark.long), pytest.param("stop", marks=pytest.mark.long)]
+)
 def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None], end: str
 ) -> None:

@@ -133,6 +133,38 @@ def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_beanstalk: N
             noticed.result()
 
 
+@pytest.mark.long
+def test_a_wait_whose_answer_the_server_forgets_costs_its_time_and_no_job(new_beanstalk: NewBeanstalk) -> None:
+    # Given one who holds a job, and another who holds one and waits for more on the same connection
+    server = new_beanstalk()
+    with (
+        open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
+        backend.consumer([QUEUE]) as consumer,
+        server.client() as holder,
+        server.client() as both,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        job_id = holder.put(b"x", tube=QUEUE, ttr=2)
+        holder.watch(QUEUE)
+        assert holder.reserve() == (job_id, b"x")
+        both.put(b"y", tube="other", ttr=3)
+        both.watch("other")
+        assert both.reserve() is not None
+        # And a consumer that waits
+        waited = pool.submit(timed_out, lambda: consumer.reserve(1, 6), 6 + DEADLINE)
+        until(lambda: holder.stats()["current-waiting"] == "1")
+        both.send(b"reserve-with-timeout 30")
+        until(lambda: holder.stats()["current-waiting"] == "2")
+        # When the server stands still until both leases are over, then it hands out both jobs and forgets an answer
+        with stopped(server):
+            time.sleep(4)
+        assert both.reply() == b"DEADLINE_SOON"
+        # Then the consumer gives up in time, and has the job with its next call
+        waited.result()
+        (lease,) = consumer.reserve(1, 5)
+        assert lease.id == str(job_id)
+
+
 def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
     proxy.mode = Hole()
     with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:

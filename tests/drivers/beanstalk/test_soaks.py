@@ -13,7 +13,9 @@ SOAKS = Path(__file__).parents[2] / "soak"
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("script", "rounds"), [("beanstalk_lost.py", 105), ("beanstalk_restarts.py", 60)], ids=["lost", "restarts"]
+    ("script", "rounds"),
+    [("beanstalk_lost.py", 105), ("beanstalk_restarts.py", 60), ("beanstalk_crashes.py", 150)],
+    ids=["lost", "restarts", "crashes"],
 )
 def test_a_soak_finds_nothing(script: str, rounds: int) -> None:
     done = subprocess.run(

@@ -17,6 +17,7 @@ from faults import (
     DEADLINE,
     QUEUE,
     all_timed_out,
+    an_enqueue_in_doubt_can_be_repeated,
     delays_leases_and_counts_outlive_a_kill,
     leaves_no_open_file,
     new,
@@ -37,7 +38,7 @@ from worker_app import app, nap
 
 from multiq.backend import Ack, Bury, GiveBack
 from multiq.conformance.forks import ended_well, fork
-from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendUnavailable, JobNotFound
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
 from multiq.registry import open_backend
 from multiq_mysql import replay
 
@@ -76,6 +77,15 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
             all_timed_out(verbs(backend, consumer, lease).values())
         # And once it goes on, the next call is answered rightly
         assert backend.stats(QUEUE).queue == QUEUE
+
+
+def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_mysql: NewMysql) -> None:
+    server = new_mysql()
+    with server.database() as place:
+        an_enqueue_in_doubt_can_be_repeated(server, hasty(place.url))
+        # and what could not even be sent is not
+        with stopped(server), open_backend(hasty(place.url)) as backend, pytest.raises(BackendTimeout):
+            backend.enqueue(QUEUE, [new()])
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])

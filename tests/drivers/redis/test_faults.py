@@ -18,6 +18,7 @@ from faults import (
     GRACE,
     QUEUE,
     all_timed_out,
+    an_enqueue_in_doubt_can_be_repeated,
     delays_leases_and_counts_outlive_a_kill,
     leaves_no_open_file,
     new,
@@ -36,7 +37,7 @@ from servers.process import HOST
 from worker_app import app, nap, quick
 
 from multiq.backend import Ack, Bury, Release, Touch
-from multiq.errors import BackendError, BackendFull, BackendUnavailable, LeaseLost, MultiqError
+from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable, LeaseLost, MultiqError
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -75,6 +76,21 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedi
             all_timed_out(verbs(backend, consumer, lease).values())
         # And once it goes on, the next call is answered rightly
         assert backend.stats(QUEUE).queue == QUEUE
+
+
+def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_redis: NewRedis) -> None:
+    server = new_redis()
+    an_enqueue_in_doubt_can_be_repeated(server, url_of(server.port, timeout=DEADLINE))
+
+
+def test_what_was_never_sent_is_in_no_doubt(new_redis: NewRedis, proxy: Proxy) -> None:
+    # Given one server that cannot even be connected to in time, and one that nobody listens for
+    server = new_redis()
+    with stopped(server), open_backend(url_of(server.port, timeout=0.2)) as backend, pytest.raises(BackendTimeout):
+        backend.enqueue(QUEUE, [new()])
+    proxy.refuse()
+    with open_backend(url_of(proxy.port)) as backend, pytest.raises(BackendUnavailable):
+        backend.enqueue(QUEUE, [new()])
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])

@@ -14,7 +14,7 @@ from servers.process import until
 from servers.redis import SERVICE, SentinelTrio
 
 from multiq.backend import Ack
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def test_a_planned_failover_behind_a_pause_loses_nothing(trio: SentinelTrio) -> 
                 while not ended.is_set():
                     job = new()
                     while not ended.is_set():
-                        with contextlib.suppress(BackendUnavailable):
+                        with contextlib.suppress(BackendUnavailable, EnqueueUncertain):
                             acknowledged.update(backend.enqueue(QUEUE, [job]))
                             break
                     time.sleep(0.002)

@@ -18,7 +18,7 @@ from servers.process import until
 from servers.redis import RedisServer
 
 from multiq.backend import NewJob, State
-from multiq.errors import BackendUnavailable
+from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
@@ -148,7 +148,7 @@ def test_a_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_
         acknowledged = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(50)])
         with failing_disk(server):
             # Then the server ends rather than acknowledge what it could not keep
-            with pytest.raises(BackendUnavailable):
+            with pytest.raises(EnqueueUncertain):
                 backend.enqueue(QUEUE, [NewJob(b"x", new_id())])
             until(lambda: not server.is_running, "the server has ended")
         server.start()

@@ -15,7 +15,7 @@ from servers.process import until
 from servers.redis import RedisCluster, RedisServer
 
 from multiq.backend import Ack, NewJob, State
-from multiq.errors import BackendError, BackendUnavailable
+from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
 from multiq.registry import open_backend
 
@@ -149,7 +149,7 @@ class Load:
                 try:
                     self.acknowledged.update(backend.enqueue(self._queues[number % len(self._queues)], [job]))
                     break
-                except BackendUnavailable:
+                except (BackendUnavailable, EnqueueUncertain):
                     time.sleep(0.02)  # the same job again: its id makes that harmless
             number += 1
             time.sleep(0.001)
@@ -292,7 +292,7 @@ def test_the_other_queues_go_on_when_a_master_dies_and_its_own_when_it_is_back(c
 def _takes(backend: Backend, queue: str) -> bool:
     try:
         backend.enqueue(queue, [new()])
-    except BackendUnavailable:
+    except (BackendUnavailable, EnqueueUncertain):
         return False
     return True
 

@@ -64,7 +64,7 @@ def test_a_process_that_stops_inside_its_transaction(
         lambda: consumer.settle([Ack(lease)]),
         lambda: consumer.exchange([Release(lease)], 1, 0),
     ):
-        with pytest.raises(BackendTimeout, match=r"locked by another process for 0\.3 s") as caught:
+        with pytest.raises(BackendTimeout, match=rf"locked by the process {stopped.pid} for 0\.3 s") as caught:
             call()
         assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     assert time.monotonic() - started >= 3 * 0.3
@@ -74,6 +74,8 @@ def test_a_process_that_stops_inside_its_transaction(
     stopped.send_signal(signal.SIGKILL)
     stopped.wait()
     assert consumer.settle([Ack(lease)]) == [None]
+    # And of what was enqueued meanwhile nothing is there: a lock that is not had leaves no doubt
+    assert hasty.queues() == []
 
 
 def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(

@@ -205,15 +205,6 @@ def test_a_closed_connection_is_refused(backend: SqliteBackend, connect: Connect
         backend.enqueue("q", jobs(), connection=app)
 
 
-def test_sqlalchemys_connections_are_unwrapped(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
-    app = connect()
-    pooled = SimpleNamespace(driver_connection=app)  # as sqlalchemy.pool.PoolProxiedConnection
-    backend.enqueue("q", jobs(), connection=pooled)
-    backend.enqueue("q", jobs(), connection=SimpleNamespace(connection=pooled))  # as sqlalchemy.engine.Connection
-    app.commit()
-    assert len(ids(backend)) == 2
-
-
 def test_the_callers_settings_do_not_matter(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect()
     app.row_factory = lambda _, row: {"row": row}

@@ -1,6 +1,7 @@
-"""The app of the soak, for ``multiq worker soak_app:app``: what each job does, it has written down first.
+"""The app of the soak, for ``multiq worker multiq.soak.tasks:app``: what each job does, it has written down first.
 
-The history is the jobs' own: a line before their first piece of work, and one after the last.
+The history is the jobs' own: a line before their first piece of work, and one after the last. Only processes that a
+soak has started can import this.
 """
 
 from __future__ import annotations
@@ -14,28 +15,25 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from soak import mutants
-
 import multiq
-from multiq.soak.history import Recorder
+
+from .history import Recorder
+from .load import MAX_ATTEMPTS, MAX_CRASHES, TIMEOUT, TTR, of_this_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-TTR = 3.0  # seconds that a lease lasts: as short as the slowest store's whole seconds allow with room
-TIMEOUT = 1.0  # seconds, of tasks that have one
-MAX_ATTEMPTS = 4
-MAX_CRASHES = 50  # a soak kills more often than life does
-MARK = "soak#{}#"
-"""What is found in a store's raw data of a job with this number."""
-
-if "SOAK_FOLDER" in os.environ:  # not in the nemesis
-    mutants.apply()
-
-FOLDER = Path(os.environ.get("SOAK_FOLDER", "."))
+_load = of_this_process()
+_folder = Path(_load.folder)
 
 app = multiq.App()
-_options: Any = {"ttr": TTR, "max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "backoff": 0.2}
+_options: Any = {
+    "queue": _load.tasks,
+    "ttr": TTR,
+    "max_attempts": MAX_ATTEMPTS,
+    "max_crashes": MAX_CRASHES,
+    "backoff": 0.2,
+}
 _recorders: dict[int, Recorder] = {}
 _opening = threading.Lock()
 
@@ -44,16 +42,11 @@ class Planned(Exception):
     """Raised by a job that is to fail."""
 
 
-def name_of(pid: int) -> str:
-    """How the process of jobs with this pid is called in the history."""
-    return f"job.{pid}"
-
-
 def _recorder() -> Recorder:
     pid = os.getpid()
     with _opening:
         if pid not in _recorders:
-            _recorders[pid] = Recorder(FOLDER, "job")
+            _recorders[pid] = Recorder(_folder, "job")
         return _recorders[pid]
 
 
@@ -78,7 +71,7 @@ def _ends(kind: str, seconds: float) -> None:
 
 def _is_first_time(number: int) -> bool:
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(FOLDER / f"once-{number}", os.O_CREAT | os.O_EXCL))
+        os.close(os.open(_folder / f"once-{number}", os.O_CREAT | os.O_EXCL))
         return True
     return False
 

@@ -1,7 +1,7 @@
-"""The soak's producers and plain consumers, each a process: ``python soak_clients.py produce|consume|lane NAME``.
+"""The soak's producers and plain consumers, each a process: ``python -m multiq.soak.clients ROLE NAME``.
 
 What they call is written into the history before they call it. They know the URL by ``MULTIQ_URL``, and go on until
-there is a file ``stop-<role>`` in the soak's folder.
+there is a file ``stop-<role>`` in the soak's folder, or whoever started them has gone.
 """
 
 from __future__ import annotations
@@ -12,26 +12,35 @@ import os
 import random
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from soak.soak_app import FOLDER, KINDS, MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, app
 
 import multiq
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
-from multiq.errors import EnqueueUncertain, JobNotFound, JobReserved, LeaseLost, MultiqError
+from multiq.errors import (
+    EnqueuePartial,
+    EnqueueUncertain,
+    JobNotFound,
+    JobReserved,
+    LeaseLost,
+    MultiqError,
+)
 from multiq.ids import new_id
 from multiq.registry import open_backend
-from multiq.soak.history import Recorder
+
+from .history import Recorder
+from .load import MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, of_this_process
+from .tasks import KINDS, app
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Backend, Consumer, Lease, Verdict
 
-RAW, LANE = "raw", "lane"
-"""The queue of plain consumers; the one that has a single consumer, so that the order of its jobs can be judged."""
-
-_DEADLINE = float(os.environ.get("SOAK_TIMEOUT", "2"))  # seconds that a call may take, as the URL says
+_load = of_this_process()
+_folder = Path(_load.folder)
+_parent = os.getppid()
+_OF_LANE = 3  # jobs at most in one call: its one consumer takes them singly
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
@@ -39,13 +48,13 @@ class Caller:
     """Calls, and writes down what it asked for and what came back."""
 
     def __init__(self, role: str, name: str) -> None:
-        self.recorder = Recorder(FOLDER, f"{role}-{name}")
-        self.chance = random.Random(f"{os.environ.get('SOAK_SEED', '0')} {role} {name}")
+        self.recorder = Recorder(_folder, f"{role}-{name}")
+        self.chance = random.Random(f"{_load.seed} {role} {name}")  # noqa: S311 - of a test
         self._role = role
 
     @property
     def goes_on(self) -> bool:
-        return not (FOLDER / f"stop-{self._role}").exists()
+        return os.getppid() == _parent and not (_folder / f"stop-{self._role}").exists()
 
     def call(
         self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
@@ -54,7 +63,7 @@ class Caller:
         op = self.recorder.invoke(f, **asked)
         try:
             result = work()
-        except Exception as exc:
+        except Exception as exc:  # noqa: BLE001 - the history says what it was
             type_, fields = _failure(exc)
             self.recorder.answer(type_, f, op, **fields)  # type: ignore[arg-type]
             time.sleep(0.05)  # an outage is no reason to write a million lines
@@ -74,7 +83,6 @@ def produce(name: str) -> None:
     app.connect(os.environ["MULTIQ_URL"])
     raw = open_backend(os.environ["MULTIQ_URL"])
     number = start + 1
-    pace = float(os.environ.get("SOAK_PACE", "0.02"))
     while caller.goes_on:
         size = caller.chance.choice([1, 1, 1, 5, 20])
         numbers = range(number, number + size)
@@ -82,13 +90,16 @@ def produce(name: str) -> None:
         which = caller.chance.random()
         if which < 0.6:
             _produce_tasks(caller, numbers)
+        elif which < 0.85:
+            _produce_raw(caller, raw, _load.raw, numbers)
         else:
-            _produce_raw(caller, raw, RAW if which < 0.85 else LANE, numbers)
-        time.sleep(caller.chance.random() * 2 * pace)
+            _produce_raw(caller, raw, _load.lane, numbers[:_OF_LANE])
+        time.sleep(caller.chance.random() * 2 * _load.pace)
 
 
 def _produce_tasks(caller: Caller, numbers: Sequence[int]) -> None:
-    kind = caller.chance.choices(list(KINDS), [weight for _, weight in KINDS.values()])[0]
+    weights = [_load.weights.get(kind, usual) for kind, (_, usual) in KINDS.items()]
+    kind = caller.chance.choices(list(KINDS), weights)[0]
     if kind in {"kill", "leave", "hang", "ahang", "long", "along"}:
         numbers = numbers[:1]
     task = KINDS[kind][0]
@@ -96,21 +107,21 @@ def _produce_tasks(caller: Caller, numbers: Sequence[int]) -> None:
     digests = tuple(_digest(number) for number in numbers)
     calls = [(MARK.format(number), digest) for number, digest in zip(numbers, digests, strict=True)]
     asked = {
-        "jobs": tuple(numbers), "digests": digests, "queue": "default", "delay": delay, "ttr": TTR,
-        "max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "deadline": _DEADLINE, "kind": kind,
+        "jobs": tuple(numbers), "digests": digests, "queue": _load.tasks, "delay": delay, "ttr": TTR,
+        "max_attempts": MAX_ATTEMPTS, "max_crashes": MAX_CRASHES, "deadline": _load.timeout, "kind": kind,
     }  # fmt: skip
     _enqueue(caller, lambda: task.options(delay=delay).enqueue_many(calls), asked)
 
 
 def _produce_raw(caller: Caller, backend: Backend, queue: str, numbers: Sequence[int]) -> None:
-    priority = caller.chance.choice([100, 500, 1024]) if queue == LANE else 1024
+    priority = caller.chance.choice([100, 500, 1024]) if queue == _load.lane else 1024
     jobs = [
         NewJob(f"{MARK.format(number)} {_digest(number)}".encode(), new_id(), priority=priority, ttr=TTR)
         for number in numbers
     ]
     asked = {
         "jobs": tuple(numbers), "digests": tuple(map(_digest, numbers)), "queue": queue, "priority": priority,
-        "ttr": TTR, "deadline": _DEADLINE,
+        "ttr": TTR, "deadline": _load.timeout,
     }  # fmt: skip
     _enqueue(caller, lambda: backend.enqueue(queue, jobs), asked)
 
@@ -119,13 +130,13 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
     op = caller.recorder.invoke("enqueue", **asked)
     try:
         result = work()
-    except EnqueueUncertain as exc:
-        caller.recorder.answer("info", "enqueue", op, err=f"EnqueueUncertain: {exc}"[:300])
-    except multiq.MultiqError as exc:
-        # no other error leaves open whether the jobs are there
+    except (EnqueueUncertain, EnqueuePartial) as exc:
+        caller.recorder.answer("info", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
+        time.sleep(0.05)
+    except multiq.MultiqError as exc:  # after any other error nothing of the call is there
         caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the history says what it was
         caller.recorder.answer("info", "enqueue", op, err=repr(exc)[:300], is_typed=False)
     else:
         caller.recorder.answer("ok", "enqueue", op)
@@ -136,13 +147,13 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
 def consume(name: str) -> None:
     """Reserves, runs and settles in all the ways there are, also too late."""
     caller = Caller("consume", name)
-    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([RAW]) as consumer:
+    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.raw]) as consumer:
         while caller.goes_on:
-            leases = _claim(caller, consumer, caller.chance.choice([1, 3, 10]))
+            leases = _claim(caller, consumer, _load.raw, caller.chance.choice([1, 3, 10]))
             for lease in leases:
                 _run(caller, lease)
-            if leases and caller.chance.random() < 0.03:
-                time.sleep(TTR * (0.8 + 0.5 * caller.chance.random()))  # some of the leases end on the way
+            if leases and caller.chance.random() < _load.late:
+                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end on the way
             elif leases and caller.chance.random() < 0.05:
                 _settle(caller, consumer, [Touch(lease) for lease in leases])
             _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])
@@ -151,15 +162,15 @@ def consume(name: str) -> None:
 def lane(name: str) -> None:
     """The single consumer of a queue: takes one after the other, in whatever order they come."""
     caller = Caller("lane", name)
-    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([LANE]) as consumer:
+    with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
-            leases = _claim(caller, consumer, 1)
+            leases = _claim(caller, consumer, _load.lane, 1)
             for lease in leases:
                 _run(caller, lease)
             _settle(caller, consumer, [Ack(lease) for lease in leases])
 
 
-def _claim(caller: Caller, consumer: Consumer, limit: int) -> list[Lease]:
+def _claim(caller: Caller, consumer: Consumer, queue: str, limit: int) -> list[Lease]:
     def told(leases: Sequence[Lease]) -> dict[str, Any]:
         read = [lease.body.decode().split() for lease in leases]
         return {
@@ -169,7 +180,10 @@ def _claim(caller: Caller, consumer: Consumer, limit: int) -> list[Lease]:
             "attempts": tuple(lease.attempt for lease in leases),
         }
 
-    return caller.call("claim", lambda: consumer.reserve(limit, 0.5), told=told, deadline=_DEADLINE + 0.5) or []
+    return (
+        caller.call("claim", lambda: consumer.reserve(limit, 0.5), told=told, queue=queue, deadline=_load.timeout + 0.5)
+        or []
+    )
 
 
 def _run(caller: Caller, lease: Lease) -> None:
@@ -180,11 +194,11 @@ def _run(caller: Caller, lease: Lease) -> None:
 
 def _verdict(caller: Caller, lease: Lease) -> Verdict:
     which = caller.chance.random()
-    if which < 0.04:
+    if which < _load.released:
         return Release(lease, delay=caller.chance.choice([0.0, 0.5, 1.0]))
-    if which < 0.05:
+    if which < _load.released + 0.01:
         return Bury(lease, "the soak buries some")
-    if which < 0.07:
+    if which < _load.released + 0.03:
         return GiveBack(lease)
     return Ack(lease)
 
@@ -195,13 +209,13 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
         return
     ops = []
     for verdict in verdicts:
-        asked = {"jobs": (_number(verdict.lease),), "tokens": (verdict.lease.token,), "deadline": _DEADLINE}
+        asked = {"jobs": (_number(verdict.lease),), "tokens": (verdict.lease.token,), "deadline": _load.timeout}
         if isinstance(verdict, Release):
             asked["delay"] = verdict.delay
         ops.append((_VERBS[type(verdict)], caller.recorder.invoke(_VERBS[type(verdict)], **asked)))
     try:
         lost: Sequence[LeaseLost | None] = consumer.settle(verdicts)
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the history says what it was
         _, fields = _failure(exc)
         for f, op in ops:
             caller.recorder.answer("info", f, op, **fields)
@@ -223,33 +237,33 @@ def manage(name: str) -> None:
             asked = {
                 "jobs": (number,),
                 "digests": (_digest(number),),
-                "queue": RAW,
+                "queue": _load.raw,
                 "delay": delay,
                 "ttr": TTR,
-                "deadline": _DEADLINE,
+                "deadline": _load.timeout,
             }
-            ids = _enqueue(caller, functools.partial(backend.enqueue, RAW, [job]), asked)
+            ids = _enqueue(caller, functools.partial(backend.enqueue, _load.raw, [job]), asked)
             time.sleep(caller.chance.random() * 0.5)
             if ids:
                 _order(caller, backend, number, ids[0])
             if number % 10 == 0:
-                caller.call("kick_any", lambda: backend.kick(RAW, 10), deadline=_DEADLINE)
+                caller.call("kick_any", lambda: backend.kick(_load.raw, 10), deadline=_load.timeout)
 
 
 def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
     f = caller.chance.choice(["delete", "reschedule", "kick"])
     delay = 0.5 if f == "reschedule" else 0.0
-    op = caller.recorder.invoke(f, jobs=(number,), delay=delay, deadline=_DEADLINE)
+    op = caller.recorder.invoke(f, jobs=(number,), delay=delay, deadline=_load.timeout)
     try:
         if f == "delete":
-            backend.delete(RAW, job_id)
+            backend.delete(_load.raw, job_id)
         elif f == "reschedule":
-            backend.reschedule(RAW, job_id, delay)
+            backend.reschedule(_load.raw, job_id, delay)
         else:
-            backend.kick_job(RAW, job_id)
+            backend.kick_job(_load.raw, job_id)
     except (JobNotFound, JobReserved):
         caller.recorder.answer("fail", f, op)
-    except Exception as exc:
+    except Exception as exc:  # noqa: BLE001 - the history says what it was
         _, fields = _failure(exc)
         caller.recorder.answer("info", f, op, **fields)
     else:
@@ -258,9 +272,9 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
 
 def count(name: str) -> None:
     """What the library counts in each queue: once."""
-    recorder = Recorder(FOLDER, f"count-{name}")
+    recorder = Recorder(_folder, f"count-{name}")
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
-        for queue in ("default", RAW, LANE):
+        for queue in _load.queues:
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)
@@ -270,7 +284,7 @@ def count(name: str) -> None:
 
 def _number(lease: Lease) -> int:
     number = _number_in(lease.body)
-    assert number is not None
+    assert number is not None  # noqa: S101 - all jobs have one
     return number
 
 
@@ -283,5 +297,13 @@ def _digest(number: int) -> str:
     return hashlib.sha256(str(number).encode()).hexdigest()[:8]
 
 
+ROLES = {"produce": produce, "consume": consume, "lane": lane, "manage": manage, "count": count}
+
+
+def main() -> None:
+    role, name = sys.argv[1:]
+    ROLES[role](name)
+
+
 if __name__ == "__main__":
-    {"produce": produce, "consume": consume, "lane": lane, "manage": manage, "count": count}[sys.argv[1]](sys.argv[2])
+    main()

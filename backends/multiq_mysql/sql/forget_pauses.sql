@@ -1,0 +1,1 @@
+DELETE FROM multiq_queues WHERE paused_until <= {now}

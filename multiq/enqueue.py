@@ -1,0 +1,199 @@
+"""The one way from a call that enqueues to the backend, and what becomes of the call after an error.
+
+====================  ======================================================================  =======================
+guarantee             how                                                                     cost
+====================  ======================================================================  =======================
+no second job         the same ids again, where the backend takes them from the caller        none
+no silent doubt       a job whose reply was lost once stays in doubt until a reply tells of    none, without an error
+                      it, whatever error a later try ends with
+the same due time     what has passed since the call began is taken off the delay             none, without an error
+====================  ======================================================================  =======================
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from . import notices
+from .backend import NewJob
+from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
+from .ids import new_id, new_ids
+from .job import JobHandle
+from .options import check_new_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from .backend import Backend
+
+#: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
+PATIENCE = 1.0
+_FIRST_PAUSE = 0.02
+
+_Ids = TypeVar("_Ids", str, list[str])
+
+
+def put(
+    backend: Backend,
+    queue: str,
+    bodies: Sequence[bytes],
+    *,
+    priority: int,
+    delay: float,
+    ttr: float,
+    connection: Any,
+    ids: Iterable[str] | None = None,
+) -> list[JobHandle]:
+    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    count = len(bodies)
+    used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
+    jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]
+    if not jobs:
+        return []
+    return [JobHandle(backend, queue, job_id) for job_id in _add(backend, queue, jobs, connection, is_one=False)]
+
+
+def put_one(
+    backend: Backend,
+    queue: str,
+    body: bytes,
+    *,
+    priority: int,
+    delay: float,
+    ttr: float,
+    connection: Any,
+    own_id: str | None = None,
+) -> JobHandle:
+    """``put`` without the work for many. *own_id* is the caller's, and was checked."""
+    job_id = new_id() if own_id is None else _allowed(backend, own_id)
+    (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
+    return JobHandle(backend, queue, job_id)
+
+
+def _allowed(backend: Backend, ids: _Ids) -> _Ids:
+    """Raises ``Unsupported`` where the backend gives out the ids."""
+    if not backend.declared.client_ids:
+        raise backend.unsupported("client_ids")
+    return ids
+
+
+def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, *, is_one: bool) -> list[str]:
+    began = time.monotonic()
+    try:
+        if connection is None:
+            ids = backend.enqueue(queue, jobs)
+        else:
+            ids = backend.enqueue(queue, jobs, connection=connection)
+    except BackendError as exc:
+        delivery = _Delivery(backend, queue, jobs, began, is_one=is_one)
+        ids = delivery.insist(exc, began, may_repeat=connection is None)
+    if notices.waiting:
+        notices.heed()
+    return ids
+
+
+class _Delivery:
+    """The jobs of one call after an error, and what is known of each."""
+
+    def __init__(self, backend: Backend, queue: str, jobs: Sequence[NewJob], began: float, *, is_one: bool) -> None:
+        self._backend = backend
+        self._queue = queue
+        self._jobs = jobs
+        self._began = began
+        self._is_one = is_one
+        self._there: dict[int, str] = {}  # position -> id
+        self._in_doubt: set[int] = set()  # positions
+        self._sent: Sequence[int] = range(len(jobs))
+        """The positions of what went with the last try."""
+        self._is_first = True
+
+    def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
+        """The ids, after *error* of a call that began at *since*: it is tried again if a connection was dropped.
+
+        What ran into its deadline is not tried again, and neither is anything on a backend that chooses ids itself.
+        Raises ``BackendError``.
+        """
+        may_repeat = may_repeat and bool(self._backend.declared.client_ids)
+        give_up_at = since + PATIENCE
+        pause = _FIRST_PAUSE
+        while True:
+            self._note(error)
+            if not may_repeat or not _is_passing(error) or time.monotonic() + pause > give_up_at:
+                told = self._told(error)
+                cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
+                try:
+                    if told is error:
+                        raise error
+                    raise told from cause
+                finally:
+                    del error, told, cause  # else they and this frame would keep each other, and sockets, alive
+            time.sleep(pause)
+            pause *= 2
+            try:
+                return self._send()
+            except BackendError as exc:
+                error = exc
+
+    def repeat(self) -> JobHandle | list[JobHandle]:
+        """What ``EnqueueUncertain.repeat`` does."""
+        if not self._backend.declared.client_ids:
+            raise self._backend.unsupported("client_ids")
+        since = time.monotonic()
+        try:
+            ids = self._send()
+        except BackendError as exc:
+            ids = self.insist(exc, since)
+        handles = [JobHandle(self._backend, self._queue, job_id) for job_id in ids]
+        return handles[0] if self._is_one else handles
+
+    def _send(self) -> list[str]:
+        """Enqueue all that is not certainly there."""
+        self._is_first = False
+        self._sent = [at for at in range(len(self._jobs)) if at not in self._there]
+        passed = time.monotonic() - self._began
+        jobs = [_later(self._jobs[at], passed) for at in self._sent]
+        self._there.update(zip(self._sent, self._backend.enqueue(self._queue, jobs), strict=True))
+        return [self._there[at] for at in range(len(self._jobs))]
+
+    def _note(self, error: BackendError) -> None:
+        if isinstance(error, EnqueueUncertain | EnqueuePartial):
+            self._there.update((self._sent[at], job_id) for at, job_id in error.accepted.items())
+        if isinstance(error, EnqueueUncertain):
+            ids = {job.id for job in error.jobs}
+            self._in_doubt.update(at for at in self._sent if self._jobs[at].id in ids)
+        self._in_doubt -= self._there.keys()
+
+    def _told(self, error: BackendError) -> BackendError:
+        """What to raise: of all tries together, where the last one's error is not all that is known."""
+        why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
+        if self._in_doubt:
+            uncertain = error
+            if not isinstance(uncertain, EnqueueUncertain) or not self._is_first:
+                others = [at for at in range(len(self._jobs)) if at not in self._there and at not in self._in_doubt]
+                uncertain = EnqueueUncertain(
+                    self._queue,
+                    [self._jobs[at] for at in sorted(self._in_doubt)],
+                    why,
+                    accepted=self._there,
+                    unsent=[self._jobs[at] for at in others],
+                    client_ids=True,
+                )
+            uncertain.repeat_by(self.repeat)
+            return uncertain
+        if self._there and not self._is_first:
+            return EnqueuePartial(self._there, len(self._jobs), why)
+        return error
+
+
+def _is_passing(error: BackendError) -> bool:
+    """Whether the next try may go well: a connection was dropped, or could not be made."""
+    cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
+    return isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
+
+
+def _later(job: NewJob, passed: float) -> NewJob:
+    """The job as it is sent so many seconds later: it becomes due when it was to be due."""
+    return msgspec.structs.replace(job, delay=max(0.0, job.delay - passed)) if job.delay else job

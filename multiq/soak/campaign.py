@@ -1,0 +1,152 @@
+"""One soak: load with faults, healing, load without faults, draining, the audit, and the check of the history."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+from multiq.conformance.proxy import Pass
+
+from .checking import check
+from .crew import Crew
+from .history import Recorder, read
+from .invariants import Setting
+from .load import TTR, name_of
+from .nemesis import Nemesis
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection
+
+    from .checking import Verdict
+    from .load import Load
+    from .site import Site
+
+_WITHOUT_FAULTS = 5.0  # seconds of load after all is healed
+_DRAIN = 60.0  # seconds, at most, until nothing but buried jobs is left
+_BETWEEN = 0.7  # seconds from one fault to the next
+_LOOK_EVERY = 2.0  # seconds, where a soak is to end with the first violation
+_UNWRITTEN = 500_000_000  # ns: an event that is so old is in its file
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How long, and what is done."""
+
+    seconds: float
+    """Of load with faults."""
+    faults: Collection[str] | None = None
+    """Their names; None: all that the site allows."""
+    drain: float = _DRAIN
+    """Seconds, at most."""
+    until: str = ""
+    """An invariant: the soak ends as soon as it is violated."""
+    plant: str = ""
+    """A module that all processes import first."""
+
+
+def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], object] = lambda *_: None) -> Verdict:
+    """Run it, and judge its history. *tell* hears the phase, the seconds that are over, and the faults so far."""
+    folder = Path(load.folder)
+    recorder = Recorder(folder, "nemesis")
+    recorder.note("begun", kind=site.driver, value=float(load.seed))
+    crew = Crew(load, site, plan.seconds, plant=plan.plant)
+    nemesis = Nemesis(crew, site, recorder, random.Random(load.seed), plan.faults)  # noqa: S311 - to be run again
+    setting = setting_for(site.driver, load)
+    try:
+        verdict = _load(crew, nemesis, recorder, plan, folder, setting, tell)
+        if verdict is not None:
+            return verdict
+        nemesis.heal()
+        crew.keep_up()
+        recorder.note("healed")
+        tell("without faults", plan.seconds, nemesis.count)
+        time.sleep(min(_WITHOUT_FAULTS, plan.seconds))
+        ended = crew.stop("produce", "manage")
+        tell("draining", plan.seconds, nemesis.count)
+        _drain(site, crew, plan.drain)
+        recorder.note("drained")
+        ended |= crew.stop("consume", "lane")
+        children = crew.children()
+        ended |= crew.end_workers()
+        tell("checking", plan.seconds, nemesis.count)
+        ended |= _audit(site, recorder, crew, children)
+        for name, how in ended.items():
+            recorder.note("residue", kind=name, err=how)
+    finally:
+        crew.kill_all()
+        if site.proxy is not None:
+            site.proxy.mode = Pass()
+        recorder.close()
+    return check(read(folder), setting)
+
+
+def setting_for(driver: str, load: Load) -> Setting:
+    """What the invariants need to know of a backend."""
+    return Setting(
+        ends_leases_with_connection=driver == "beanstalk",
+        one_consumer=frozenset({load.lane}),
+        counts_exactly=driver != "beanstalk",
+        reschedules_by_copy=driver == "beanstalk",
+        patience=TTR + 4,
+    )
+
+
+def _load(  # noqa: PLR0917 - the parts of one soak
+    crew: Crew,
+    nemesis: Nemesis,
+    recorder: Recorder,
+    plan: Plan,
+    folder: Path,
+    setting: Setting,
+    tell: Callable[[str, float, int], object],
+) -> Verdict | None:
+    """Load with faults. Returns a verdict if it is to end the soak."""
+    begin = time.monotonic()
+    look_at = begin + _LOOK_EVERY
+    while (now := time.monotonic()) < begin + plan.seconds:
+        tell("load and faults", now - begin, nemesis.count)
+        crew.keep_up()
+        time.sleep(_BETWEEN)
+        _measure(crew, recorder)
+        nemesis.strike()
+        if plan.until and time.monotonic() > look_at:
+            written = time.monotonic_ns() - _UNWRITTEN
+            verdict = check([event for event in read(folder) if event.t < written], setting)
+            if plan.until in verdict.violations:
+                return verdict
+            look_at = time.monotonic() + _LOOK_EVERY
+    return None
+
+
+def _measure(crew: Crew, recorder: Recorder) -> None:
+    """The memory and the open files of each process of jobs."""
+    for child in crew.children():
+        try:
+            memory, files = child.memory_info().rss / _MIB, child.num_fds()
+        except psutil.Error:
+            continue  # it has just ended
+        recorder.note("memory", target=name_of(child.pid), value=memory)
+        recorder.note("files", target=name_of(child.pid), value=float(files))
+
+
+def _drain(site: Site, crew: Crew, seconds: float) -> None:
+    give_up_at = time.monotonic() + seconds
+    while time.monotonic() < give_up_at and site.is_left():
+        crew.keep_up(with_producers=False)
+        time.sleep(0.5)
+
+
+def _audit(site: Site, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> dict[str, str]:
+    for child in children:
+        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+            recorder.note("residue", kind="process", target=f"{child.pid}")
+    ended = crew.count()
+    found = site.held()
+    recorder.note("audit", jobs=tuple(number for number, _ in found), states=tuple(state for _, state in found))
+    return ended

@@ -1,0 +1,118 @@
+"""The workers and clients of one soak: started, hurt, and started again when they have ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
+
+if TYPE_CHECKING:
+    from .load import Load
+    from .site import Site
+
+WORKERS = ("-p 2 -t 4", "-p 1 --concurrency 4", "-p 1 -t 1")
+CLIENTS = (("produce", "1"), ("produce", "2"), ("consume", "3"), ("consume", "4"), ("lane", "5"), ("manage", "6"))
+_PRODUCERS = {"produce", "manage"}
+_PATIENCE = 60.0  # seconds; guards against a hang
+_LAST = 300.0  # seconds that a worker is allowed beyond the load: none outlives a soak that was killed for long
+
+
+class Crew:
+    """All processes of one soak. *plant* is a module that each of them imports first: a test plants bugs so."""
+
+    def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
+        self._folder = Path(load.folder)
+        self._max_time = seconds + _LAST
+        self._plant = plant
+        settings = self._folder / "multiq.toml"
+        settings.touch()  # nobody's own settings change the load
+        path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - as Python puts it there
+        own = {"MULTIQ_URL": site.url, "MULTIQ_CONFIG": str(settings), "PYTHONPATH": path}
+        self._environment = {**os.environ, **load.environment(), **own}
+        self.workers: dict[str, subprocess.Popen[bytes]] = {}
+        self.clients: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
+        self._rounds = 0
+
+    def keep_up(self, *, with_producers: bool = True) -> None:
+        """Start whoever is not running."""
+        for options in WORKERS:
+            if options not in self.workers or self.workers[options].poll() is not None:
+                asked = ["worker", "multiq.soak.tasks:app", "--force", "--kill-after", "1"]
+                asked += ["--max-time", f"{self._max_time:.0f}", *options.split()]
+                self.workers[options] = self._start("multiq", asked, f"worker {options}")
+        for role, name in CLIENTS:
+            if (role, name) in self.clients and self.clients[role, name].poll() is None:
+                continue
+            if with_producers or role not in _PRODUCERS:
+                # one that begins again takes other numbers: those of before are used
+                begins_again = role in _PRODUCERS and (role, name) in self.clients
+                number = int(name) + (10 * self._rounds if begins_again else 0)
+                self.clients[role, name] = self._client(role, str(number))
+
+    def children(self) -> list[psutil.Process]:
+        """The processes of jobs."""
+        found = []
+        for worker in self.workers.values():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                found += psutil.Process(worker.pid).children(recursive=True)
+        return found
+
+    def stop(self, *roles: str) -> dict[str, str]:
+        """Have the clients of these roles come to their end. Returns those that did not, and how."""
+        for role in roles:
+            (self._folder / f"stop-{role}").touch()
+        ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
+        return self._ends(ended)
+
+    def count(self) -> dict[str, str]:
+        """Have the library's own counts in the history. As ``stop``."""
+        return self._ends({"count": self._client("count", "0")})
+
+    def end_workers(self) -> dict[str, str]:
+        """By SIGTERM. As ``stop``."""
+        for process in self.workers.values():
+            process.terminate()
+        return self._ends({f"worker {options}": process for options, process in self.workers.items()})
+
+    def _ends(self, processes: dict[str, subprocess.Popen[bytes]]) -> dict[str, str]:
+        badly = {}
+        give_up_at = time.monotonic() + _PATIENCE
+        for name, process in processes.items():
+            try:
+                code = process.wait(max(0.1, give_up_at - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                badly[name] = f"did not end within {_PATIENCE:g} s"
+            else:
+                if code:
+                    badly[name] = f"ended with {code}"
+        return badly
+
+    def kill_all(self) -> None:
+        for process in [*self.workers.values(), *self.clients.values()]:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+    def _client(self, role: str, name: str) -> subprocess.Popen[bytes]:
+        return self._start("multiq.soak.clients", [role, name], f"{role} {name}")
+
+    def _start(self, module: str, arguments: list[str], name: str) -> subprocess.Popen[bytes]:
+        self._rounds += 1
+        plant = [f"import {self._plant}"] if self._plant else []
+        code = ["import runpy, sys", *plant, f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter
+                [sys.executable, "-P", "-c", "\n".join(code), *arguments],
+                env=self._environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )

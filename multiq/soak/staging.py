@@ -1,0 +1,263 @@
+"""A store that somebody else has set up: how a soak gets there, what it may do to it, and how it leaves it.
+
+Everything happens in queues of its own, whose names nobody else could have chosen. Their jobs are purged at the end,
+and what the driver keeps for an empty queue is swept away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+from multiq.backend import Ack, State
+from multiq.conformance.proxy import Proxy
+from multiq.errors import BackendError, MultiqError, OptionInvalid, UrlInvalid
+from multiq.registry import ALIASES, installed, load, load_driver, open_backend
+from multiq.url import parse_url, redact, split
+
+from .load import TTR
+from .site import Site
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.backend import Backend
+
+    from .site import Held
+
+_PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
+"""Of those that a proxy can stand before: one address, and no TLS that checks it."""
+_TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
+_STATES = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+_PURGED = (State.READY, State.DELAYED, State.BURIED)
+_BENCH = "multiq.bench"
+_MOST_AT_ONCE = 100
+_PATIENCE = 60.0  # seconds until a restarted server takes connections again
+
+
+class QueueLeftBehind(MultiqError):
+    """A soak's queue could not be emptied."""
+
+
+class Harm(NamedTuple):
+    """What may be done to the server itself: nothing, unless it is asked for."""
+
+    freeze_pid: int | None = None
+    """Its process on this machine, to be stopped for seconds at a time."""
+    restart_command: str = ""
+    """A shell's command that kills it and starts it again."""
+    flush_scripts: bool = False
+    """Redis: have it forget all scripts, those of others included."""
+
+
+@contextlib.contextmanager
+def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iterator[Site]:
+    """The store at *url*; its *queues* are gone at the end.
+
+    Raises ``UrlInvalid``, ``OptionInvalid``, ``BackendNotInstalled``, ``BackendError``, and ``QueueLeftBehind``.
+    """
+    scheme = split(url).scheme
+    name = ALIASES.get(scheme.partition("+")[0], scheme.partition("+")[0])
+    driver = load_driver(name)
+    if not driver.declared.claim("shared"):
+        raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
+    direct = _with_timeout(url, timeout) if "timeout" in driver.options else url
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_file, _file_to_be(direct))
+        backend = stack.enter_context(open_backend(direct))
+        for queue in queues:
+            backend.stats(queue)  # so that what is wrong with the URL is said before anything begins
+        stack.callback(_clean, backend, name, direct, queues)
+        proxy = None
+        through = direct
+        address = _address(direct)
+        if address is not None:
+            proxy = stack.enter_context(Proxy(address))
+            through = _through(direct, proxy.port)
+        site = Site(name, through, lambda: _held(backend, queues), lambda: _is_left(backend, queues), proxy)
+        if harm.freeze_pid is not None or harm.restart_command:
+            site.server = _Server(backend, queues[0], harm)
+        if harm.flush_scripts:
+            if name != "redis" or address is None:
+                raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: that is for redis://host:port")
+            site.own_faults["flush scripts"] = lambda: _flush(direct, address)
+        yield site
+
+
+# --- the way there -----------------------------------------------------------------------------------------
+
+
+def _with_timeout(url: str, timeout: float) -> str:
+    parts = urlsplit(url)
+    options = [(name, value) for name, value in parse_qsl(parts.query, keep_blank_values=True) if name != "timeout"]
+    query = urlencode([*options, ("timeout", f"{timeout:g}")], safe="/:")
+    # not urlunsplit, which takes away one of the slashes of sqlite:////tmp/jobs.db
+    return f"{url.partition('?')[0]}?{query}"
+
+
+def _address(url: str) -> tuple[str, int] | None:
+    """Where a proxy would forward to; None where none can stand in between."""
+    parts = urlsplit(url)
+    if parts.scheme not in _PORTS or "," in parts.netloc or not parts.hostname:
+        return None
+    if any(name in _TLS for name, _ in parse_qsl(parts.query)):
+        return None
+    return parts.hostname, parts.port or _PORTS[parts.scheme]
+
+
+def _through(url: str, port: int) -> str:
+    scheme, _, rest = url.partition("://")
+    cut = min((at for at in map(rest.find, "/?") if at >= 0), default=len(rest))
+    who, at, _ = rest[:cut].rpartition("@")
+    return f"{scheme}://{who}{at}127.0.0.1:{port}{rest[cut:]}"
+
+
+def _file_to_be(url: str) -> Path | None:
+    """The file that a soak on SQLite would make; None if it is there already, or if there is none."""
+    if not url.startswith("sqlite:///"):
+        return None
+    path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
+    return None if path.exists() else path
+
+
+def _remove_file(path: Path | None) -> None:
+    if path is not None:
+        for ending in ("", "-wal", "-shm", "-journal"):
+            path.with_name(path.name + ending).unlink(missing_ok=True)
+
+
+# --- what it holds -----------------------------------------------------------------------------------------
+
+
+def _held(backend: Backend, queues: Sequence[str]) -> Held:
+    """By the library's own listing; where there is none, what is buried is kicked, and taken."""
+    found: Held = []
+    for queue in queues:
+        if backend.capabilities.lists_jobs:
+            for state in _STATES:
+                found += _listed(backend, queue, state)
+        else:
+            found += _taken(backend, queue)
+    return found
+
+
+def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[int, str]]:
+    after: str | None = None
+    while True:
+        page = backend.jobs(queue, state, after=after)
+        yield from ((_number(job.body), str(job.state)) for job in page.jobs)
+        after = page.after
+        if after is None:
+            return
+
+
+def _taken(backend: Backend, queue: str) -> Iterator[tuple[int, str]]:
+    with backend.consumer([queue]) as consumer:
+        for state in (State.READY, State.BURIED):
+            while leases := consumer.reserve(_MOST_AT_ONCE, 0):
+                yield from ((_number(lease.body), str(state)) for lease in leases)
+                consumer.settle([Ack(lease) for lease in leases])
+            if state is State.READY:
+                while backend.kick(queue, _MOST_AT_ONCE):
+                    pass
+
+
+def _number(body: bytes) -> int:
+    _, _, rest = body.partition(b"soak#")
+    number, mark, _ = rest.partition(b"#")
+    return int(number) if mark and number.isdigit() else -1
+
+
+def _is_left(backend: Backend, queues: Sequence[str]) -> bool:
+    try:
+        stats = [backend.stats(queue) for queue in queues]
+    except BackendError:
+        return True  # it may be back before long
+    return any((one.ready or 0) + (one.delayed or 0) + (one.reserved or 0) for one in stats)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """An impatient second Ctrl-C would leave jobs behind."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@_uninterrupted()
+def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None:
+    """Purge the queues. What is reserved yet belongs to processes that were killed, and is ready before long."""
+    give_up_at = time.monotonic() + 3 * TTR
+    while True:
+        for queue in queues:
+            backend.purge(queue, _PURGED)
+        if not any(backend.stats(queue).reserved for queue in queues):
+            break
+        if time.monotonic() > give_up_at:
+            raise QueueLeftBehind(f"the queues {', '.join(queues)} of {redact(url)} still have jobs that somebody runs")
+        time.sleep(0.2)
+    for queue in queues:
+        backend.purge(queue, _PURGED)
+    if name in installed(_BENCH):
+        with load(_BENCH, name).at(url) as place:
+            for queue in queues:
+                place.sweep(queue)
+
+
+# --- what is done to it ------------------------------------------------------------------------------------
+
+
+class _Server:
+    """A server that somebody has set up, and allowed to be hurt."""
+
+    def __init__(self, backend: Backend, queue: str, harm: Harm) -> None:
+        self._backend = backend
+        self._queue = queue
+        self._harm = harm
+        self.can_pause = harm.freeze_pid is not None
+        self.can_restart = bool(harm.restart_command)
+
+    def pause(self) -> None:
+        assert self._harm.freeze_pid is not None  # noqa: S101 - else it is not among the faults
+        os.kill(self._harm.freeze_pid, signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        assert self._harm.freeze_pid is not None  # noqa: S101
+        os.kill(self._harm.freeze_pid, signal.SIGCONT)
+
+    def restart(self) -> None:
+        subprocess.run(self._harm.restart_command, shell=True, check=True)  # noqa: S602 - the user's own
+        give_up_at = time.monotonic() + _PATIENCE
+        while time.monotonic() < give_up_at:
+            with contextlib.suppress(MultiqError):
+                self._backend.stats(self._queue)
+                return
+            time.sleep(0.05)
+
+
+def _flush(url: str, address: tuple[str, int]) -> None:
+    """``SCRIPT FLUSH``, in a connection of our own."""
+    parsed = parse_url(url, load_driver("redis").options)
+    words: list[Sequence[str]] = [("SCRIPT", "FLUSH")]
+    if parsed.password is not None:
+        words.insert(0, ("AUTH", *([parsed.username] if parsed.username else []), parsed.password))
+    with socket.create_connection(address, timeout=_PATIENCE) as connection:
+        for command in words:
+            encoded = [word.encode() for word in command]
+            connection.sendall(
+                b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+            )
+            connection.recv(4096)

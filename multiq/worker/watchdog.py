@@ -1,0 +1,71 @@
+"""What ends a process whose end hangs, and what calls code of the user's without waiting for it."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import Self
+
+_LONGEST_WAIT = 3600.0  # seconds: a wait has a limit, and a grace has none
+
+
+class Watchdog:
+    """While the ``with`` block lasts, calls *leave* at the deadline, whatever the other threads hang in.
+
+    There is no deadline at first. Its thread is started with the block: later the system may have no room for one.
+    """
+
+    def __init__(self, leave: Callable[[], None]) -> None:
+        self._leave = leave
+        self._deadline = float("inf")
+        self._is_over = False
+        self._changed = threading.Condition()
+
+    def __enter__(self) -> Self:
+        threading.Thread(target=self._run, name="multiq-watchdog", daemon=True).start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._changed:
+            self._is_over = True
+            self._changed.notify()
+
+    def leave_at(self, deadline: float) -> None:
+        """Call *leave* then; of several deadlines the earliest counts. From any thread."""
+        with self._changed:
+            self._deadline = min(self._deadline, deadline)
+            self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while (left := self._deadline - time.monotonic()) > 0 and not self._is_over:
+                self._changed.wait(min(left, _LONGEST_WAIT))
+            if self._is_over:
+                return
+        self._leave()
+
+
+def aside(call: Callable[[], object]) -> threading.Event:
+    """Call it in a thread of its own, as it may hang. Returns what is set once it has returned."""
+    is_done = threading.Event()
+
+    def run() -> None:
+        try:
+            call()
+        finally:
+            is_done.set()
+
+    try:
+        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
+    except RuntimeError:  # the system has no room for a thread
+        with contextlib.suppress(Exception):
+            run()
+    return is_done

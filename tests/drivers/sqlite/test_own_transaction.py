@@ -1,0 +1,157 @@
+"""A call on our own connection while a transaction of the caller's own has the file locked."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    import subprocess
+    from collections.abc import Callable
+
+pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists who has which lock")
+
+SCRIPT = """
+    from multiq import errors
+    path, how = sys.argv[1:]
+    backend = SqliteBackend(path, timeout=60.0)
+    backend.stats("q")
+    if how == "first use":
+        path += ".new"
+        backend = SqliteBackend(path, timeout=60.0)
+    app = sqlite3.connect(path, isolation_level=None)
+    app.execute("CREATE TABLE IF NOT EXISTS orders (number)")
+    app.execute("BEGIN")
+    app.execute("INSERT INTO orders VALUES (7)")
+    start = time.monotonic()
+    verb = {
+        "enqueue": lambda: backend.enqueue("q", [NewJob(b"x", "1")]),
+        "first use": lambda: backend.enqueue("q", [NewJob(b"x", "1")]),
+        "batch": lambda: backend.enqueue("q", [NewJob(b"x", str(n)) for n in range(3)]),
+        "pause": lambda: backend.pause("q", 60),
+    }[how]
+    try:
+        verb()
+    except errors.LockedByCaller as exc:
+        say(time.monotonic() - start < 30, isinstance(exc, errors.BackendUnavailable), exc)
+    backend.enqueue("q", [NewJob(b"x", "2")], connection=app)
+    app.execute("COMMIT")
+    backend.enqueue("q", [NewJob(b"x", "3")])
+    say(backend.stats("q").ready)
+"""
+
+
+@pytest.mark.parametrize("how", ["enqueue", "batch", "pause", "first use"])
+def test_the_callers_own_transaction_is_noticed_at_once(
+    spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path, how: str
+) -> None:
+    # Given a program with one thread, which has the file locked by a transaction of its own, and waits up to a minute
+    program = spawn(SCRIPT, path, how)
+    # When it uses the queue without connection=, then it is told so, and what to do, at once
+    told = line(program)
+    assert told.startswith("True False ")
+    assert "connection=" in told
+    assert str(path) in told
+    # and goes on
+    assert line(program) == "2"
+
+
+LOCKER = """
+    app = sqlite3.connect(sys.argv[1], isolation_level=None)
+    app.execute("BEGIN IMMEDIATE")
+    say(os.getpid())
+    sys.stdin.readline()
+    app.execute("COMMIT")
+"""
+
+ENQUEUE = """
+    backend = SqliteBackend(sys.argv[1], timeout=float(sys.argv[2]))
+    app = sqlite3.connect(sys.argv[1], isolation_level=None)
+    app.execute("BEGIN")
+    app.execute("SELECT * FROM multiq_jobs").fetchall()
+    say("waits")
+    try:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+        say("done")
+    except Exception as exc:
+        say(type(exc).__name__, exc)
+"""
+
+
+def test_another_process_is_waited_for_and_named(
+    spawn: Callable[..., subprocess.Popen[str]],
+    line: Callable[[subprocess.Popen[str]], str],
+    path: Path,
+    backend: object,
+) -> None:
+    backend.stats("q")  # type: ignore[attr-defined]
+    # Given another process with the lock, while this one has a transaction that only reads
+    locker = spawn(LOCKER, path)
+    pid = line(locker)
+    # Then the error after the timeout says which process it is
+    impatient = spawn(ENQUEUE, path, 1.0)
+    assert line(impatient) == "waits"
+    assert re.match(rf"BackendTimeout .*process {pid}\b.*1 s", line(impatient))
+    # and an enqueue goes on when the other process has ended its transaction
+    patient = spawn(ENQUEUE, path, 60.0)
+    assert line(patient) == "waits"
+    time.sleep(0.5)  # long enough for it to look who has the lock
+    locker.communicate("\n")
+    assert line(patient) == "done"
+
+
+THREADS = """
+    backend = SqliteBackend(sys.argv[1], timeout=float(sys.argv[2]))
+    backend.stats("q")
+    app = sqlite3.connect(sys.argv[1], isolation_level=None, check_same_thread=False)
+    app.execute("BEGIN IMMEDIATE")
+    commit = threading.Timer(0.7 if sys.argv[3] == "yes" else 5.0, app.execute, ("COMMIT",))
+    commit.start()
+    try:
+        backend.enqueue("q", [NewJob(b"x", "1")])
+        say("done")
+    except Exception as exc:
+        say(type(exc).__name__, exc)
+"""
+
+
+def test_another_thread_is_waited_for(
+    spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path
+) -> None:
+    # Given a transaction that another thread commits after a while
+    assert line(spawn(THREADS, path, 60.0, "yes")) == "done"
+    # Or too late: then the error says that it is this process, and what that may mean
+    told = line(spawn(THREADS, path, 0.5, "no"))
+    assert told.startswith("BackendTimeout ")
+    assert "this very process" in told
+    assert "connection=" in told
+
+
+def test_many_threads_of_one_process_do_not_take_one_another_for_the_callers_transaction(
+    path: Path, backend: object
+) -> None:
+    from multiq.backend import NewJob
+    from multiq_sqlite.backend import SqliteBackend
+
+    assert isinstance(backend, SqliteBackend)
+    errors: list[BaseException] = []
+
+    def enqueue(thread: int) -> None:
+        try:
+            for number in range(20):
+                backend.enqueue("q", [NewJob(b"x", f"{thread}-{number}")])
+        except BaseException as exc:
+            errors.append(exc)
+
+    threads = [threading.Thread(target=enqueue, args=(thread,)) for thread in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert backend.stats("q").ready == 120

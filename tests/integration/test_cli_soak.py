@@ -1,0 +1,131 @@
+"""``multiq soak`` as a whole: what it says, its exit codes, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from servers.redis import RedisServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from shell import Shell
+
+_PATIENCE = 60.0  # seconds; guards against a hang
+_FLUSH = "import socket as s; c=s.create_connection(('127.0.0.1',{})); c.sendall(b'FLUSHALL\\r\\n'); c.recv(9)"
+
+
+def processes_of(folder: Path) -> list[psutil.Process]:
+    """Those that a soak has started, whose temporary files are in this folder."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if str(folder) in process.environ().get("SOAK_LOAD", ""):
+                found.append(process)
+        except psutil.Error:
+            continue
+    return found
+
+
+def lasting(server: RedisServer) -> list[bytes]:
+    """The keys of soaks that do not go by themselves, as what a caller's last call came to does."""
+    return [key for key in server.ask("KEYS", "*soak*") if server.ask("TTL", key) == -1]
+
+
+@pytest.fixture
+def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
+    monkeypatch.setenv("TMPDIR", str(folder))
+    return folder
+
+
+@pytest.mark.long
+def test_a_store_that_keeps_its_promises_is_left_as_it_was(shell: Shell, temporary: Path) -> None:
+    with RedisServer(appendonly="yes") as server:
+        server.ask("SET", "theirs", "1")
+        done = shell("soak", server.url, "--seconds", "3", "--seed", "7", "--json")
+        assert done.code == 0, done
+        assert lasting(server) == []
+        assert server.ask("GET", "theirs") == b"1"
+    (told,) = json.loads(done.out)["soaks"]
+    assert told["clean"]
+    assert told["found"] == []
+    assert told["figures"]["run"] > 50
+    assert told["figures"]["faults"] > 0
+    assert list(temporary.iterdir()) == []
+    assert processes_of(temporary) == []
+
+
+@pytest.mark.long
+def test_a_server_that_forgets_its_jobs_is_found_out(shell: Shell, temporary: Path) -> None:
+    with RedisServer() as server:
+        forget = f'{sys.executable} -c "{_FLUSH.format(server.port)}"'
+        asked = ["--seconds", "8", "--fault", "restart server", "--restart-command", forget]
+        done = shell("soak", server.url, *asked, "--history", str(shell.folder / "history"))
+        assert done.code == 6, done
+        assert lasting(server) == []
+    assert "I1 nothing lost" in done.out
+    assert "restart server" in done.out
+    assert list((shell.folder / "history" / "0").glob("produce-1.*.jsonl"))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, number: signal.Signals) -> None:
+    with RedisServer() as server:
+        command = [sys.executable, "-m", "multiq", "soak", server.url, "--seconds", "60"]
+        running = subprocess.Popen(command, cwd=shell.folder, stderr=subprocess.PIPE, env={**os.environ})
+        try:
+            give_up_at = time.monotonic() + _PATIENCE
+            while not lasting(server) and time.monotonic() < give_up_at:
+                time.sleep(0.05)
+            assert lasting(server) != []
+            running.send_signal(number)
+            _, said = running.communicate(timeout=_PATIENCE)
+        finally:
+            running.kill()
+            running.wait()
+        assert running.returncode == 130
+        assert b"stopped" in said
+        assert lasting(server) == []
+    assert list(temporary.iterdir()) == []
+    assert processes_of(temporary) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["memory://"], "share"),
+        (["sqlite:///a.db", "sqlite:///b.db", "--freeze-pid", "7"], "name one store"),
+        (
+            ["sqlite:///a.db", "--fault", "fire"],
+            "there is no fault 'fire' to be made there; there are: kill job process",
+        ),
+        (["sqlite:///a.db", "--fault", "cut"], "there is no fault 'cut'"),
+        (["sqlite:///a.db", "--flush-scripts"], "no scripts"),
+        (["sqlite:///a.db", "--seconds", "0"], "--seconds"),
+        (["sqlite:///a.db", "--history", "."], "is there already"),
+        ([], "URL|NAME"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_asked_is_told_before_anything_begins(
+    shell: Shell, arguments: list[str], says: str, temporary: Path
+) -> None:
+    if "." in arguments:
+        (shell.folder / "0").mkdir()
+    done: Any = shell("soak", *arguments)
+    assert done.code == 2, done
+    assert says in done.err
+    assert "Traceback" not in done.err
+    assert not (shell.folder / "a.db").exists()
+    assert list(temporary.iterdir()) == []

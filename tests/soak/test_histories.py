@@ -1,0 +1,26 @@
+"""Histories of soaks that went wrong, by a bug that was mended since or was planted: the checker goes on to find it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from multiq.soak.campaign import setting_for
+from multiq.soak.checking import check
+from multiq.soak.history import replay
+from multiq.soak.load import Load
+
+HISTORIES = sorted((Path(__file__).parent / "histories").glob("*.jsonl.gz"))
+
+
+def test_there_are_histories() -> None:
+    assert HISTORIES
+
+
+@pytest.mark.parametrize("path", HISTORIES, ids=lambda path: path.name.partition(".")[0])
+def test_a_red_history_stays_red(path: Path) -> None:
+    invariant, driver, _ = path.name.split("-", 2)
+    verdict = check(replay(path), setting_for(driver, Load(folder="", seed=0, timeout=2.0)))
+    assert invariant in verdict.violations
+    assert f"{verdict.violations[invariant][0].invariant}: " in verdict.report()
