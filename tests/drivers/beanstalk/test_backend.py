@@ -123,10 +123,13 @@ def test_a_batch_larger_than_all_buffers_on_the_way_arrives_in_order(new_beansta
         ids = backend.enqueue(QUEUE, large) + backend.enqueue(QUEUE, small)
         assert ids == sorted(ids, key=int)
         assert len(set(ids)) == 5300
-        for job in (*large, *small):
-            (lease,) = consumer.reserve(1, 0)
-            assert lease.body == job.body
-            assert consumer.settle([Ack(lease)]) == [None]
+        left = [*large, *small]
+        while left:
+            leases = consumer.reserve(100, 0)
+            assert leases
+            assert [lease.body for lease in leases] == [job.body for job in left[: len(leases)]]
+            assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
+            del left[: len(leases)]
 
 
 def test_of_a_batch_whose_replies_were_cut_the_accepted_and_the_uncertain_jobs_are_told(
