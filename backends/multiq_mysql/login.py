@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
 import time
 import warnings
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import pymysql
@@ -39,6 +41,9 @@ OPTIONS: Mapping[str, Option] = {
     "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),
     "ssl_cert": Option(str, None, "file with this client's certificate, where the server wants one"),
     "ssl_key": Option(str, None, "file with its private key, where it is not in the same file"),
+    "server_public_key": Option(
+        str, None, "file with the server's public key (PEM), to log in with caching_sha2_password or sha256_password"
+    ),
     "dangerously_skip_tls_verification": Option(
         choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
     ),
@@ -62,6 +67,32 @@ class _Refusal:
 _REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal}
 
 
+if TYPE_CHECKING:
+    _PyMySQL = Connection[Any]
+else:
+    _PyMySQL = pymysql.connections.Connection
+
+
+class _Connection(_PyMySQL):
+    """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password."""
+
+    takes_keys = True
+
+    @property
+    def server_public_key(self) -> bytes | None:
+        return self._key
+
+    @server_public_key.setter
+    def server_public_key(self, key: bytes | None) -> None:
+        if key and not self.takes_keys:
+            raise pymysql.err.OperationalError(
+                CR_AUTH_PLUGIN_CANNOT_LOAD,
+                "the server sends a key to encrypt the password with, and nobody has checked whose it is: use ?tls=yes "
+                "or ?ssl_ca=, or name the file with the server's public key with ?server_public_key=",
+            )
+        self._key = key
+
+
 class Login(NamedTuple):
     """All that is needed to open a connection."""
 
@@ -76,6 +107,7 @@ class Login(NamedTuple):
     password_file: str | None = None
     password_env: str | None = None
     tls: ssl.SSLContext | None = None
+    server_public_key: bytes | None = None
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> Self:
@@ -106,6 +138,7 @@ class Login(NamedTuple):
             password_file=given["password_file"],
             password_env=given["password_env"],
             tls=_tls(url),
+            server_public_key=_public_key(url),
         )
 
     def __repr__(self) -> str:
@@ -139,7 +172,7 @@ class Login(NamedTuple):
         deadline = time.monotonic() + timeout
         # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
-        connection = pymysql.connect(
+        connection = _Connection(
             **{
                 "host": self.host,
                 "port": self.port,
@@ -151,10 +184,12 @@ class Login(NamedTuple):
                 "defer_connect": True,
                 "auth_plugin_map": {} if self._may_send_password else _REFUSED_PLUGINS,
                 "connect_timeout": timeout,
+                "server_public_key": self.server_public_key,
                 **tls,
                 **more,
             }
         )
+        connection.takes_keys = self._may_send_password or _is_loopback(self.host or "")
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
         if self.tls is not None:
@@ -198,6 +233,23 @@ def _database(url: BackendUrl) -> str:
     if not name or "/" in name or len(name) > _LONGEST_NAME:
         raise UrlInvalid(f"{url} cannot be used: name a database, as in mysql://user@host/jobs")
     return name
+
+
+def _public_key(url: BackendUrl) -> bytes | None:
+    path = url.options["server_public_key"]
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as exc:
+        raise UrlInvalid(f"server_public_key={path} cannot be read: {exc.strerror}") from exc
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
 
 
 def _tls(url: BackendUrl) -> ssl.SSLContext | None:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from servers.mysql import MysqlDatabases, Place
 
+    from multiq.backend import Verdict
+
 PAGE = Path(__file__).parents[3] / "docs" / "mysql.md"
 
 
@@ -76,7 +78,14 @@ def test_a_worker_works_and_makes_no_jobs(user: Callable[[str], str], place: Pla
         everybody.enqueue("q", [NewJob(bytes([at]), str(at)) for at in range(40)])
     with open_backend(user("worker")) as backend, backend.consumer(["q"]) as consumer:
         one, two, three, four, five, six = consumer.reserve(6, 0)
-        verdicts = [Ack(one), Bury(two, "bad"), Release(three, 0.5), GiveBack(four), Touch(five), Abandon(six)]
+        verdicts: list[Verdict] = [
+            Ack(one),
+            Bury(two, "bad"),
+            Release(three, 0.5),
+            GiveBack(four),
+            Touch(five),
+            Abandon(six),
+        ]
         assert consumer.settle(verdicts) == [None] * 6
         _, leases = consumer.exchange([Ack(five)], 10, 0)
         while leases:
@@ -104,10 +113,10 @@ def test_neither_reaches_anything_else(
     url = user(name)
     own = url.partition("//")[2].partition(":")[0]
     for statement in (
-        f"SELECT * FROM {place.name}.theirs",
+        f"SELECT * FROM {place.name}.theirs",  # noqa: S608 - a name of this test
         f"DROP TABLE {place.name}.multiq_jobs",
         f"ALTER TABLE {place.name}.multiq_jobs ADD x INT",
-        f"UPDATE {place.name}.multiq_schema SET version = 99",
+        f"UPDATE {place.name}.multiq_schema SET version = 99",  # noqa: S608 - the same
         "SELECT * FROM mysql.global_priv",
         "SELECT LOAD_FILE('/etc/passwd') IS NOT NULL INTO OUTFILE '/tmp/x'",
     ):

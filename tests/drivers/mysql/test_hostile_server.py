@@ -9,12 +9,15 @@ import threading
 from typing import TYPE_CHECKING
 
 import pytest
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding, rsa
 
 from multiq.errors import BackendError
 from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 CANARY = "S3CR3T-canary"
 PROTOCOL_41 = 0x0200 | 0x8000 | 0x80000 | 0x8  # with plugins, secure connections and a database
@@ -25,11 +28,11 @@ def packet(number: int, payload: bytes) -> bytes:
     return struct.pack("<I", len(payload))[:3] + bytes([number]) + payload
 
 
-def greeting(flags: int) -> bytes:
+def greeting(flags: int, plugin: bytes = b"mysql_native_password") -> bytes:
     return packet(
         0,
         b"\x0a8.0.40\0" + struct.pack("<I", 7) + b"12345678\0" + struct.pack("<H", flags & 0xFFFF) + b"\x2d\x02\0"
-        + struct.pack("<H", flags >> 16) + b"\x15" + bytes(10) + b"123456789012\0mysql_native_password\0",
+        + struct.pack("<H", flags >> 16) + b"\x15" + bytes(10) + b"123456789012\0" + plugin + b"\0",
     )  # fmt: skip
 
 
@@ -81,3 +84,57 @@ def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Imposto
     with open_backend(url) as backend, pytest.raises(BackendError, match=r"SSL|TLS"):
         backend.stats("q")
     assert impostor.received == b""
+
+
+@pytest.mark.parametrize("plugin", ["caching_sha2_password", "sha256_password"])
+@pytest.mark.parametrize("known", [False, True])
+def test_the_password_is_not_encrypted_with_a_strangers_key(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str, *, known: bool
+) -> None:
+    """Whoever sits in between sends a key of its own, and could read what is encrypted with it."""
+    monkeypatch.setattr("multiq_mysql.login._is_loopback", lambda _host: False)
+    strangers, servers = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
+    (tmp_path / "key.pem").write_bytes(_pem(servers))
+    listener = socket.create_server(("127.0.0.1", 0))
+    received: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(2)
+            connection.sendall(greeting(PROTOCOL_41, plugin.encode()))
+            data = connection.recv(65536)
+            if plugin == "caching_sha2_password":
+                connection.sendall(packet(data[3] + 1, b"\x01\x04"))  # the whole way of logging in
+                received.append(data := connection.recv(65536))
+            if len(data) > 200:  # it had a key
+                return
+            connection.sendall(packet(data[3] + 1, b"\x01" + _pem(strangers)))
+            received.append(connection.recv(65536))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    url = f"mysql://ann:{CANARY}@127.0.0.1:{listener.getsockname()[1]}/jobs?timeout=1"
+    url += f"&server_public_key={tmp_path / 'key.pem'}" if known and plugin == "caching_sha2_password" else ""
+    with open_backend(url) as backend, pytest.raises(BackendError) as caught:
+        backend.stats("q")
+    thread.join(10)
+    listener.close()
+    secrets = [data[4:] for data in received if len(data) > 200]
+    if "server_public_key=/" in url:
+        (secret,) = secrets
+        assert CANARY.encode() in _read(servers, secret)
+    else:
+        assert secrets == []
+        assert "server_public_key" in str(caught.value)
+
+
+def _pem(key: rsa.RSAPrivateKey) -> bytes:
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    return key.public_key().public_bytes(serialization.Encoding.PEM, form)
+
+
+def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
+    sha1 = hashes.SHA1()  # noqa: S303 - as the protocol has it
+    masked = key.decrypt(secret, padding.OAEP(mgf=padding.MGF1(sha1), algorithm=sha1, label=None))
+    return bytes(byte ^ b"12345678123456789012"[at % 20] for at, byte in enumerate(masked))
