@@ -93,6 +93,7 @@ def setting_for(driver: str, load: Load) -> Setting:
         one_consumer=frozenset({load.lane}),
         counts_exactly=driver != "beanstalk",
         reschedules_by_copy=driver == "beanstalk",
+        repeats_enqueues=driver == "mysql",
         patience=TTR + 4,
     )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .history import about, cut
-from .invariants import INVARIANTS, Setting, Violation
+from .invariants import INVARIANTS, Setting, Violation, stored_again
 from .stories import SECOND, Stories
 
 if TYPE_CHECKING:
@@ -65,7 +65,10 @@ def check(events: Sequence[Event], setting: Setting | None = None) -> Verdict:
     stories = Stories(events)
     setting = setting or Setting()
     found = {name: list(holds(stories, setting)) for name, holds in INVARIANTS.items()}
-    return Verdict({name: violations for name, violations in found.items() if violations}, _figures(stories), events)
+    figures = _figures(stories)
+    if again := stored_again(stories, setting):
+        figures["stored again"] = again
+    return Verdict({name: violations for name, violations in found.items() if violations}, figures, events)
 
 
 def _figures(stories: Stories) -> dict[str, int]:

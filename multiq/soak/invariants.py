@@ -56,6 +56,8 @@ class Setting:
     """
     reschedules_by_copy: bool = False
     """beanstalkd: a job that is rescheduled is put anew, then deleted; if a reply is lost, both may be there."""
+    repeats_enqueues: bool = False
+    """MySQL: a call of the backend repeats an enqueue whose reply was lost, and cannot tell that the job is done."""
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
     growth: float = 1.0
@@ -374,9 +376,23 @@ def _may_be_there_twice(stories: Stories, setting: Setting, story: Story) -> boo
     """
     if any(order.f == "reschedule" and order.type == INFO for order in story.orders) and setting.reschedules_by_copy:
         return True
-    if not story.is_repeated or not any(run.ended_at < story.stored_at for run in story.runs):
+    return _may_be_stored_again(stories, setting, story)
+
+
+def _may_be_stored_again(stories: Stories, setting: Setting, story: Story) -> bool:
+    if not (story.is_repeated or setting.repeats_enqueues):
+        return False
+    if not any(run.ended_at < story.stored_at for run in story.runs):
         return False
     return any(fault.kind != "slow" for fault in stories.faults_between(story.asked, story.stored_at, set()))
+
+
+def stored_again(stories: Stories, setting: Setting) -> int:
+    """How many jobs were done once more, as their enqueue was repeated after they were done."""
+    return sum(
+        sum(run.outcome == "done" for run in story.runs) > 1 and _may_be_stored_again(stories, setting, story)
+        for story in stories
+    )
 
 
 def _ran(story: Story) -> str:

@@ -109,6 +109,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         ("jobs stored", lambda one: f"{one.figures.get('stored', 0):,}"),
         ("runs", lambda one: f"{one.figures.get('run', 0) + one.figures.get('run again', 0):,}"),
         ("runs again, each explained", lambda one: f"{_explained(one):,}"),
+        ("of these, enqueued again after they were done", lambda one: f"{one.figures.get('stored again', 0):,}"),
         ("late verdicts, each refused", lambda one: f"{one.refused:,}"),
         ("faults", lambda one: f"{sum(one.faults.values()):,}"),
     ]

@@ -17,7 +17,9 @@ def renew(name: str, text: str, *, page: Path = PAGE) -> None:
     page.write_text(f"{head}{mark}\n{text.strip()}\n\n{end}{tail}")
 
 
-def conditions() -> str:
-    """When and where something was measured, in a sentence."""
+def conditions(short_of: str = "") -> str:
+    """When and where something was measured; and, if it was a short run, what the whole one is."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
-    return f"Measured on {today} by Python {platform.python_version()} on {platform.system()} ({platform.machine()})."
+    short = f" **A short run**: the whole one is {short_of}." if short_of else ""
+    where = f"Python {platform.python_version()} on {platform.system()} ({platform.machine()})"
+    return f"Measured on {today} by {where}.{short}"

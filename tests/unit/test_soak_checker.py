@@ -367,6 +367,10 @@ def test_a_task_that_ran_before_its_enqueue_was_answered_may_be_stored_once_more
     if is_cut:
         script.note(0.2, "fault", kind="cut", target="link")
     assert ("I9" in script.broken()) is broken
+    found = check(sorted(script.events, key=lambda event: event.t))
+    assert found.figures.get("stored again", 0) == (not broken)
+    # and where each enqueue of the backend is repeated, of whatever
+    assert ("I9" in script.broken(repeats_enqueues=True)) is (broken and bool(kind or not is_cut or ends < 0.5))
 
 
 @pytest.mark.parametrize("is_copied", [False, True])
