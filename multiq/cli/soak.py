@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OVERHEAD = 25.0  # seconds, about, beside the load with faults
 
 
-@click.command(short_help="Try a store of yours under faults, and check what became of each job.")
+@click.command(short_help="Run jobs under faults, and check what became of each.")
 @click.argument("targets", nargs=-1, required=True, metavar="URL|NAME...")
 @click.option(
     "--seconds",

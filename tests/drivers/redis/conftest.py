@@ -58,7 +58,14 @@ def redis_sentinel() -> Iterator[SentinelTrio]:
 
 
 @pytest.fixture(scope="session")
-def redis_cluster() -> Iterator[RedisCluster]:
-    """Three masters for all tests that leave them as they found them."""
+def redis_masters() -> Iterator[RedisCluster]:
     with RedisCluster() as cluster:
         yield cluster
+
+
+@pytest.fixture
+def redis_cluster(redis_masters: RedisCluster) -> Iterator[RedisCluster]:
+    """Three masters without a key. Tests that change the cluster itself make one of their own."""
+    yield redis_masters
+    for node in redis_masters.nodes:
+        node.ask("FLUSHALL")

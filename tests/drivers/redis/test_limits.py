@@ -166,6 +166,7 @@ def test_a_server_without_room_for_a_client_is_told(new_redis: Callable[..., Red
 
 def test_a_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend) -> None:
     hint = keys.hint(keys.base("multiq", QUEUE))
+    backend.enqueue(QUEUE, [new(delay=3600)])  # a queue without jobs has no marker
     with backend.consumer([QUEUE]) as consumer:
         server.set("maxmemory", "1")
         consumer._sleeper.ring(QUEUE)  # type: ignore[attr-defined]
