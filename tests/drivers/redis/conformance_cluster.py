@@ -25,8 +25,8 @@ class ClusterHarness(Harness):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cluster(redis_cluster: RedisCluster) -> None:
-    ClusterHarness.cluster = redis_cluster
+def _cluster(redis_masters: RedisCluster) -> None:
+    ClusterHarness.cluster = redis_masters
 
 
 globals().update(suite(ClusterHarness))
