@@ -246,7 +246,8 @@ class Pump:
             ttr = lease.ttr
             touch_at = now + ttr * _TOUCH_SHARE
             taken.append(Held(lease, slot, touch_at, now + ttr))
-            next_touch = min(next_touch, touch_at)
+            if touch_at < next_touch:  # noqa: PLR1730 - this is done for each job
+                next_touch = touch_at
         self._held.update(dict.fromkeys(taken))
         self._plan(next_touch)
         return taken
@@ -259,10 +260,12 @@ class Pump:
     def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
         for held, error in zip(settled, lost, strict=True):
             del self._held[held]
-            held.is_lost = error is not None
-            if error is None and held.verdict is not None:
-                self.settled[type(held.verdict)] += 1
-            if error is not None and held.began_at:  # of a job that has not begun, nothing is lost
+            if error is None:
+                if held.verdict is not None:
+                    self.settled[type(held.verdict)] += 1
+                continue
+            held.is_lost = True
+            if held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
                 self._untold.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))

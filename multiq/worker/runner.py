@@ -70,6 +70,7 @@ class Runner:
     def __init__(self, app: App, limits: Limits) -> None:
         self._tasks = app.tasks
         self._events = app.events
+        self._wants = app.events.wants
         self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
@@ -98,8 +99,10 @@ class Runner:
         call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
-        started = self._start(call)
+        if self._wants(JobStarted):
+            self._tell_start(call)
         running.set(call.job)
+        started = time.perf_counter()
         try:
             result = await self._await(call, held, thread=None)
             task = asyncio.current_task()
@@ -143,8 +146,10 @@ class Runner:
         call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
-        started = self._start(call)
+        if self._wants(JobStarted):
+            self._tell_start(call)
         running.set(call.job)
+        started = time.perf_counter()
         try:
             if call.task.is_coroutine:
                 result = self._drive(call, held)
@@ -193,12 +198,10 @@ class Runner:
         verdict = policy.after_failure(job.lease, reason)
         return self._announce(job, verdict, reason)
 
-    def _start(self, call: Call) -> float:
-        if self._events.wants(JobStarted):
-            self._events.emit(JobStarted(job=call.job))
-            if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
-                msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
-        return time.perf_counter()
+    def _tell_start(self, call: Call) -> None:
+        self._events.emit(JobStarted(job=call.job))
+        if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
+            msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
 
     # --- the call itself ---
 
@@ -291,7 +294,7 @@ class Runner:
     # --- after ---
 
     def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
-        if self._events.wants(JobDone):
+        if self._wants(JobDone):
             self._events.emit(JobDone(job=call.job, seconds=seconds))
         if seconds > self._slow_after:
             log_slow(call.job, seconds)
