@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES}
 NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_to_run is not None]
 
+#: pages whose blocks take the most time
+_LONG = frozenset({"docs/bench.md", "docs/cli.md", "docs/first-hour.md", "docs/soak.md"})
+
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
 
@@ -29,7 +32,14 @@ def page_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PageRu
     run.close()
 
 
-@pytest.mark.parametrize("page", [page for page, blocks in BLOCKS.items() if blocks])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if page in _LONG else [])
+        for page, blocks in BLOCKS.items()
+        if blocks
+    ],
+)
 def test_a_page_runs_from_top_to_bottom(page: str, page_run: PageRun) -> None:
     for block in BLOCKS[page]:
         if block.reason_not_to_run is None:

@@ -67,7 +67,8 @@ def walks(count: int) -> list[list[Step]]:
     return draw_walks(MemoryBackend.declared, count, real_time=False, derandomize=True)
 
 
-@pytest.mark.parametrize("name", in_turn(sorted(PLANTED.keys() - BEYOND_WALKS)))
+@pytest.mark.long
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
 def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
     # When a backend with a bug is compared with the model, then they differ, and the story of the walk is told; what
     # few walks happen to miss, more of them find
