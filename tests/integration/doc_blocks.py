@@ -13,6 +13,7 @@ What a page can say in a comment right before a block:
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -120,6 +121,7 @@ class PageRun:
             path = self._folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.code)
+            self._forget_stranger(block.file.partition("/")[0].removesuffix(".py"))
         match block.language:
             case "python":
                 self._run_python(block)
@@ -146,6 +148,12 @@ class PageRun:
                 app.close()
         for name in self._own_modules():
             del sys.modules[name]
+
+    def _forget_stranger(self, name: str) -> None:
+        """A module of that name which some other test has left."""
+        if name in sys.modules and name not in self._own_modules():
+            del sys.modules[name]
+        importlib.invalidate_caches()
 
     def _own_modules(self) -> list[str]:
         """The modules that were imported from the page's folder."""

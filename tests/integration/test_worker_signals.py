@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
@@ -119,7 +120,8 @@ def test_the_keeper_ends_without_an_error_when_children_die_at_the_end(tmp_path:
         until(lambda: len(words(tmp_path, "start")) == 4)
         process.send(signal.SIGTERM)
         time.sleep(0.1 * moment)
-        os.kill(read_diary(tmp_path / "diary")[0][2], signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # on a busy machine it has ended by itself
+            os.kill(read_diary(tmp_path / "diary")[0][2], signal.SIGKILL)
         process.wait()
         assert "Traceback" not in process.log
         assert "FileNotFoundError" not in process.log

@@ -63,12 +63,12 @@ def test_a_worker_that_is_told_to_stop_while_it_starts_ends_with_zero(
         # When it is told to stop
         process.send_signal(number)
         # Then it ends at once, and well
-        _, told = process.communicate(timeout=15)
+        _, told = process.communicate(timeout=60)
         assert process.returncode == 0, told
         assert "Traceback" not in told
     finally:
         process.kill()
-        process.wait()
+        process.communicate()
 
 
 def test_a_check_that_is_ended_does_not_say_that_the_worker_would_start(tmp_path: Path, url: str) -> None:
