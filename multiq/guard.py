@@ -30,6 +30,23 @@ MISREAD: tuple[type[Exception], ...] = (
 )
 """What code stumbles over that reads a reply of another shape than it expects."""
 
+BACKEND_VERBS = (
+    "enqueue",
+    "peek",
+    "jobs",
+    "delete",
+    "reschedule",
+    "kick",
+    "kick_job",
+    "queues",
+    "stats",
+    "pause",
+    "resume",
+    "purge",
+    "doctor",
+)
+"""What of a ``Backend`` reads replies."""
+
 
 def guarded(*verbs: str, server: str, more: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
     """A class whose *verbs* raise ``BackendUnavailable`` for a reply that *server*, "a Redis", would not give.

@@ -28,7 +28,7 @@ import msgspec
 from multiq.backend import Backend, Page, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendUnavailable, UrlInvalid
-from multiq.guard import guarded
+from multiq.guard import BACKEND_VERBS, guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
@@ -53,22 +53,7 @@ _MOST_BODY = 65535  # bytes, as servers come
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
-@guarded(
-    "enqueue",
-    "peek",
-    "jobs",
-    "delete",
-    "reschedule",
-    "kick",
-    "kick_job",
-    "queues",
-    "stats",
-    "pause",
-    "resume",
-    "purge",
-    "doctor",
-    server="a beanstalkd",
-)
+@guarded(*BACKEND_VERBS, server="a beanstalkd")
 class BeanstalkBackend(Backend):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 

@@ -32,7 +32,7 @@ import pymysql
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
-from multiq.guard import guarded
+from multiq.guard import BACKEND_VERBS, guarded
 from multiq.options import check_state, check_states
 from multiq.url import Option, seconds
 
@@ -81,22 +81,7 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
-@guarded(
-    "enqueue",
-    "peek",
-    "jobs",
-    "delete",
-    "reschedule",
-    "kick",
-    "kick_job",
-    "queues",
-    "stats",
-    "pause",
-    "resume",
-    "purge",
-    "doctor",
-    server="a MySQL or MariaDB",
-)
+@guarded(*BACKEND_VERBS, server="a MySQL or MariaDB")
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 

@@ -32,6 +32,7 @@ import msgspec
 from multiq.backend import Backend, QueueStats, State
 from multiq.capabilities import Capabilities, Gap
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
+from multiq.guard import BACKEND_VERBS
 from multiq.options import check_state, check_states
 from multiq.url import Option, choice, seconds
 
@@ -72,21 +73,7 @@ _GAPS_OF_SEVERAL_LINES = {
 }
 
 
-@guarded(
-    "enqueue",
-    "peek",
-    "jobs",
-    "delete",
-    "reschedule",
-    "kick",
-    "kick_job",
-    "queues",
-    "stats",
-    "pause",
-    "resume",
-    "purge",
-    "doctor",
-)
+@guarded(*BACKEND_VERBS)
 class RedisBackend(Backend):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
