@@ -5,7 +5,6 @@ from __future__ import annotations
 import ipaddress
 import ssl
 import time
-import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,6 +14,7 @@ from pymysql.constants.CR import CR_AUTH_PLUGIN_CANNOT_LOAD, CR_CONN_HOST_ERROR,
 from multiq.errors import BackendUnavailable, MultiqError, UrlInvalid
 from multiq.passwords import password_of_environment, password_of_file
 from multiq.sockets import connect
+from multiq.tls import tls_context
 from multiq.url import Option, choice
 
 from .failures import malformed
@@ -260,29 +260,6 @@ def _tls(url: BackendUrl) -> ssl.SSLContext | None:
         return None
     if given["unix_socket"] is not None:
         raise UrlInvalid(f"{url} cannot be used: TLS is for the network, a UNIX socket stays on this machine")
-    return tls_context(ca, cert, key, unchecked=is_unchecked)
-
-
-def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked: bool) -> ssl.SSLContext:
-    """TLS that checks the server's certificate and name, against *ca* or the system's authorities.
-
-    Raises ``UrlInvalid`` for files that cannot be used.
-    """
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert is not None:
-            context.load_cert_chain(cert, key)
-    except OSError as exc:  # SSLError, too
-        named = (("ssl_ca", ca), ("ssl_cert", cert), ("ssl_key", key))
-        files = ", ".join(f"{name}={path}" for name, path in named if path)
-        raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
+    context = tls_context(ca, cert, key, unchecked=is_unchecked, prefix="ssl_")
     context.sslsocket_class = TimedTlsSocket
-    if unchecked:
-        warnings.warn(
-            "dangerously_skip_tls_verification is set: the connection is encrypted, but whoever sits in between can "
-            "read and change every job; name the server's authority with ?ssl_ca= instead",
-            stacklevel=2,
-        )
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
     return context

@@ -14,6 +14,8 @@ import ssl
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from multiq.tls import handshake
+
 if TYPE_CHECKING:
     from pymysql.connections import Connection
 
@@ -93,9 +95,8 @@ class TimedTls:
 
     def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
         """The handshake, within the deadline of *sock*."""
-        sock.bound()
-        wrapped = self._context.wrap_socket(sock, server_hostname=server_hostname)
-        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - login.tls_context says so to the context
+        wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
+        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - login says so to the context
         wrapped.deadline = sock.deadline
         return wrapped
 

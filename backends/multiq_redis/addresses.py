@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from multiq.errors import UrlInvalid
+from multiq.tls import tls_context
 
-from .login import Login, tls_context
+from .login import Login
 from .servers import ClusterServers, OneServer, SentinelServers
 
 if TYPE_CHECKING:

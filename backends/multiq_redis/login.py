@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import ssl
-import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
-from multiq.errors import UrlInvalid
 from multiq.passwords import password_of_environment, password_of_file
 
 if TYPE_CHECKING:
+    import ssl
     from collections.abc import Iterator
 
     from .wire import Word
@@ -62,26 +60,3 @@ class Login(NamedTuple):
         """Which of them tells who the server is."""
         has_password = any(one is not None for one in (self.fixed_password, self.password_file, self.password_env))
         return 1 if has_password or self.username is not None else 0
-
-
-def tls_context(ca: str | None, cert: str | None, key: str | None, *, unchecked: bool) -> ssl.SSLContext:
-    """TLS that checks the server's certificate and name, against *ca* or the system's authorities.
-
-    Raises ``UrlInvalid`` for files that cannot be used.
-    """
-    try:
-        context = ssl.create_default_context(cafile=ca)
-        if cert is not None:
-            context.load_cert_chain(cert, key)
-    except OSError as exc:  # SSLError, too
-        files = ", ".join(f"{name}={path}" for name, path in (("ca", ca), ("cert", cert), ("key", key)) if path)
-        raise UrlInvalid(f"the certificates cannot be used ({files}): {exc}") from exc
-    if unchecked:
-        warnings.warn(
-            "dangerously_skip_tls_verification is set: the connection is encrypted, but whoever sits in between can "
-            "read and change every job; name the server's authority with ?ca= instead",
-            stacklevel=2,
-        )
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context

@@ -17,6 +17,7 @@ import hiredis
 
 from multiq.errors import BackendUnavailable
 from multiq.sockets import connect, time_left
+from multiq.tls import handshake
 from multiq.vigil import Vigil
 
 from .failures import TOO_MANY_CLIENTS
@@ -247,8 +248,7 @@ def open_wire(address: Address, login: Login, deadline: float) -> Wire:
     sock = connect(address, deadline)
     try:
         if login.tls is not None and isinstance(address, tuple):
-            sock.settimeout(time_left(deadline))
-            sock = login.tls.wrap_socket(sock, server_hostname=address[0])
+            sock = handshake(login.tls, sock, address[0], deadline)
         wire = Wire(sock)
         _greet(wire, login, deadline)
     except BaseException:
