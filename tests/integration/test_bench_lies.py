@@ -83,7 +83,7 @@ def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, work
                 for result, violation in report.violations
                 if (result.contestant, result.workload) == (names[lie], where)
             ]
-            assert {violation.kind for violation in found} & kinds, (lie, where, found)
+            assert {violation.kind for violation in found} & kinds, (lie, where, found, report.results)
             assert all(violation.count > 0 for violation in found)
 
 

@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from servers.certificate import Certificate
 
 
+A_NEW_COPY = 0.15
+"""Seconds to wait before each look at ``INNODB_TRX``: InnoDB shows a copy, and renews it only if nobody has looked for
+0.1 s (CACHE_MIN_IDLE_TIME_NS in storage/innobase/trx/trx0i_s.cc). Whoever looks more often sees the same one for ever.
+"""
+
 _RUNNING = "MULTIQ_TEST_MYSQL_URL"
 
 #: durable, as the figures and the fault tests need it, and small, as many run side by side

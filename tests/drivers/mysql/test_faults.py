@@ -33,6 +33,7 @@ from faults import (
 from processes import until, worker
 from proxy import Hole, Latency, Pass, Proxy
 from pymysql.constants import CLIENT
+from servers.mysql import A_NEW_COPY
 from servers.process import HOST
 from worker_app import app, nap
 
@@ -472,8 +473,8 @@ def test_a_worker_that_waits_holds_nothing_that_a_producer_needs(
             "SELECT * FROM information_schema.innodb_trx JOIN information_schema.processlist "
             "ON id = trx_mysql_thread_id WHERE db = %s AND id <> CONNECTION_ID() AND "
         )
-        for _ in range(20):
-            time.sleep(0.02)
+        for _ in range(4):
+            time.sleep(A_NEW_COPY)
             assert not cursor.execute(f"{ours} trx_started < NOW() - INTERVAL 5 SECOND", (place.name,))
             assert not cursor.execute(f"{ours} trx_rows_locked > 0", (place.name,))
         backend.enqueue(QUEUE, [new()])
@@ -498,6 +499,7 @@ class holder:  # noqa: N801 - reads as a block
 
 
 def _waits_for_a_lock(server: MysqlDatabases, place: Place) -> bool:
+    time.sleep(A_NEW_COPY)
     rows = server.ask(
         "SELECT 1 FROM information_schema.innodb_trx JOIN information_schema.processlist ON id = trx_mysql_thread_id "
         "WHERE trx_state = 'LOCK WAIT' AND db = %s",

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 import pymysql
 import pytest
+from servers.mysql import A_NEW_COPY
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
@@ -339,6 +341,7 @@ def test_nothing_of_ours_stays_open_between_calls(
     consumer.reserve(9, 0)
     with contextlib.suppress(Exception):
         backend.delete("q", "job-1")
+    time.sleep(A_NEW_COPY)
     assert mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state IS NOT NULL") == ((0,),)
 
 
