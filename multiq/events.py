@@ -12,7 +12,7 @@ import logging
 import os
 import threading
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
@@ -156,7 +156,8 @@ class Events:
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
-        self._heard: dict[type[Event], tuple[Subscriber, ...]] = {}  # per concrete type, with its parents'
+        self.listeners = _Listeners(self._subscribers)
+        """Whom an event is told, by its type. None of them: it need not be made."""
         self.logged = False
         """Whether ``multiq.log`` listens already."""
         self._background: Background | None = None  # as long as no subscriber is a coroutine function
@@ -167,7 +168,7 @@ class Events:
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
-        self._heard = {}  # another one: who looks somebody up just now keeps what is found in that of before
+        self.listeners = _Listeners(self._subscribers)  # who looks somebody up just now keeps that in the one of before
 
     def join(self, loop: asyncio.AbstractEventLoop | None = None) -> Stay:
         """A worker begins to tell of its jobs. Subscribers that are coroutines may run on its *loop*."""
@@ -187,16 +188,10 @@ class Events:
         self._default = None
         stay.close(patience)
 
-    def wants(self, kind: type[Event]) -> bool:
-        """Whether anybody listens: spares building events that nobody hears."""
-        heard = self._heard.get(kind)
-        return bool(self._find(kind) if heard is None else heard)
-
     def emit(self, event: Event) -> None:
         """Tell all subscribers; their errors are logged."""
         kind = type(event)
-        heard = self._heard.get(kind)
-        for subscriber in self._find(kind) if heard is None else heard:
+        for subscriber in self.listeners[kind]:
             try:
                 subscriber(event)
             except BaseException:  # noqa: BLE001 - logged, and the job goes on
@@ -209,15 +204,20 @@ class Events:
         background = self._background = self._background or Background(self._stays)
         return lambda event: background.start(subscriber, event)
 
-    def _find(self, kind: type[Event]) -> tuple[Subscriber, ...]:
-        heard = self._heard
-        found = tuple(
+
+class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
+    """Per concrete type, its parents' subscribers, too. A dictionary that fills itself: jobs look two up each."""
+
+    def __init__(self, subscribers: Mapping[type[Event], list[Subscriber]]) -> None:
+        self._subscribers = subscribers
+
+    def __missing__(self, kind: type[Event]) -> tuple[Subscriber, ...]:
+        found = self[kind] = tuple(
             subscriber
             for parent in kind.__mro__
             if parent in self._subscribers
             for subscriber in self._subscribers[parent]
         )
-        heard[kind] = found
         return found
 
 

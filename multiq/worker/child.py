@@ -296,10 +296,10 @@ class Child:
         if room <= 0:
             self._wait(finished, self._patience())
             return
-        if finished and (self._app.fetch_hooks or self._events.wants(WorkerLooping)):
+        if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
             self._pump.settle(finished)  # hooks of the user's may take long
             finished = []
-        if self._events.wants(WorkerLooping):
+        if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
         if self._app.fetch_hooks and not self._may_fetch():
             self._wait(finished, _VETOED if executor.busy == 0 else self._patience())

@@ -12,11 +12,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from multiq.backend import GiveBack
+from multiq.backend import Ack, GiveBack
 from multiq.job import JobTasks, job_tasks
 
 from .daemons import DaemonThreads
 from .heartbeat import TICK
+from .inflight import ACKED
 from .limits import frame_of, stack_of
 from .loop import PATIENCE, close_loop, end_tasks, is_closing, new_event_loop, threads_of_loop
 
@@ -190,9 +191,10 @@ class InlineExecutor(Executor):
 
     def _start(self, helds: Sequence[Held]) -> None:
         self._waiting.extend(helds)
-        # hot path: _begin and _end are inlined on purpose
+        # hot path: _begin, _end and InFlight's begin and end are inlined on purpose
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
         inflight, saw_job, clock = self._inflight, self._prefetch.saw_job, time.monotonic
+        marks: Any = None if inflight is None else inflight.marks  # without a table no job has a slot
         look_at = clock() + _AFTER_JOB_EVERY
         while True:
             try:
@@ -205,10 +207,13 @@ class InlineExecutor(Executor):
                 del running[held]
                 self._skip(held)
                 continue
-            if inflight is not None:
-                inflight.begin(held)
-            held.verdict = run(held)
-            if inflight is not None:
+            slot = held.slot
+            if slot is not None:
+                marks[slot] = now
+            verdict = held.verdict = run(held)
+            if slot is not None and type(verdict) is Ack:
+                marks[slot] = ACKED
+            elif inflight is not None:
                 inflight.end(held)
             del running[held]
             finished.append(held)

@@ -6,7 +6,8 @@ import contextlib
 import random
 import threading
 import time
-from collections import defaultdict, deque
+from collections import Counter, deque
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from multiq.backend import Touch
@@ -33,6 +34,8 @@ _LONGEST_PAUSE = 1.0  # ...growing to this: what was down for an hour is back at
 _TELL_WAIT = 0.25  # seconds that a call waits for subscribers
 _MOST_UNTOLD = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
 
+_verdict_of = attrgetter("verdict")
+
 #: a lease is touched when a third of its ttr has passed: two touches may fail before it ends
 _TOUCH_SHARE = 1 / 3
 
@@ -48,7 +51,7 @@ class Pump:
         self._events = events
         self._worker = worker
         self._inflight = inflight
-        self.settled: defaultdict[type[Verdict], int] = defaultdict(int)
+        self.settled: Counter[type[Verdict]] = Counter()
         """How many verdicts of each kind have counted."""
         self._lock = threading.Lock()
         self._unsettled: list[Held] = []  # what an outage has held up
@@ -232,22 +235,24 @@ class Pump:
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
         """What is to be settled now: an abort may have settled some of these before their jobs ended."""
+        all_held = self._held
         if not self._unsettled:
-            return [held for held in finished if held in self._held]
+            return [held for held in finished if held in all_held]
         collected, self._unsettled = dict.fromkeys([*self._unsettled, *finished]), []
-        return [held for held in collected if held in self._held]
+        return [held for held in collected if held in all_held]
 
     def _hold(self, leases: Sequence[Lease]) -> list[Held]:
         now = self._consumer.asked_at or time.monotonic()
         next_touch = self._next_touch
-        slots = [None] * len(leases) if self._inflight is None else self._inflight.hold(leases, now)
         taken = []
-        for lease, slot in zip(leases, slots, strict=True):
+        for lease in leases:
             ttr = lease.ttr
             touch_at = now + ttr * _TOUCH_SHARE
-            taken.append(Held(lease, slot, touch_at, now + ttr))
+            taken.append(Held(lease, None, touch_at, now + ttr))
             if touch_at < next_touch:  # noqa: PLR1730 - this is done for each job
                 next_touch = touch_at
+        if self._inflight is not None:
+            self._inflight.hold(taken)
         self._held.update(dict.fromkeys(taken))
         self._plan(next_touch)
         return taken
@@ -258,21 +263,27 @@ class Pump:
             self._inflight.touched_until(next_touch)
 
     def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
-        for held, error in zip(settled, lost, strict=True):
-            del self._held[held]
-            if error is None:
-                if held.verdict is not None:
-                    self.settled[type(held.verdict)] += 1
-                continue
+        all_held = self._held
+        for held in settled:
+            del all_held[held]
+        counted = settled
+        if any(lost):
+            refused = [held for held, error in zip(settled, lost, strict=True) if error is not None]
+            counted = [held for held, error in zip(settled, lost, strict=True) if error is None]
+            self._refused(refused)
+        self.settled.update(map(type, _verdicts(counted)))
+        if self._inflight is not None and settled:
+            self._inflight.drop(settled)
+        if None in lost:  # a lease may be known to be lost without a word from the backend
+            self._was_answered()
+
+    def _refused(self, refused: Sequence[Held]) -> None:
+        for held in refused:
             held.is_lost = True
             if held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
                 self._untold.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
-        if self._inflight is not None and settled:
-            self._inflight.drop(settled)
-        if None in lost:  # a lease may be known to be lost without a word from the backend
-            self._was_answered()
 
     def _was_answered(self) -> None:
         """The backend has answered a call: if it was gone, and nothing waits for another part of it, it is back."""
@@ -297,4 +308,4 @@ class Pump:
 
 
 def _verdicts(finished: Sequence[Held]) -> list[Verdict]:
-    return [held.verdict for held in finished if held.verdict is not None]
+    return [verdict for verdict in map(_verdict_of, finished) if verdict is not None]

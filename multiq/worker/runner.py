@@ -70,7 +70,6 @@ class Runner:
     def __init__(self, app: App, limits: Limits) -> None:
         self._tasks = app.tasks
         self._events = app.events
-        self._wants = app.events.wants
         self._around = app.around
         self._max_body = app.settings.max_body
         self._limits = limits
@@ -99,7 +98,7 @@ class Runner:
         call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
-        if self._wants(JobStarted):
+        if self._events.listeners[JobStarted]:
             self._tell_start(call)
         running.set(call.job)
         started = time.perf_counter()
@@ -146,7 +145,7 @@ class Runner:
         call = self._open(held.lease)
         if not isinstance(call, Call):
             return call
-        if self._wants(JobStarted):
+        if self._events.listeners[JobStarted]:
             self._tell_start(call)
         running.set(call.job)
         started = time.perf_counter()
@@ -159,7 +158,10 @@ class Runner:
                 result = self._call(call, held)
         except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
             return self._failed(call, exc, time.perf_counter() - started)
-        return self._done(call, result, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if self._events.listeners[JobDone] or seconds > self._slow_after or call.task.on_success is not None:
+            return self._done(call, result, seconds)
+        return Ack(held.lease)
 
     # --- before ---
 
@@ -294,7 +296,7 @@ class Runner:
     # --- after ---
 
     def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
-        if self._wants(JobDone):
+        if self._events.listeners[JobDone]:
             self._events.emit(JobDone(job=call.job, seconds=seconds))
         if seconds > self._slow_after:
             log_slow(call.job, seconds)
@@ -341,7 +343,7 @@ class Runner:
 
         def say() -> None:
             for event in events:
-                if self._events.wants(type(event)):
+                if self._events.listeners[type(event)]:
                     self._events.emit(event)
             self._announce(call.job, verdict, reason, call.task, exc)
 

@@ -140,8 +140,8 @@ def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, board: 
     board.tables[int(row.table)].give()
     inflight = InFlight(board.tables[int(row.table)])
     lease = Lease("q", "1", "token", b"", 1024, 60.0, 1, 0, 0, 0.0)
-    (slot,) = inflight.hold([lease], 0.0)
-    held = Held(lease, slot, 20.0, 60.0, began_at=1.0)
+    held = Held(lease, None, 20.0, 60.0, began_at=1.0)
+    inflight.hold([held])
     inflight.begin(held)
     row.beat -= 300
     assert report(tmp_path, board).is_well

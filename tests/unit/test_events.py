@@ -36,11 +36,11 @@ def test_subscribers_are_told_in_their_order_the_most_specific_kind_first() -> N
 
 def test_nobody_listening_is_known_beforehand() -> None:
     events = Events()
-    assert not events.wants(WorkerPaused)
+    assert not events.listeners[WorkerPaused]
     events.emit(PAUSED)
     events.subscribe(WorkerEvent, lambda _event: None)
-    assert events.wants(WorkerPaused)
-    assert not events.wants(JobLost)
+    assert events.listeners[WorkerPaused]
+    assert not events.listeners[JobLost]
 
 
 def test_who_subscribes_late_hears_what_follows() -> None:

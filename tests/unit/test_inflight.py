@@ -18,8 +18,9 @@ def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
 
 
 def held_in(inflight: InFlight, one: Lease) -> Held:
-    (slot,) = inflight.hold([one], 0.0)
-    return Held(one, slot, 0.0, NEVER)
+    held = Held(one, None, 0.0, NEVER)
+    inflight.hold([held])
+    return held
 
 
 @pytest.fixture
@@ -116,8 +117,9 @@ def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(tab
 
 def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
     inflight = InFlight(table)
-    slots = inflight.hold([lease(1, token="t" * 2000), *map(lease, range(5))], 0.0)
-    assert [slot is None for slot in slots] == [True, False, False, False, False, True]
+    helds = [Held(one, None, 0.0, NEVER) for one in (lease(1, token="t" * 2000), *map(lease, range(5)))]
+    inflight.hold(helds)
+    assert [held.slot is None for held in helds] == [True, False, False, False, False, True]
     assert len(table.entries()) == 4
 
 

@@ -46,6 +46,7 @@ def test_one_who_comes_while_an_event_is_told_hears_the_next_one() -> None:
             return found
 
     told._subscribers = Late(list, {events.JobLost: [lambda _: None]})
+    told.listeners = events._Listeners(told._subscribers)
     told.emit(LOST)
     # When the next one is told
     heard.clear()

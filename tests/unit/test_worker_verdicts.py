@@ -22,7 +22,7 @@ from multiq.errors import BackendTimeout, LeaseLost
 from multiq.options import REASON_MAX
 from multiq.worker.board import Board
 from multiq.worker.executors import Executor
-from multiq.worker.inflight import DEAD, InFlight
+from multiq.worker.inflight import DEAD, Held, InFlight
 from multiq.worker.keeper import Keeper
 from multiq.worker.rolling import Before
 from multiq.worker.supervisor import Supervisor
@@ -191,7 +191,8 @@ def test_a_keeper_that_waits_for_the_backend_goes_round(app: multiq.App) -> None
     board = Board(3, 2)
     for number, table in enumerate(board.tables[:3]):
         table.give()
-        InFlight(table).hold([Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)], time.monotonic())
+        lease = Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)
+        InFlight(table).hold([Held(lease, None, 0.0, time.monotonic() + 60)])
         table.bury(-9, time.monotonic())
     keeper = keeper_of(app, board)
     keeper._can_settle = True
