@@ -265,4 +265,4 @@ def test_subscribing_leaves_the_function_as_it_is(app: multiq.App) -> None:
         return event.job_id
 
     assert watch(events.JobLost(queue="q", job_id="1")) == "1"
-    assert app.events.wants(events.JobLost)
+    assert app.events.listeners[events.JobLost]
