@@ -85,6 +85,7 @@ os.waitpid(fork(child), 0)
     assert line(process) == "child 2"
 
 
+@pytest.mark.long
 def test_a_fork_while_other_threads_are_at_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(
         FORKS
