@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from multiq.backend import NewJob
 from multiq.bench import runner, stage
 from multiq.bench.contestants import enter
 from multiq.bench.environment import Meter
 from multiq.bench.planted import LIES
 from multiq.bench.workloads import WORKLOADS, Variant, Workload, working
+from multiq.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,3 +91,13 @@ def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, work
 
 def test_every_lie_has_a_name_for_what_it_is() -> None:
     assert set(KINDS) == set(LIES)
+
+
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie in {"kept-back", "swallowed", "kept-secretly"}])
+def test_what_is_hidden_is_hidden_from_who_asks_for_one_at_a_time(lie: str) -> None:
+    # a worker whose jobs are slow, as on a busy machine, never asks for more
+    backend = LIES[lie].open()
+    backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])
+    with backend.consumer(["q"]) as consumer:
+        assert sum(len(consumer.reserve(1, 0)) for _ in range(40)) == 4
+    backend.close()
