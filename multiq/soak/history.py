@@ -70,7 +70,9 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     """Of an audit: the states of its jobs."""
 
 
-_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "count", "residue", "untyped"})
+_OF_NO_JOB = frozenset(
+    {"begun", "fault", "struck", "missed", "back", "healed", "drained", "count", "residue", "untyped"}
+)
 
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode

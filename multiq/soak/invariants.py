@@ -59,6 +59,8 @@ class Setting:
     """MySQL: a call of the backend repeats an enqueue whose reply was lost, and cannot tell that the job is done."""
     locks_rows: bool = False
     """MySQL: a transaction whose client has gone keeps jobs from others until the server sees that."""
+    waits_for_the_stopped: bool = False
+    """SQLite: a process that is stopped may hold the lock that all others wait for, until their leases are over."""
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
     growth: float = 1.0
@@ -557,17 +559,23 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
     if is_stored_again and _more_lives(stories, setting, story):
         return True
     lease, own = story.lease_of(first), story.lease_of(second)
-    if lease is not None and lease.extended + lease.ttr <= second.at:
-        return True  # a holder that does not touch
-    if own is not None and own.since < first.at and own.since + own.ttr <= second.at:
-        return True  # a holder that was stopped, and does not look at the clock
+    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # a holder that does not touch
+    # or one that was stopped, and does not look at the clock
+    is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
     since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since
+    if is_over or is_stale or _were_all_stopped(stories, setting, since, second.at):
+        return True
     if _is_put_back(stories, story, first, second, since):
         return True
     ends_by_time_only = lease is not None and not setting.ends_leases_with_connection
     end = min(second.at, first.ended_at + setting.patience * SECOND) + _GRACE
     faults = stories.faults_between(since, end, {first.proc, second.proc})
     return any(_explains(fault, first, ends_by_time_only=ends_by_time_only) for fault in faults)
+
+
+def _were_all_stopped(stories: Stories, setting: Setting, begin: float, end: float) -> bool:
+    stops = (fault for fault in stories.faults if fault.kind == "stop")
+    return setting.waits_for_the_stopped and any(stop.at <= end and stop.until >= begin for stop in stops)
 
 
 def _explains(fault: Fault, first: Run, *, ends_by_time_only: bool) -> bool:

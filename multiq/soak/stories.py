@@ -162,6 +162,8 @@ class Stories:
             run = self._runs.pop((event.proc, event.op), None)
             if run is not None:
                 run.ended_at, run.outcome = event.t, event.outcome
+        elif f in {"struck", "missed"}:
+            self._over(event)
         elif f == "fault":
             self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target, event.proc))
         elif f == "audit":
@@ -174,6 +176,15 @@ class Stories:
             self._answered(self._open.pop((event.proc, event.op)), event)
         else:
             self.notes[f].append(event)
+
+    def _over(self, event: Event) -> None:
+        """A nemesis has done what it did last: an outage may have lasted longer than was thought when it began."""
+        self.notes[event.f].append(event)
+        for fault in reversed(self.faults):
+            if fault.proc == event.proc:
+                if fault.target in {"store", "link"}:
+                    fault.until = max(fault.until, event.t + SECOND)
+                return
 
     def _asked(self, event: Event) -> None:
         for at, number in enumerate(event.jobs):

@@ -722,6 +722,28 @@ def test_what_one_history_excuses_another_does_not() -> None:
     assert (without, script.broken()) == ({"I11"}, set())
 
 
+@pytest.mark.parametrize(("waits", "broken"), [(True, set()), (False, {"I11"})])
+def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken: set[str]) -> None:
+    # Given a job whose lease ended while it ran, as nobody could write until a third process went on
+    script = Script()
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.4, "fault", kind="stop", target="consume-3.9", value=3.5)
+    script.run(0.2, 4.7, 7)
+    script.run(4.0, 8.5, 7, attempt=2, proc="worker.2")
+    assert script.broken(waits_for_the_stopped=waits) == broken
+
+
+def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_about() -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.2, "fault", kind="restart", target="store", value=1.0)
+    script.run(12.0, 12.1, 7)
+    script.run(12.2, 12.3, 7, attempt=2, proc="worker.2")
+    without = script.broken()
+    script.note(11.0, "struck", kind="restart server")
+    assert (without, script.broken()) == ({"I11"}, set())
+
+
 def test_a_report_shows_the_jobs_history() -> None:
     script = Script()
     a_good_life(script)
