@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from multiq.soak.checking import check
-from multiq.soak.history import Event, Recorder, about, cut, read, replay, write
+from multiq.soak.history import Event, HistoryDamaged, Recorder, about, cut, read, replay, write
 from multiq.soak.invariants import INVARIANTS, Setting
 
 if TYPE_CHECKING:
@@ -769,3 +772,47 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert len(cut(events, {3})) == 2
     write(tmp_path / "kept.jsonl.gz", events[1:3])
     assert replay(tmp_path / "kept.jsonl.gz") == events[1:3]
+
+
+def test_a_process_with_the_number_of_one_that_was_killed_goes_on_behind_its_half_line(tmp_path: Path) -> None:
+    path = tmp_path / f"job.{os.getpid()}.jsonl"
+    path.write_bytes(b'{"t":1,"proc":"w","type":"info","f":"healed"}\n{"t":2,"pro')
+    recorder = Recorder(tmp_path, "job")
+    recorder.note("drained")
+    recorder.close()
+    assert [event.f for event in read(tmp_path)] == ["healed", "drained"]
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"t":1,"proc":"w","ty{"t":1}', b'{"t":"soon"}', b'{"t":1,"proc":"w","type":"?","f":"x"}']
+)
+def test_a_line_that_is_no_event_is_told_as_damage(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "worker.9.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(HistoryDamaged, match=r"worker\.9"):
+        read(tmp_path)
+
+
+_WRITES = """
+import resource, signal, sys
+from pathlib import Path
+from multiq.soak.history import HistoryDamaged, Recorder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+recorder = Recorder(Path(sys.argv[1]), "job")
+failed = 0
+for number in range(100):
+    try:
+        recorder.invoke("start", jobs=(number,))
+    except HistoryDamaged:
+        failed += 1
+print(failed)
+"""
+
+
+def test_a_history_that_could_not_be_written_is_not_judged(tmp_path: Path) -> None:
+    # Given a process that may write a thousand bytes, as on a disk that is full
+    done = subprocess.run([sys.executable, "-c", _WRITES, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 80  # each call has failed from then on: no job goes on without its record
+    # Then nobody is blamed for what it lacks
+    with pytest.raises(HistoryDamaged, match="could not write down"):
+        read(tmp_path)
