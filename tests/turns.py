@@ -20,6 +20,21 @@ if TYPE_CHECKING:
 #: the parameters that come in turn
 IN_TURN = frozenset({"mode", "store", "url"})
 
+_QUICK = "not long"  # what ``make test`` selects
+
+
+def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
+    """What ``make test`` would leave out as a whole is not even collected: each of its processes does that."""
+    if collector.config.option.markexpr == _QUICK and _is_long(obj):
+        return []
+    return None
+
+
+def _is_long(obj: object) -> bool:
+    marks = getattr(obj, "pytestmark", None)
+    return isinstance(marks, list) and any(mark.name == "long" for mark in marks)
+
+
 Rows = dict[pytest.Item, frozenset[tuple[str, str]]]
 
 

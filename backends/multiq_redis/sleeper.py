@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 _COARSE = 0.5  # seconds: what the server's own timeouts may be late by
 _SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
-_RINGS_WITHIN = 1.0  # seconds that waking a sleeper may take; of our own, the connection is closed then
+_RINGS_WITHIN = 0.5  # seconds that waking a sleeper may take; of our own, the connection is closed then
 _WAKEUP_LASTS = 60  # seconds until a marker goes that came when its sleeper was awake already
 _NAME_SIZE = 7  # random bytes
 _TROUBLED = 0.1  # seconds to sleep without a bell, where there is none to be had at the moment

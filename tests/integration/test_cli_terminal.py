@@ -94,6 +94,7 @@ def shell(tmp_path: Path) -> Iterator[Shell]:
     shell.app.close()
 
 
+@pytest.mark.few_rows
 @pytest.mark.parametrize("columns", [80, 120])
 @pytest.mark.parametrize(
     "command",

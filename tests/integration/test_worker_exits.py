@@ -18,15 +18,10 @@ from processes import HERE, until, worker
 from worker_app import anap, app, endless, fail, leave, nap, quick, read_diary
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PAGE = Path(__file__).parents[2] / "docs/worker.md"
-MODES = [
-    pytest.param(["-p 0", "-p 1 -t 3"], id="two modes"),
-    pytest.param(
-        ["-p 0 -t 3", "-p 0 --concurrency 3", "-p 1", "-p 1 --concurrency 3"], id="the others", marks=pytest.mark.long
-    ),
-]
+MODES = ["-p 0", "-p 1 -t 3", "-p 0 -t 3", "-p 0 --concurrency 3", "-p 1", "-p 1 --concurrency 3"]
 
 
 class Row(NamedTuple):
@@ -211,11 +206,22 @@ def _enqueue(run: Run) -> None:
     GIVEN[run.row.given]()
 
 
-@pytest.mark.parametrize("modes", MODES)
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.given}, {row.options} {row.then}")
+def _cases() -> Iterator[Any]:
+    """Each row in one mode, the modes in turn; with ``make test-long`` in all others."""
+    for number, row in enumerate(ROWS):
+        (wanted,) = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
+        modes = [mode for mode in MODES if mode.startswith(wanted)]
+        here = modes[number % len(modes)]
+        name = f"{row.given}, {row.options} {row.then}"
+        yield pytest.param(row, [here], id=f"{name}, {here}")
+        yield pytest.param(
+            row, [mode for mode in modes if mode != here], id=f"{name}, other modes", marks=pytest.mark.long
+        )
+
+
+@pytest.mark.parametrize(("row", "modes"), list(_cases()))
 def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
-    (wanted,) = [words for words in ("-p 0", "-p 1") if words in row.options] or ["-p"]
-    runs = [Run(tmp_path, mode, row) for mode in modes if mode.startswith(wanted)]
+    runs = [Run(tmp_path, mode, row) for mode in modes]
     try:
         # Given a store and a worker for each mode
         for run in runs:
