@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OUR_TABLE = re.compile(rb"""^[ \t]*\[[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?multiq\b""", re.MULTILINE)
 _AUTHORITY_END = re.compile("[/?#]")
 _SECTIONS = ("worker", "log", "connections")
 _FILE_ROOM = 1 << 20  # bytes
@@ -98,7 +99,9 @@ def _configures_multiq(project: Path) -> bool:
     if not _is_file(project):
         return False
     try:
-        text, _ = _content(project, is_named=False)  # whether it may be used is asked when it is
+        text, reason = _content(project, is_named=False)
+        if reason is not None:  # it is refused if it means us, and not parsed: a key of 20,000 parts takes minutes
+            return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
     except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
         return False

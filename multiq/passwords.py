@@ -10,14 +10,14 @@ from .errors import UrlInvalid
 
 def password_of_file(path: str) -> str:
     """What a file holds, without its last line's end. Raises ``UrlInvalid``."""
+    refused = f"the password cannot be read from password_file={path}"
     try:
-        text = Path(path).read_text(encoding="utf-8")
-    except (OSError, ValueError) as exc:
-        why = exc.strerror if isinstance(exc, OSError) else "it is not UTF-8"
-        # not chained for a ValueError: its message may quote the password
-        raise UrlInvalid(f"the password cannot be read from password_file={path}: {why}") from (
-            exc if isinstance(exc, OSError) else None
-        )
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as exc:  # a path may be none
+        raise UrlInvalid(f"{refused}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
+    text = data.decode(errors="replace")  # an error of decoding would carry the password, as a context, too
+    if text.encode() != data:
+        raise UrlInvalid(f"{refused}: it is not UTF-8")
     return text.rstrip("\r\n")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import unicodedata
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import msgspec
@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 MASK = "***"
+
+_T = TypeVar("_T")
 
 _SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # in the names of options that are masked
 _SHOWN_AT_MOST = 200  # characters of a URL in a message
@@ -83,11 +85,9 @@ def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
 def split(text: str) -> SplitResult:
     """``urlsplit``, with a typed error for what it would pass over in silence: line ends, a fragment, no scheme."""
     _check_characters(text)
-    try:
-        parts = urlsplit(text)
-    except ValueError:
-        # not chained: some of its messages quote the user and the password
-        raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}") from None
+    parts = _without_a_trace(lambda: urlsplit(text))
+    if parts is None:
+        raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}")
     if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
         raise UrlInvalid(f"{_shown(text)} is no URL: write it like 'sqlite:///jobs.db' or 'redis://localhost'")
     if parts.netloc and "@" in parts.path:  # half of a password is taken for the host, and the other half for the path
@@ -103,11 +103,10 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
     hosts = []
     for place in places.split(",") if places else ():
         one = parts._replace(netloc=f"{credentials}{at}{place}")
-        try:
-            host, port = one.hostname, one.port
-        except ValueError:
-            # not chained: the cause quotes what stands where the port should be, and that may be half a password
-            raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}") from None
+        both = _without_a_trace(lambda one=one: (one.hostname, one.port))  # type: ignore[misc]
+        if both is None:  # what stands where the port should be may be half a password
+            raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
+        host, port = both
         if host is None and "," in places:
             raise _invalid(text, "there is a comma too many between its hosts")
         if host is not None or port is not None:
@@ -130,7 +129,7 @@ def redact(text: str) -> str:
         # the password may hold '/', '#' or '@' unquoted: everything up to the last '@' is credentials
         credentials, _, address = place.rpartition("@")
         user, colon, _ = credentials.partition(":")
-        place = f"{user}{colon}{MASK if colon else ''}@{address}"
+        place = f"{user}{colon}{MASK if colon else ''}@{address if colon else _mask_port(address)}"
     elif scheme_end:
         place = _mask_port(place)
     query = "&".join(map(_mask_option, query.split("&")))
@@ -141,7 +140,7 @@ def _mask_port(place: str) -> str:
     """``host:secret``: where a port should be and there is none, somebody may have forgotten the host."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
-    if not colon or not port or port.isdigit() or port.endswith("]"):
+    if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
         return place
     return f"{host.partition(':')[0]}:{MASK}{place[end:]}"
 
@@ -154,6 +153,17 @@ def _mask_option(pair: str) -> str:
 def _is_secret(name: str) -> bool:
     plain = unquote(name).lower()
     return any(word in plain for word in _SECRET)
+
+
+def _without_a_trace(call: Callable[[], _T]) -> _T | None:
+    """The result of *call*; None for its ``ValueError``.
+
+    Those quote passwords, and an error that is raised while one is handled keeps it as its context, also ``from None``.
+    """
+    try:
+        return call()
+    except ValueError:
+        return None
 
 
 def _invalid(text: str, why: str) -> UrlInvalid:
@@ -175,10 +185,10 @@ def _check_characters(text: str) -> None:
 
 
 def _unquote(part: str, text: str) -> str:
-    try:
-        return unquote(part, errors="strict")
-    except UnicodeDecodeError:
-        raise _invalid(text, "what it has in %.. is not UTF-8") from None  # the cause quotes the bytes
+    unquoted = _without_a_trace(lambda: unquote(part, errors="strict"))
+    if unquoted is None:
+        raise _invalid(text, "what it has in %.. is not UTF-8")
+    return unquoted
 
 
 def _path(quoted: str, text: str) -> str:

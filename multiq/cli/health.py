@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 
 from multiq.text import duration, safe
 
@@ -43,9 +43,9 @@ def _read(path: Path) -> tuple[dict[str, Any] | None, float | None]:
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe is not waited for
         with os.fdopen(handle, "rb") as file:
-            document = json.loads(file.read(_LARGEST + 1)[:_LARGEST] or b"")
+            document = msgspec.json.decode(file.read(_LARGEST) or b"")  # None: a pipe with nothing in it
             well_at = os.fstat(file.fileno()).st_mtime
-    except (OSError, ValueError, RecursionError):
+    except (OSError, ValueError, RecursionError, msgspec.DecodeError):
         return None, None
     return (document if isinstance(document, dict) else None), (max(0.0, time.time() - well_at) if well_at else None)
 

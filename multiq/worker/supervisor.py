@@ -26,7 +26,7 @@ from . import forking
 from .child import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
 from .inflight import DEAD, NEVER, WAITING
 from .lifetime import EXIT_MEMORY, EXIT_RECYCLED
-from .rolling import HELD_BACK, Before, noted, rolled_environment, taking_over
+from .rolling import HELD_BACK, Before, is_child, noted, rolled_environment, taking_over
 from .signals import SignalInbox
 from .slot import Post, Slot
 
@@ -436,7 +436,7 @@ class Supervisor:
         """Kill the children. Those of before a roll are their own keeper's to kill at first, which knows then why."""
         if not self._are_keepers_told:
             self._are_keepers_told = True
-            _signal(self._before.keepers, NOW)
+            _signal(filter(is_child, self._before.keepers), NOW)
             if self._before.keepers:
                 self._signal_slots(signal.SIGKILL)
                 return
@@ -471,7 +471,7 @@ class Supervisor:
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_slots(number)
         if number in {NOW, signal.SIGKILL}:  # that they are to end, those of before a roll know already
-            _signal(self._before.children, number)
+            _signal(filter(is_child, self._before.children), number)
 
     def _signal_slots(self, number: signal.Signals) -> None:
         _signal([slot.pid for slot in self._slots if slot.pid is not None], number)

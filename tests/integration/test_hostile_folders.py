@@ -198,3 +198,28 @@ def test_a_link_to_no_file_is_not_followed(shell: Shell) -> None:
     assert (done.code, str(target) in done.err, target.exists()) == (2, True, False)
     target.touch(0o600)
     assert shell("enqueue", "--queue", "q", "--body", "1", MULTIQ_URL=f"sqlite:///{shell.folder}/link.db").code == 0
+
+
+def test_health_does_not_wait_for_who_holds_a_pipe_open(shell: Shell) -> None:
+    os.mkfifo(shell.folder / "health")
+    pipe = os.open(shell.folder / "health", os.O_RDWR)
+    try:
+        assert shell.run("health", "--json", "health").json["report"] is None
+    finally:
+        os.close(pipe)
+
+
+@pytest.mark.parametrize("content", [b'{"worker": "\\ud800"}', b'{"\\ud800": 1}'])
+def test_health_as_json_of_what_json_cannot_say(shell: Shell, content: bytes) -> None:
+    (shell.folder / "health").write_bytes(content)
+    assert shell.run("health", "--json", "health").json["report"] is None
+
+
+@needs_root
+def test_a_strangers_pyproject_is_not_parsed(tmp_path: Path) -> None:
+    slow = ".".join(["a"] * 20_000)  # minutes of tomllib
+    leave(tmp_path, f"[project]\nname = 'multiq'\n{slow} = 1\n", name="pyproject.toml")
+    load_settings(tmp_path, {})
+    leave(tmp_path, f"[ tool.'multiq' ]\nurl = 'sqlite:///x.db'\n{slow} = 1\n", name="pyproject.toml")
+    with pytest.raises(SettingsInvalid, match="is not used"):
+        load_settings(tmp_path, {})

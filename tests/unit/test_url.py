@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import traceback
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import pytest
@@ -10,7 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiq.errors import UrlInvalid
+from multiq.passwords import password_of_file
 from multiq.url import Option, choice, parse_url, redact, seconds
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 CANARY = "S3CR3T-canary"
 OPTIONS = {
@@ -151,12 +156,47 @@ def test_what_a_person_may_see_stays_readable(text: str, masked: str) -> None:
         f"redis://host/0?auth_token={CANARY}&x=1",
         f"['redis://ann:{CANARY}@host', 'redis://bob:{CANARY}@host']",
         f"redis://ann:{CANARY}\n@host",
+        f"redis://ann@host:{CANARY}/0",
+        f"redis://ann@host:{CANARY}%25x",
+        f"redis://ann@host:[{CANARY}]/0",
+        f"redis://ann@host:1:{CANARY}/0",
         f"redis://ann:{CANARY}@ho\u2100st/0",  # a host that NFKC turns into one with a slash: urlsplit quotes it all
     ],
 )
 def test_no_slip_of_the_pen_shows_a_password(text: str) -> None:
     assert CANARY not in redact(text)
     assert CANARY not in told(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"redis://ann@host:{CANARY}/0",
+        f"redis://ann:[{CANARY}@host",
+        f"redis://ann:{CANARY}%ff@host",
+        f"r://a:{CANARY}/@",
+    ],
+)
+def test_no_error_carries_a_password_that_another_one_quoted(text: str) -> None:
+    """Programs that collect errors follow ``__context__`` also where a traceback leaves it out."""
+    with pytest.raises(UrlInvalid) as caught:
+        parse_url(text, {})
+    assert caught.value.__context__ is None
+    assert caught.value.__cause__ is None
+
+
+def test_a_password_file_that_is_not_utf8_is_in_no_error(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(CANARY.encode() + b"\xff")
+    with pytest.raises(UrlInvalid, match="not UTF-8") as caught:
+        password_of_file(str(path))
+    assert caught.value.__context__ is None
+
+
+def test_a_password_file_loses_its_last_line_end(tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes("gr\u00fcn\ufffd\r\n".encode())
+    assert password_of_file(str(path)) == "gr\u00fcn\ufffd"
 
 
 # --- for all passwords and all texts ---------------------------------------------------------------------

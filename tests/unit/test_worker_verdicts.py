@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
+import select
 import signal
 import subprocess
 import sys
@@ -247,6 +249,30 @@ def test_a_new_supervisor_leaves_it_to_the_old_keeper_to_kill_the_children_of_be
         supervisor._kill_at = 0.0
         supervisor._kill_the_late()
         assert child.wait(20) == -signal.SIGKILL
+
+
+def test_a_process_that_has_got_the_number_of_one_of_before_is_not_killed() -> None:
+    # Given a supervisor after a roll, whose processes of before were waited for by somebody else
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    with supervisor._inbox:
+        pass  # its sockets are closed
+    told = subprocess.run(["sh", "-c", "sleep 60 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
+    stranger = int(told.stdout)  # no child of ours
+    descriptor = os.pidfd_open(stranger)
+    try:
+        ended = select.poll()
+        ended.register(descriptor, select.POLLIN)
+        for before in (Before(set(), {stranger}), Before({stranger}, set())):
+            supervisor._before = before
+            supervisor._kill_at = 0.0
+            supervisor._kill_the_late()
+            supervisor._kill_at = 0.0
+            supervisor._kill_the_late()
+        assert ended.poll(300) == []
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+        os.close(descriptor)
 
 
 @pytest.mark.parametrize("mode", MODES[1:], ids=["threads", "coroutines"])
