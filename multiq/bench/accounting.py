@@ -67,7 +67,9 @@ class Evidence(msgspec.Struct, kw_only=True):
     in_order: bool = False
     """Whether one consumer was promised the order of priority, then age, all jobs being there before it began."""
     complaint: str | None = None
-    """Why the work could not be carried through."""
+    """Why the work could not be carried through, or its figure not be had."""
+    is_through: bool = False
+    """With a complaint: all jobs were worked off, and only the figure is missing."""
 
 
 def account(evidence: Evidence) -> Accounting:
@@ -130,7 +132,7 @@ class _Ledger:
         That the store still counts some is no excuse: a job that is never handed out is of no use. Only where the work
         broke off may what is missing be among those that the store still has.
         """
-        if not self.missing or (self._evidence.complaint is not None and self._left != 0):
+        if not self.missing or (self._broke_off and self._left != 0):
             return None
         number = self.missing[0]
         how = "begun and never ended" if number in self._by_number else "never begun"
@@ -212,7 +214,7 @@ class _Ledger:
     def left_over(self) -> Violation | None:
         """In the store although all work is done. Where the work broke off, that is no news."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
-        if self._evidence.complaint is not None or not (after or left or purged or self._evidence.elsewhere):
+        if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
         if not (after or left or purged):
             return self._left_elsewhere()
@@ -231,6 +233,10 @@ class _Ledger:
         return Violation("left over", max(1, total), example)
 
     # --- small questions ---
+
+    @property
+    def _broke_off(self) -> bool:
+        return self._evidence.complaint is not None and not self._evidence.is_through
 
     @property
     def _left(self) -> int | None:
@@ -257,7 +263,7 @@ class _Ledger:
                 continue
             at = before[place] + number - self._firsts[place]
             self._emptied[at] = min(255, self._emptied[at] + 1)
-        return strangers if self._evidence.complaint is None else []
+        return [] if self._broke_off else strangers
 
     def _is_doubled(self, runs: Sequence[Run], taken: int) -> bool:
         return len(runs) + taken > 1 and len(runs) + taken - 1 > (self._may_rerun(runs) if runs else 0)

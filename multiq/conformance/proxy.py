@@ -154,6 +154,8 @@ class Proxy:
         """Bytes that the server replied, whether or not they went through."""
         self.accepted = 0
         """Connections so far."""
+        self.happened = 0
+        """How often an armed fault has happened so far."""
         self._upstream = upstream
         self._lock = threading.Lock()
         self._links: set[_Link] = set()
@@ -190,19 +192,24 @@ class Proxy:
         """After ``refuse``: on the same port again."""
         self._listener = self._listen()
 
-    def cut(self, *, rst: bool = False) -> None:
-        """End all connections now."""
+    def cut(self, *, rst: bool = False) -> int:
+        """End all connections now. Returns how many there were."""
         with self._lock:
             links = list(self._links)
         for link in links:
             link.end(rst=rst)
+        return len(links)
 
-    def freeze(self) -> None:
-        """Connections that are open now carry nothing any more, neither bytes nor an end; new ones work."""
+    def freeze(self) -> int:
+        """Connections that are open now carry nothing any more, neither bytes nor an end; new ones work.
+
+        Returns how many there are.
+        """
         with self._lock:
             for link in self._links:
                 link.is_frozen = True
                 self._frozen.append(link)
+            return len(self._links)
 
     def cut_server(self) -> None:
         """The server sees the end of all frozen connections; their clients see nothing."""
@@ -366,6 +373,7 @@ class Proxy:
         self._bytes_left = fault.at
 
     def _happened(self, fault: Fault) -> None:
+        self.happened += 1
         if fault.times > 1:
             self._arm(replace(fault, times=fault.times - 1))
         else:

@@ -94,6 +94,8 @@ def setting_for(driver: str, load: Load) -> Setting:
         counts_exactly=driver != "beanstalk",
         reschedules_by_copy=driver == "beanstalk",
         repeats_enqueues=driver == "mysql",
+        locks_rows=driver == "mysql",
+        waits_for_the_stopped=driver == "sqlite",
         patience=TTR + 4,
     )
 

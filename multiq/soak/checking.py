@@ -82,6 +82,8 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["left"] += bool(story.at_rest)
     kinds = Counter(event.kind for event in stories.notes["struck"])
     figures["faults"] = sum(kinds.values())
+    if stories.notes["missed"]:  # tried, and not seen to happen
+        figures["faults missed"] = len(stories.notes["missed"])
     kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}
 

@@ -56,10 +56,10 @@ class Crew:
                 number = int(name) + (10 * self._rounds if begins_again else 0)
                 self.clients[role, name] = self._client(role, str(number))
 
-    def children(self) -> list[psutil.Process]:
-        """The processes of jobs."""
+    def children(self, options: str | None = None) -> list[psutil.Process]:
+        """The processes of jobs: of all workers, or of the one with these options."""
         found = []
-        for worker in self.workers.values():
+        for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 found += psutil.Process(worker.pid).children(recursive=True)
         return found

@@ -2,17 +2,23 @@
 
 A line that was written is there whatever happens to the process. All processes run on one machine, so that the times
 of ``time.monotonic_ns`` compare.
+
+A line that could not be written, as the disk was full, makes the history worthless: what is missing in it would be laid
+at the door of whoever is under test. ``read`` refuses it then.
 """
 
 from __future__ import annotations
 
 import gzip
+import itertools
 import operator
 import os
 import time
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
+
+from multiq.errors import MultiqError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -24,6 +30,10 @@ INVOKE: Literal["invoke"] = "invoke"
 OK: Literal["ok"] = "ok"
 FAIL: Literal["fail"] = "fail"
 INFO: Literal["info"] = "info"
+
+
+class HistoryDamaged(MultiqError):
+    """A history lacks events, so that nothing can be said of the jobs that it is about."""
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
@@ -70,18 +80,30 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     """Of an audit: the states of its jobs."""
 
 
-_OF_NO_JOB = frozenset({"begun", "fault", "struck", "back", "healed", "drained", "count", "residue", "untyped"})
+_OF_NO_JOB = frozenset(
+    {"begun", "fault", "struck", "missed", "back", "healed", "drained", "count", "residue", "untyped"}
+)
 
 _decode = msgspec.json.Decoder(Event).decode
 _encode = msgspec.json.Encoder().encode
 
 
+_FAILED = ".failed"
+
+
 class Recorder:
-    """Writes one process's events. Threads may share it: a line is one write."""
+    """Writes one process's events. Threads may share it: a line is one write.
+
+    A process may have the number of one that has ended: its lines follow in the same file.
+    """
 
     def __init__(self, folder: Path, name: str) -> None:
         self.proc = f"{name}.{os.getpid()}"
-        self._file = os.open(folder / f"{self.proc}.jsonl", os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._path = folder / f"{self.proc}.jsonl"
+        self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        size = os.fstat(self._file).st_size
+        if size and os.pread(self._file, 1, size - 1) != b"\n":
+            self._append(b"\n")  # that one was killed in the middle of a line
 
     def invoke(self, f: str, **fields: Any) -> int:
         """A call begins. Returns its number, for its answer."""
@@ -100,17 +122,48 @@ class Recorder:
         os.close(self._file)
 
     def _write(self, event: Event) -> None:
-        os.write(self._file, _encode(event) + b"\n")
+        self._append(_encode(event) + b"\n")
+
+    def _append(self, line: bytes) -> None:
+        why = ""
+        try:
+            written = os.write(self._file, line)
+        except OSError as exc:
+            why = str(exc.strerror)
+        else:
+            if written < len(line):
+                why = f"{written} of {len(line)} bytes were written"
+        if why:  # an empty file needs no room; its name says that the history is not whole
+            os.close(os.open(self._path.with_suffix(_FAILED), os.O_WRONLY | os.O_CREAT, 0o600))
+            raise HistoryDamaged(f"{self._path} cannot be written: {why}")
 
 
 def read(folder: Path) -> list[Event]:
-    """All events of a folder's files, in the order of time. A half line, of a process that was killed, is left out."""
+    """All events of a folder's files, in the order of time.
+
+    A half line of a process that was killed is left out: nothing began before it was written. Raises
+    ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    """
+    for path in sorted(folder.glob(f"*{_FAILED}")):
+        raise HistoryDamaged(
+            f"{path.stem} could not write down what it did, so nothing can be said of its jobs: is the disk of {folder} full?"
+        )
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_bytes().split(b"\n")
-        events += [_decode(line) for line in lines[:-1] if line]
+        events += filter(None, itertools.starmap(_event, ((path, line) for line in lines[:-1] if line)))
     events.sort(key=operator.attrgetter("t"))
     return events
+
+
+def _event(path: Path, line: bytes) -> Event | None:
+    """None: the half line of a process that was killed; the one that follows has its number."""
+    try:
+        return _decode(line)
+    except msgspec.DecodeError as exc:
+        if line.endswith(b"}"):
+            raise HistoryDamaged(f"{path} has a line that is no event: {exc}: {line[:80]!r}") from exc
+        return None
 
 
 def write(path: Path, events: Iterable[Event]) -> None:

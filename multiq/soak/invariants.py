@@ -9,7 +9,6 @@ from __future__ import annotations
 import bisect
 import heapq
 import itertools
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,10 +16,10 @@ from .history import FAIL, INFO, OK
 from .stories import NEVER, SECOND
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from .history import Event
-    from .stories import Claim, Run, Stories, Story
+    from .stories import Claim, Fault, Run, Said, Stories, Story
 
 _LEAST_GROWTH = 8.0  # MiB: less says nothing, whatever the number of jobs
 _LEAST_FILES = 20.0
@@ -58,6 +57,10 @@ class Setting:
     """beanstalkd: a job that is rescheduled is put anew, then deleted; if a reply is lost, both may be there."""
     repeats_enqueues: bool = False
     """MySQL: a call of the backend repeats an enqueue whose reply was lost, and cannot tell that the job is done."""
+    locks_rows: bool = False
+    """MySQL: a transaction whose client has gone keeps jobs from others until the server sees that."""
+    waits_for_the_stopped: bool = False
+    """SQLite: a process that is stopped may hold the lock that all others wait for, until their leases are over."""
     patience: float = 10.0
     """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
     growth: float = 1.0
@@ -72,9 +75,13 @@ class Setting:
 def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I1: what was stored has run to its end, or was deleted, or is still there."""
     for story in stories:
-        if not story.is_stored or story.at_rest or not stories.audited or _has_ended(story):
+        if story.is_refused or story.at_rest or not stories.audited or _has_ended(story):
             continue
-        if not setting.is_durable and any(f.kind == "restart" and f.until >= story.stored_at for f in stories.faults):
+        # what was handed out was stored, whatever its enqueue has answered
+        stored_at = min([story.stored_at, *(claim.at for claim in story.claims), *(run.at for run in story.runs)])
+        if stored_at == NEVER:
+            continue
+        if not setting.is_durable and any(f.kind == "restart" and f.until >= stored_at for f in stories.faults):
             continue
         yield Violation("I1 nothing lost", story.number, f"stored, {_ran(story)}, never ended, and not in the store")
 
@@ -89,21 +96,28 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: one reservation's ack counts, and after it the job does not begin again."""
+    """I3: one reservation's ack counts, and after it the job is gone: nobody gets it, nor does the store hold it."""
     for story in stories:
-        if _may_be_there_twice(stories, setting, story):
-            continue
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
-        if len({said.token for said in acked}) > 1:
-            yield Violation("I3 one ack", story.number, f"{len(acked)} acks of it have counted")
-        elif acked and any(run.at > acked[0].at for run in story.runs):
-            yield Violation("I3 one ack", story.number, "it began after its ack had counted")
+        acks = len({said.token for said in acked})
+        lives = 1 + _more_lives(stories, setting, story)
+        if acks > lives:
+            yield Violation("I3 one ack", story.number, f"{acks} acks of it have counted")
+        elif acks == lives:
+            last = max(acked, key=_said_at)
+            if any(_began_after(story, run, last) for run in story.runs):
+                yield Violation("I3 one ack", story.number, "it began after its ack had counted")
+            elif any(_came_after(claim, last) for claim in story.claims):
+                yield Violation("I3 one ack", story.number, "it was handed out after its ack had counted")
+            elif story.at_rest:
+                text = f"its ack has counted, and the store holds it: {', '.join(story.at_rest)}"
+                yield Violation("I3 one ack", story.number, text)
 
 
 def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I4: nobody gets a job while another one's lease on it lasts."""
     for story in stories:
-        if _may_be_there_twice(stories, setting, story):
+        if _may_be_copied(setting, story):
             continue
         claims = sorted(story.claims, key=_asked)
         for number, first in enumerate(claims):
@@ -116,10 +130,11 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
     for story in stories:
-        if _may_be_there_twice(stories, setting, story):
+        if _may_be_copied(setting, story):
             continue
         tokens = {claim.token: claim for claim in story.claims}
-        yield from _refused_wrongly(stories, setting, story)
+        if not _more_lives(stories, setting, story):
+            yield from _refused_wrongly(stories, setting, story)
         for said in story.verdicts:
             claim = tokens.get(said.token)
             if said.type != OK or claim is None:
@@ -136,38 +151,46 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
         handed_out = sorted([claim.at for claim in story.claims] + [run.at for run in story.runs])
         if not handed_out:
             continue
-        moved = any(order.f in {"reschedule", "kick"} for order in story.orders)
+        moved = any(order.f in {"reschedule", "kick"} and order.type != FAIL for order in story.orders)
         if not moved and handed_out[0] < story.due_at:
             early = (story.due_at - handed_out[0]) / SECOND
             yield Violation("I8 never early", story.number, f"handed out {early:.3f} s before it was due")
-        for said in story.verdicts:
-            if said.f != "release" or said.type != OK or not said.delay or moved:
+        for said in (*story.verdicts, *story.orders):
+            if said.f not in {"release", "reschedule"} or said.type != OK or not said.delay:
                 continue
-            early_at = next((at for at in handed_out if said.at < at < said.asked + said.delay * SECOND), None)
-            if early_at is not None:
-                early = (said.asked + said.delay * SECOND - early_at) / SECOND
-                yield Violation("I8 never early", story.number, f"handed out {early:.3f} s before its delay was over")
+            if any(order is not said and order.type != FAIL for order in story.orders):
+                continue
+            due_at = said.asked + said.delay * SECOND
+            late = [claim.at for claim in story.claims if _came_after(claim, said)]
+            if not story.claims:  # only its runs are known
+                late = [run.at for run in story.runs if run.at > said.at]
+            early_at = min(late, default=NEVER)
+            if early_at < due_at:
+                text = f"handed out {(due_at - early_at) / SECOND:.3f} s before its delay was over"
+                yield Violation("I8 never early", story.number, text)
 
 
 def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I9: an attempt is the number of reservations before it, and this one."""
-    if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
-        return
     for story in stories:
-        if _may_be_there_twice(stories, setting, story):
+        if _more_lives(stories, setting, story) or _may_begin_anew(stories, setting, story):
             continue
         if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
             yield from _exact_attempts(stories, story)
         else:
-            yield from _counted_runs(stories, story)
+            yield from _counted_runs(stories, setting, story)
 
 
 def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I10: no more runs than attempts are allowed, and crashes that faults or the job itself explain."""
-    if not setting.counts_exactly and any(fault.kind == "restart" for fault in stories.faults):
-        return
+    """I10: a job fails as often as it is allowed to, no more, and is given up no sooner."""
     for story in stories:
-        if not story.max_attempts or any(order.f == "kick" for order in story.orders):
+        if not story.max_attempts or any(order.f == "kick" and order.type != FAIL for order in story.orders):
+            continue
+        if not _more_lives(stories, setting, story) and _is_given_up_early(stories, story):
+            most = max((run.attempt for run in story.runs), default=0)
+            text = f"it is buried after attempt {most}, and was allowed {story.max_attempts}"
+            yield Violation("I10 retry budget", story.number, text)
+        if _may_begin_anew(stories, setting, story):
             continue
         raised = sum(run.outcome == "raised" for run in story.runs)
         if raised > story.max_attempts:
@@ -203,7 +226,7 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
         if (
             was_passed_over
             and not _may_have_been_taken(stories, setting, story)
-            and not _may_have_been_locked(stories, story, other)
+            and not _may_have_been_locked(stories, setting, story, other)
         ):
             text = f"claimed after job {number}, which was asked for when this one was stored already"
             yield Violation("I6 first in, first out", story.number, text, (number,))
@@ -233,7 +256,7 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
         while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
             heapq.heappop(heap)  # it has gone before, or goes along
         is_less_urgent = bool(heap) and heap[0][0] < story.priority
-        if is_less_urgent and not _may_have_been_locked(stories, stories.jobs[heap[0][2]], claim):
+        if is_less_urgent and not _may_have_been_locked(stories, setting, stories.jobs[heap[0][2]], claim):
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
             yield Violation("I7 priority first", story.number, text, (heap[0][2],))
 
@@ -241,7 +264,7 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I12: what the library counts is what the store holds, and a job is there once."""
     for story in stories:
-        if len(story.at_rest) > 1 and not _may_be_there_twice(stories, setting, story):
+        if len(story.at_rest) > 1 + _copies(setting, story):  # one id is there once, however often it is enqueued
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     for event in stories.notes["count"]:
         held = sum(story.queue == event.queue and event.kind in story.at_rest for story in stories)
@@ -265,32 +288,39 @@ def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
     if not healed:
         return
     since, stopped = healed[-1].t, stories.notes["drained"]
-    starts = sorted(run.at for story in stories for run in story.runs)
-    for begin, end in _gaps(stories, since, stopped[-1].t if stopped else NEVER, setting.patience * SECOND):
-        after = heapq.nsmallest(1, (at for at in starts if at >= end))
-        for story in stories:
-            first = min((run.at for run in story.runs), default=NEVER)
-            waited_from = max(story.due_at, story.stored_at, begin)
-            if (
-                story.is_stored
-                and not story.orders
-                and first >= end
-                and after
-                and first - waited_from > (setting.patience * SECOND)
-            ):
-                text = f"waited {(min(first, end) - waited_from) / SECOND:.1f} s and more while nothing ran"
+    patience = setting.patience * SECOND
+    by_queue: dict[str, list[Story]] = {}
+    for story in stories:
+        by_queue.setdefault(story.queue, []).append(story)
+    for found in by_queue.values():  # each queue has consumers of its own
+        yield from _waited_in_vain(found, since, stopped[-1].t if stopped else NEVER, patience)
+        if stopped:
+            yield from _left_waiting(found, stopped[-1].t - patience)
+
+
+def _waited_in_vain(found: Sequence[Story], since: int, stopped: float, patience: float) -> Iterator[Violation]:
+    runs = sorted((run.at, run.ended_at) for story in found for run in story.runs)
+    waits = [wait for story in found if not story.orders for wait in _waits(story)]
+    for begin, end in _gaps(runs, since, stopped, patience):
+        if not runs or runs[-1][0] < end:
+            continue  # nothing has begun afterwards: what is left is judged by itself
+        for story, due_at, begun_at in waits:
+            if begun_at >= end and begun_at - max(due_at, begin) > patience:
+                waited = (min(begun_at, end) - max(due_at, begin)) / SECOND
+                text = f"waited {waited:.1f} s and more while nothing of its queue ran"
                 yield Violation("I14 liveness", story.number, text)
                 break
-    busy: dict[str, float] = {}
-    for story in stories:
-        moments = [run.at for run in story.runs] + [claim.at for claim in story.claims]
-        busy[story.queue] = max([busy.get(story.queue, 0.0), *moments])
-    for story in stories:
-        if not stopped or story.orders or story.due_at > stopped[-1].t - setting.patience * SECOND:
-            continue
-        if busy[story.queue] > stopped[-1].t - setting.patience * SECOND:
-            continue  # its consumers had enough to do, and were not given the time for all of it
-        if "ready" in story.at_rest or ("delayed" in story.at_rest and not story.verdicts and not story.runs):
+
+
+def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
+    busy_at = itertools.chain.from_iterable(
+        (*(run.at for run in story.runs), *(claim.at for claim in story.claims)) for story in found
+    )
+    if any(at > latest for at in busy_at):
+        return  # its consumers had enough to do, and were not given the time for all of it
+    for story in found:
+        is_waiting = "ready" in story.at_rest or "delayed" in story.at_rest
+        if is_waiting and _last_touched(story) < latest:
             yield Violation("I14 liveness", story.number, f"still {story.at_rest[0]} when all was to be done")
 
 
@@ -361,42 +391,104 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 
 
 def _has_ended(story: Story) -> bool:
-    if any(run.outcome == "done" for run in story.runs):
+    if any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders):
         return True
     if any(said.f == "ack" and said.type in {OK, INFO} for said in story.verdicts):
         return True
-    return any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders)
+    if story.claims:
+        return False  # whoever has claims in the history has verdicts there, too: what was run may have been released
+    return any(run.outcome == "done" for run in story.runs)
 
 
-def _may_be_there_twice(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether two of it are no fault: a copy whose original may be left, or what was done before its enqueue ended.
+def _copies(setting: Setting, story: Story) -> int:
+    """How many more of it may be there at once: copies whose original may be left."""
+    orders = (order.f == "reschedule" and order.type == INFO for order in story.orders)
+    return sum(orders) if setting.reschedules_by_copy else 0
+
+
+def _may_be_copied(setting: Setting, story: Story) -> bool:
+    return _copies(setting, story) > 0
+
+
+def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
+    """How many times more it may be done: as a copy, or as it was done before its enqueue ended.
 
     The queue forgets a job that is done. One whose enqueue was sent and not answered is sent again under its id, and is
-    stored once more if it was run in between.
+    stored once more if it was run in between: at most once for each run that was done until the enqueue ended.
     """
-    if any(order.f == "reschedule" and order.type == INFO for order in story.orders) and setting.reschedules_by_copy:
-        return True
-    return _may_be_stored_again(stories, setting, story)
-
-
-def _may_be_stored_again(stories: Stories, setting: Setting, story: Story) -> bool:
+    copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
+        return copies
+    until = _doubt_ends(setting, story)
+    done = sum(run.outcome == "done" and run.ended_at < until for run in story.runs)
+    if not done or all(fault.kind == "slow" for fault in stories.faults_between(story.asked, until, set())):
+        return copies
+    return copies + done
+
+
+def _doubt_ends(setting: Setting, story: Story) -> float:
+    """Until when an enqueue of it may take effect: a request that nobody waits for any more may still be on its way."""
+    return story.stored_at if story.is_stored else story.over_at + setting.patience * SECOND
+
+
+def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
+    """Whether its attempts may be counted from the beginning: the server was started again meanwhile."""
+    if setting.counts_exactly:
         return False
-    if not any(run.ended_at < story.stored_at for run in story.runs):
+    last = max([*(run.at for run in story.runs), *(claim.at for claim in story.claims)], default=story.asked)
+    return any(fault.kind == "restart" for fault in stories.faults_between(story.asked, last, set()))
+
+
+def _is_given_up_early(stories: Stories, story: Story) -> bool:
+    """Whether it is buried, and neither its failures nor attempts that came to nothing by a fault explain that."""
+    if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
-    return any(fault.kind != "slow" for fault in stories.faults_between(story.asked, story.stored_at, set()))
+    if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
+        return False
+    last = max((run.at for run in story.runs), default=story.asked)
+    # a reservation may end in a process that has not begun the job yet
+    return not _were_workers_hurt(stories, last, NEVER)
+
+
+def _were_workers_hurt(stories: Stories, begin: float, end: float) -> bool:
+    return any(
+        fault.at <= end and fault.until >= begin
+        for fault in stories.faults
+        if fault.target in {"store", "link"} or fault.target.startswith(("job.", "worker"))
+    )
 
 
 def stored_again(stories: Stories, setting: Setting) -> int:
     """How many jobs were done once more, as their enqueue was repeated after they were done."""
     return sum(
-        sum(run.outcome == "done" for run in story.runs) > 1 and _may_be_stored_again(stories, setting, story)
+        sum(run.outcome == "done" for run in story.runs) > 1
+        and _more_lives(stories, setting, story) > _copies(setting, story)
         for story in stories
     )
 
 
 def _ran(story: Story) -> str:
     return f"began {len(story.runs)} times" if story.runs else "never began"
+
+
+def _came_after(claim: Claim, said: Said) -> bool:
+    """Whether a job was handed out after a verdict or an order had taken effect.
+
+    Who was stopped for longer than a lease may hear only afterwards of a lease that it had before.
+    """
+    return claim.at > said.at and claim.since + claim.ttr > said.asked
+
+
+def _began_after(story: Story, run: Run, said: Said) -> bool:
+    lease = story.lease_of(run)
+    if lease is None or lease.token == said.token:
+        return run.at > said.at
+    # who does not look at the clock runs what it was handed out long ago
+    return run.at > said.at and lease.since + lease.ttr > min(said.asked, run.at)
+
+
+def _said_at(said: Said) -> float:
+    return said.at
 
 
 def _asked(claim: Claim) -> int:
@@ -435,7 +527,7 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
     claims = sorted(story.claims, key=_asked)
     if any(second.asked < first.at for first, second in itertools.pairwise(claims)):
         return  # two at a time: who was first is open
-    kicked = any(order.f in {"kick", "reschedule"} for order in story.orders)
+    kicked = any(order.f in {"kick", "reschedule"} and order.type != FAIL for order in story.orders)
     for number, claim in enumerate(claims):
         before = sum(other.token not in given_back for other in claims[:number])
         lost = any(True for _ in stories.faults_between(story.asked, claim.at, {other.proc for other in claims}))
@@ -444,11 +536,16 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
             yield Violation("I9 attempts exact", story.number, text)
 
 
-def _counted_runs(stories: Stories, story: Story) -> Iterator[Violation]:
+def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
     counted = 0
     for run in sorted(story.runs, key=_run_at):
-        if run.attempt and run.attempt <= counted and not any(order.f == "reschedule" for order in story.orders):
+        moved = any(order.f == "reschedule" and order.type != FAIL for order in story.orders)
+        is_too_low = run.attempt <= counted and not moved
+        is_too_high = run.attempt > counted + 1 and setting.counts_exactly and not story.orders
+        # a reservation may have ended in a process that had not begun the job yet
+        is_too_high = is_too_high and not _were_workers_hurt(stories, story.asked, run.at)
+        if run.attempt and (is_too_low or is_too_high):
             text = f"told that it is attempt {run.attempt} after {counted} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
@@ -458,21 +555,59 @@ def _counted_runs(stories: Stories, story: Story) -> Iterator[Violation]:
 def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:
     if first.outcome == "raised" and first.ended_at <= second.at:
         return True
-    if any(said.f in VERDICTS_THAT_RETURN and first.at <= said.asked <= second.at for said in story.verdicts):
+    is_stored_again = first.outcome == "done" and first.ended_at < _doubt_ends(setting, story)
+    if is_stored_again and _more_lives(stories, setting, story):
         return True
-    if any(order.f in {"kick", "reschedule"} and order.asked <= second.at for order in story.orders):
+    lease, own = story.lease_of(first), story.lease_of(second)
+    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # a holder that does not touch
+    # or one that was stopped, and does not look at the clock
+    is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
+    since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since
+    if is_over or is_stale or _were_all_stopped(stories, setting, since, second.at):
         return True
-    if any(said.f == "bury" and said.asked <= second.at for said in story.verdicts) and _is_kicked(stories, second.at):
+    if _is_put_back(stories, story, first, second, since):
         return True
-    faults = stories.faults_between(first.at - setting.patience * SECOND, second.at + _GRACE, {first.proc, second.proc})
-    if any(True for _ in faults):
-        return True
-    claims = [claim for claim in story.claims if claim.asked <= first.at and claim.proc == first.proc]
-    return bool(claims) and claims[-1].extended + claims[-1].ttr <= second.at  # a holder that does not touch
+    ends_by_time_only = lease is not None and not setting.ends_leases_with_connection
+    end = min(second.at, first.ended_at + setting.patience * SECOND) + _GRACE
+    faults = stories.faults_between(since, end, {first.proc, second.proc})
+    return any(_explains(fault, first, ends_by_time_only=ends_by_time_only) for fault in faults)
 
 
-def _is_kicked(stories: Stories, before: float) -> bool:
-    return any(begun.t <= before for begun, _ in stories.calls if begun.f == "kick_any")
+def _were_all_stopped(stories: Stories, setting: Setting, begin: float, end: float) -> bool:
+    stops = (fault for fault in stories.faults if fault.kind == "stop")
+    return setting.waits_for_the_stopped and any(stop.at <= end and stop.until >= begin for stop in stops)
+
+
+def _explains(fault: Fault, first: Run, *, ends_by_time_only: bool) -> bool:
+    """Whether a fault may have taken a job from the process that had it."""
+    if ends_by_time_only:
+        return fault.kind == "restart"
+    if fault.kind == "kill":
+        return fault.target == first.proc and fault.until >= first.at
+    return fault.target in {"store", "link", first.proc} or fault.kind == "stop"
+
+
+def _is_put_back(stories: Stories, story: Story, first: Run, second: Run, since: float) -> bool:
+    """Whether somebody put the job back by a verdict or an order."""
+    for order in story.orders:
+        is_effective = order.f in {"kick", "reschedule"} and order.type != FAIL and order.asked <= second.at
+        if is_effective and (order.type == INFO or order.at >= since):  # a lost one may still be on its way
+            return True
+    for said in story.verdicts:
+        if not first.at <= said.asked <= second.at:
+            continue
+        if said.f in VERDICTS_THAT_RETURN or (said.f == "bury" and _is_kicked(stories, said.asked, second.at)):
+            return True
+    return False
+
+
+def _is_kicked(stories: Stories, after: float, before: float) -> bool:
+    """Whether somebody kicked what was buried in that time."""
+    return any(
+        begun.t <= before and (answer is None or answer.type != OK or answer.t >= after)
+        for begun, answer in stories.calls
+        if begun.f == "kick_any"
+    )
 
 
 VERDICTS_THAT_RETURN = frozenset({"release", "give_back", "abandon"})
@@ -497,14 +632,14 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
     return bool(kinds) and (claim.attempt > 1 or (not setting.counts_exactly and "restart" in kinds))
 
 
-def _may_have_been_locked(stories: Stories, story: Story, claim: Claim) -> bool:
+def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
     """Whether a claim could not see this job: a transaction that had lost its client still had it locked."""
-    return any(fault.kind == "freeze" for fault in stories.faults_between(story.stored_at, claim.at, set()))
+    faults = stories.faults_between(story.stored_at, claim.at, set())
+    return setting.locks_rows and any(fault.kind == "freeze" for fault in faults)
 
 
-def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
+def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
     """Times after *begin* in which no job ran, of at least *shortest* nanoseconds."""
-    runs = sorted((run.at, min(run.ended_at, math.inf)) for story in stories for run in story.runs)
     free_from: float = begin
     for at, ended_at in runs:
         if at - free_from > shortest:
@@ -512,3 +647,23 @@ def _gaps(stories: Stories, begin: int, end: float, shortest: float) -> Iterator
         free_from = max(free_from, at if ended_at == NEVER else ended_at)
     if end is not NEVER and end - free_from > shortest:
         yield free_from, end
+
+
+def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
+    """From when the job was due until it began: the first time, and after each release."""
+    starts = sorted(run.at for run in story.runs)
+    if story.is_stored:
+        yield story, max(story.due_at, story.stored_at), starts[0] if starts else NEVER
+    for said in story.verdicts:
+        if said.f == "release" and said.type == OK:
+            due_at = said.at + said.delay * SECOND
+            yield story, due_at, next((at for at in starts if at > said.asked), NEVER)
+
+
+def _last_touched(story: Story) -> float:
+    """The last moment at which something happened to the job, or it became due by what somebody has asked for."""
+    moments = [story.due_at, story.over_at]
+    moments += [run.at if run.ended_at == NEVER else run.ended_at for run in story.runs]
+    moments += [claim.extended + claim.ttr for claim in story.claims]
+    moments += [said.asked + said.delay * SECOND for said in (*story.verdicts, *story.orders)]
+    return max(moments)

@@ -1,8 +1,13 @@
-"""What is done to the processes, links and stores of a soak: each fault by its name, written down before it is done."""
+"""What is done to the processes, links and stores of a soak: each fault by its name, written down before it is done.
+
+A fault counts only if it was seen to happen: the process ended by the signal or stood still, the proxy has cut or held
+something, the server did not answer or is another one. What was tried in vain is in the history as ``missed``.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -21,11 +26,12 @@ if TYPE_CHECKING:
 
     from .crew import Crew
     from .history import Recorder
-    from .site import Site
+    from .site import Server, Site
 
 _STALLS = (0.5, 1.5, TTR + 1)  # seconds
 _LATENCIES = (0.02, 0.1, 0.3)  # seconds
 _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
+_SEEN_WITHIN = 5.0  # seconds in which the effect of a signal is to be seen
 
 OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "stop consumer", "kill worker")
 OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
@@ -43,6 +49,10 @@ def available(site: Site) -> list[str]:
     return [*names, *site.own_faults]
 
 
+class Missed(Exception):
+    """A fault has not happened, or nobody has seen it happen."""
+
+
 class Nemesis:
     """Does harm, and writes down what it did, and to whom. *only*: faults by their names; None: all there are."""
 
@@ -54,6 +64,7 @@ class Nemesis:
         self._recorder = recorder
         self._chance = chance
         self.count = 0
+        """Faults that were seen to happen."""
         mine: dict[str, Callable[[], object]] = {
             "kill job process": self._kill_child,
             "stop job process": self._stop_child,
@@ -75,12 +86,17 @@ class Nemesis:
         self._faults = {name: mine[name] for name in available(site) if only is None or name in only}
 
     def strike(self) -> None:
-        """One fault, and the history has when it began and when it was over."""
+        """One fault, and the history has when it began and when it was over, or why it has not happened."""
         if not self._faults:
             return
         name = self._chance.choice(list(self._faults))
-        with contextlib.suppress(psutil.NoSuchProcess):  # it ended by itself
+        try:
             self._faults[name]()
+        except psutil.NoSuchProcess:
+            self._recorder.note("missed", kind=name, err="the process has ended by itself")
+        except Missed as exc:
+            self._recorder.note("missed", kind=name, err=str(exc)[:300])
+        else:
             self._recorder.note("struck", kind=name)
             self.count += 1
 
@@ -102,6 +118,7 @@ class Nemesis:
         child = self._a_child()
         self._note("kill", name_of(child.pid), 1.0)
         child.kill()
+        _wait_for(lambda: _has_ended(child), f"process {child.pid} ends")
 
     def _stop_child(self) -> None:
         child = self._a_child()
@@ -110,31 +127,31 @@ class Nemesis:
     def _stop(self, process: psutil.Process, name: str) -> None:
         """Longer than its leases last."""
         self._note("stop", name, TTR + 2)
-        process.suspend()
         try:
+            process.suspend()
+            _wait_for(lambda: process.status() == psutil.STATUS_STOPPED, f"process {process.pid} stands still")
             time.sleep(TTR + 0.5)
         finally:
-            process.resume()
+            with contextlib.suppress(psutil.NoSuchProcess):  # who watches it may have killed it
+                process.resume()
 
     def _a_child(self) -> psutil.Process:
-        children = self._crew.children()
+        children = [child for child in self._crew.children() if not _has_ended(child)]
         if not children:
             raise psutil.NoSuchProcess(0)
         return self._chance.choice(children)
 
     def _kill_worker(self) -> None:
         options, worker = self._chance.choice(sorted(self._crew.workers.items()))
-        for child in self._crew.children():
+        for child in self._crew.children(options):  # they end with it
             self._note("kill", name_of(child.pid), 2.0)
         self._note("kill", f"worker {options}")
-        worker.kill()
-        worker.wait()
+        _kill(worker)
 
     def _kill_consumer(self) -> None:
         name, process = self._a_consumer()
         self._note("kill", name, 1.0)
-        process.kill()
-        process.wait()
+        _kill(process)
 
     def _stop_consumer(self) -> None:
         name, process = self._a_consumer()
@@ -151,33 +168,39 @@ class Nemesis:
     def _cut(self) -> None:
         self._note("cut", "link", 1.0)
         assert self._site.proxy is not None  # noqa: S101 - as for all below: else it is not among the faults
-        self._site.proxy.cut(rst=self._chance.random() < 0.5)
+        _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
         """What is connected now hears nothing any more, for a while not even an end."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
-        self._site.proxy.freeze()
+        frozen = self._site.proxy.freeze()
         time.sleep(seconds)
         self._site.proxy.cut_server()
+        _seen(frozen, "there were no connections")
 
     def _swallow(self) -> None:
         """Connections stay open, and what is sent into them is never delivered. Then they end: TCP leaves no gaps."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
+        before = self._site.proxy.sent
         self._site.proxy.mode = Hole()
         time.sleep(seconds)
+        swallowed = self._site.proxy.sent - before
         self._site.proxy.cut()
         self._site.proxy.mode = Pass()
+        _seen(swallowed, "nobody sent anything")
 
     def _slow_down(self) -> None:
         assert self._site.proxy is not None  # noqa: S101
         self._note("slow", "link", 3.0)
+        before = self._site.proxy.replied
         self._site.proxy.mode = Latency(self._chance.choice(_LATENCIES))
         time.sleep(1.5)
         self._site.proxy.mode = Pass()
+        _seen(self._site.proxy.replied - before, "the server sent nothing")
 
     def _lose_replies(self) -> None:
         """The server does what it is asked, and its replies do not arrive."""
@@ -194,9 +217,11 @@ class Nemesis:
     def _cut_some(self, fault: Fault) -> None:
         assert self._site.proxy is not None  # noqa: S101
         self._note("cut", "link", 3.0)
+        before = self._site.proxy.happened
         self._site.proxy.arm(fault)
         time.sleep(_CUT_FOR)
         self._site.proxy.disarm()
+        _seen(self._site.proxy.happened - before, "nothing came by that was to be cut")
 
     # --- servers ---
 
@@ -204,8 +229,9 @@ class Nemesis:
         assert self._site.server is not None  # noqa: S101
         seconds = self._chance.choice((*_STALLS[:2], TTR))
         self._note("freeze", "store", seconds + 3)
-        self._site.server.pause()
         try:
+            self._site.server.pause()
+            _wait_for(lambda: _stands_still(self._site.server), "the server stands still")
             time.sleep(seconds)
         finally:
             self._site.server.go_on()
@@ -213,11 +239,52 @@ class Nemesis:
 
     def _restart_server(self) -> None:
         assert self._site.server is not None  # noqa: S101
+        server = self._site.server
         self._note("restart", "store", 5.0)
-        self._site.server.restart()
+        before = server.run_id()
+        server.restart()
+        after = server.run_id()
         self._recorder.note("back", kind="restart server")
+        _seen(before != after, f"the server is the one of before: {after}")
 
     def _own(self, kind: str, do: Callable[[], object]) -> None:
         self._note(kind, "store", 2.0)
-        with contextlib.suppress(Exception):  # the client that says "kill all clients" is one
-            do()
+        try:
+            happened = do()
+        except Exception as exc:  # of whatever client the site has
+            raise Missed(f"{type(exc).__name__}: {exc}") from exc
+        _seen(happened, f"the server did not say so: {happened!r}")
+
+
+def _seen(happened: object, otherwise: str) -> None:
+    if not happened:
+        raise Missed(otherwise)
+
+
+def _wait_for(condition: Callable[[], bool], what: str) -> None:
+    give_up_at = time.monotonic() + _SEEN_WITHIN
+    while not condition():
+        if time.monotonic() > give_up_at:
+            raise Missed(f"waited {_SEEN_WITHIN:g} s in vain until {what}")
+        time.sleep(0.005)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """One of our own children."""
+    process.kill()
+    code = process.wait()
+    _seen(code == -signal.SIGKILL, f"process {process.pid} had ended with {code} before")
+
+
+def _has_ended(process: psutil.Process) -> bool:
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+def _stands_still(server: Server | None) -> bool:
+    try:
+        return server is not None and psutil.Process(server.pid).status() == psutil.STATUS_STOPPED
+    except psutil.NoSuchProcess:
+        return False

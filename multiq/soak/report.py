@@ -111,7 +111,8 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         ("runs again, each explained", lambda one: f"{_explained(one):,}"),
         ("of these, enqueued again after they were done", lambda one: f"{one.figures.get('stored again', 0):,}"),
         ("late verdicts, each refused", lambda one: f"{one.refused:,}"),
-        ("faults", lambda one: f"{sum(one.faults.values()):,}"),
+        ("faults, each seen to happen", lambda one: f"{sum(one.faults.values()):,}"),
+        ("faults tried in vain", lambda one: f"{one.figures.get('faults missed', 0):,}"),
     ]
     told += [(title, _count_of(name)) for title, name in _PROMISES]
     named = {name for _, name in _PROMISES}

@@ -20,6 +20,13 @@ class Server(Protocol):
     can_pause: bool
     can_restart: bool
 
+    @property
+    def pid(self) -> int:
+        """Its process on this machine, where it can be paused."""
+
+    def run_id(self) -> object:
+        """Another one after each start."""
+
     def pause(self) -> object:
         """It is stopped: it takes connections, and does not answer."""
 
@@ -46,4 +53,4 @@ class Site:
     acks: bytes = b""
     """What clients send when they ack."""
     own_faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    """What can be done to no other store, by its name in the history."""
+    """What can be done to no other store, by its name in the history. Each returns something true if it was done."""

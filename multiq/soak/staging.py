@@ -11,11 +11,14 @@ import os
 import signal
 import socket
 import subprocess
+import tempfile
 import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
+
+import psutil
 
 from multiq.backend import Ack, State
 from multiq.conformance.proxy import Proxy
@@ -45,6 +48,10 @@ _PATIENCE = 60.0  # seconds until a restarted server takes connections again
 
 class QueueLeftBehind(MultiqError):
     """A soak's queue could not be emptied."""
+
+
+class RestartFailed(MultiqError):
+    """The command that was to restart the server did not do so."""
 
 
 class Harm(NamedTuple):
@@ -84,11 +91,11 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
             through = _through(direct, proxy.port)
         site = Site(name, through, lambda: _held(backend, queues), lambda: _is_left(backend, queues), proxy)
         if harm.freeze_pid is not None or harm.restart_command:
-            site.server = _Server(backend, queues[0], harm)
+            site.server = _Server(backend, queues[0], harm, name, direct, address)
         if harm.flush_scripts:
             if name != "redis" or address is None:
                 raise OptionInvalid(f"{redact(url)} has no scripts that can be flushed: that is for redis://host:port")
-            site.own_faults["flush scripts"] = lambda: _flush(direct, address)
+            site.own_faults["flush scripts"] = lambda: _redis_says(direct, address, "SCRIPT", "FLUSH") == "OK"
         yield site
 
 
@@ -223,41 +230,111 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
 class _Server:
     """A server that somebody has set up, and allowed to be hurt."""
 
-    def __init__(self, backend: Backend, queue: str, harm: Harm) -> None:
+    def __init__(  # noqa: PLR0917 - what is known of it
+        self, backend: Backend, queue: str, harm: Harm, driver: str, url: str, address: tuple[str, int] | None
+    ) -> None:
         self._backend = backend
         self._queue = queue
-        self._harm = harm
-        self.can_pause = harm.freeze_pid is not None
+        self._restart_command = harm.restart_command
+        self._driver = driver
+        self._url = url
+        self._address = address
+        self._restarts = 0
+        self._process = None if harm.freeze_pid is None else _process(harm.freeze_pid)
+        self.can_pause = self._process is not None
         self.can_restart = bool(harm.restart_command)
 
+    @property
+    def pid(self) -> int:
+        assert self._process is not None  # noqa: S101 - else it is not among the faults
+        return self._process.pid
+
     def pause(self) -> None:
-        assert self._harm.freeze_pid is not None  # noqa: S101 - else it is not among the faults
-        os.kill(self._harm.freeze_pid, signal.SIGSTOP)
+        """Raises ``psutil.NoSuchProcess`` if it has ended, also if another one has its number now."""
+        assert self._process is not None  # noqa: S101
+        self._process.suspend()
 
     def go_on(self) -> None:
-        assert self._harm.freeze_pid is not None  # noqa: S101
-        os.kill(self._harm.freeze_pid, signal.SIGCONT)
+        assert self._process is not None  # noqa: S101
+        with contextlib.suppress(psutil.NoSuchProcess):
+            self._process.resume()
+
+    def run_id(self) -> object:
+        """As the server says. One that has no name for it, or is behind something, is believed to be another one."""
+        told = None
+        if self._address is not None:
+            with contextlib.suppress(OSError, ValueError):
+                told = _told_run_id(self._driver, self._url, self._address)
+        return self._restarts if told is None else told
 
     def restart(self) -> None:
-        subprocess.run(self._harm.restart_command, shell=True, check=True)  # noqa: S602 - the user's own
+        """Raises ``RestartFailed``: a soak with a server that is gone for good says nothing."""
+        with tempfile.TemporaryFile() as output:  # no pipe: a server that it has started would keep that open
+            done = subprocess.run(  # noqa: S602 - the user's own
+                self._restart_command, shell=True, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+            )
+            output.seek(0)
+            said = output.read().decode(errors="replace").strip()[-300:]
+        if done.returncode:
+            raise RestartFailed(f"{self._restart_command!r} ended with {done.returncode}{': ' if said else ''}{said}")
+        self._restarts += 1
         give_up_at = time.monotonic() + _PATIENCE
-        while time.monotonic() < give_up_at:
-            with contextlib.suppress(MultiqError):
+        while True:
+            try:
                 self._backend.stats(self._queue)
+            except MultiqError as exc:
+                if time.monotonic() > give_up_at:
+                    raise RestartFailed(
+                        f"{_PATIENCE:g} s after {self._restart_command!r} the server does not serve: {exc}"
+                    ) from exc
+                time.sleep(0.05)
+            else:
                 return
-            time.sleep(0.05)
 
 
-def _flush(url: str, address: tuple[str, int]) -> None:
-    """``SCRIPT FLUSH``, in a connection of our own."""
+def _process(pid: int) -> psutil.Process:
+    """A process that may be stopped. A handle, as its number may belong to another one before long."""
+    try:
+        process = psutil.Process(pid)
+        os.kill(pid, 0)
+    except (psutil.NoSuchProcess, ProcessLookupError):
+        raise OptionInvalid(f"there is no process {pid} that could be frozen on this machine") from None
+    except (psutil.AccessDenied, PermissionError):
+        raise OptionInvalid(f"process {pid} belongs to somebody else, and cannot be frozen by this user") from None
+    own = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    if pid in own:
+        raise OptionInvalid(f"process {pid} is this program or has started it: give the server's own process")
+    return process
+
+
+def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
+    """What a server calls itself, in a connection of our own; None: it does not, or nobody here can ask it."""
+    if driver == "redis":
+        info = _redis_says(url, address, "INFO", "server")
+        return next((line for line in info.splitlines() if line.startswith("run_id:")), None)
+    if driver == "beanstalk":
+        with socket.create_connection(address, timeout=_PATIENCE) as connection, connection.makefile("rb") as replies:
+            connection.sendall(b"stats\r\n")
+            text = replies.read(int(replies.readline().split()[1])).decode()
+        return next((line for line in text.splitlines() if line.startswith("id:")), None)
+    return None
+
+
+def _redis_says(url: str, address: tuple[str, int], *command: str) -> str:
+    """The reply to one command, in a connection of our own. Raises ``OSError``, and ``ValueError`` for an error."""
     parsed = parse_url(url, load_driver("redis").options)
-    words: list[Sequence[str]] = [("SCRIPT", "FLUSH")]
+    words: list[Sequence[str]] = [command]
     if parsed.password is not None:
         words.insert(0, ("AUTH", *([parsed.username] if parsed.username else []), parsed.password))
-    with socket.create_connection(address, timeout=_PATIENCE) as connection:
-        for command in words:
-            encoded = [word.encode() for word in command]
+    reply = ""
+    with socket.create_connection(address, timeout=_PATIENCE) as connection, connection.makefile("rb") as replies:
+        for each in words:
+            encoded = [word.encode() for word in each]
             connection.sendall(
                 b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
             )
-            connection.recv(4096)
+            line = replies.readline().decode().strip()
+            if line[:1] not in {"+", "$"}:
+                raise ValueError(f"{each[0]}: {line or 'the server hung up'}")
+            reply = replies.read(int(line[1:])).decode() if line[0] == "$" else line[1:]
+    return reply

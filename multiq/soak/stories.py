@@ -80,6 +80,8 @@ class Story:
     digest: str
     stored_at: float = NEVER
     """When an enqueue answered that it is stored."""
+    over_at: float = 0.0
+    """When its last enqueue ended, whatever it answered; where it did not, when its time was over."""
     is_stored: bool = False
     is_repeated: bool = False
     """Whether the library itself repeats an enqueue of it that is in doubt, as it does for tasks."""
@@ -96,6 +98,11 @@ class Story:
     def due_at(self) -> float:
         """The earliest moment at which it may be handed out, for as long as nobody reschedules it."""
         return self.asked + self.delay * SECOND
+
+    def lease_of(self, run: Run) -> Claim | None:
+        """The claim that this run began with, where claims are known."""
+        found = [claim for claim in self.claims if claim.at <= run.at and claim.proc == run.proc]
+        return found[-1] if found else None
 
 
 @dataclass(slots=True)
@@ -155,6 +162,8 @@ class Stories:
             run = self._runs.pop((event.proc, event.op), None)
             if run is not None:
                 run.ended_at, run.outcome = event.t, event.outcome
+        elif f in {"struck", "missed"}:
+            self._over(event)
         elif f == "fault":
             self.faults.append(Fault(event.t, event.t + event.value * SECOND, event.kind, event.target, event.proc))
         elif f == "audit":
@@ -167,6 +176,15 @@ class Stories:
             self._answered(self._open.pop((event.proc, event.op)), event)
         else:
             self.notes[f].append(event)
+
+    def _over(self, event: Event) -> None:
+        """A nemesis has done what it did last: an outage may have lasted longer than was thought when it began."""
+        self.notes[event.f].append(event)
+        for fault in reversed(self.faults):
+            if fault.proc == event.proc:
+                if fault.target in {"store", "link"}:
+                    fault.until = max(fault.until, event.t + SECOND)
+                return
 
     def _asked(self, event: Event) -> None:
         for at, number in enumerate(event.jobs):
@@ -194,7 +212,7 @@ class Stories:
 
     def _answered(self, begun: Event, answer: Event | None) -> None:
         type_, at = (INFO, NEVER) if answer is None else (answer.type, float(answer.t))
-        if answer is not None and (begun.deadline or answer.err):
+        if begun.deadline or (answer is not None and answer.err):
             self.calls.append((begun, answer))
         if begun.f == "enqueue":
             self._enqueued(begun, answer, type_, at)
@@ -227,8 +245,10 @@ class Stories:
 
     def _enqueued(self, begun: Event, answer: Event | None, type_: str, at: float) -> None:
         refused = set(answer.jobs) if answer is not None and type_ == FAIL and answer.jobs else None
+        over_at = at if answer is not None else begun.t + begun.deadline * SECOND
         for number in begun.jobs:
             story = self.jobs[number]
+            story.over_at = max(story.over_at, over_at)
             if type_ == OK:
                 story.is_stored, story.is_refused = True, False
                 story.stored_at = min(story.stored_at, at)

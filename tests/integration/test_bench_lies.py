@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING
 import pytest
 from msgspec import structs
 
+from multiq.backend import NewJob
 from multiq.bench import runner, stage
 from multiq.bench.contestants import enter
 from multiq.bench.environment import Meter
 from multiq.bench.planted import LIES
 from multiq.bench.workloads import WORKLOADS, Variant, Workload, working
+from multiq.ids import new_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,5 +89,26 @@ def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, work
             assert all(violation.count > 0 for violation in found)
 
 
+def test_a_lie_is_noticed_where_the_figure_cannot_be_had(
+    quick: Callable[..., Report], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a machine on which no process is found in the middle of a job before all are done
+    monkeypatch.setattr(working, "_HUNT", 0.0)
+    name = _named("buried-for-acked", "recovery", tmp_path)
+    report = quick(BY_NAME["recovery"], name)
+    kinds = {violation.kind for result, violation in report.violations if result.workload == "recovery"}
+    assert kinds == {"failed", "left over"}
+
+
 def test_every_lie_has_a_name_for_what_it_is() -> None:
     assert set(KINDS) == set(LIES)
+
+
+@pytest.mark.parametrize("lie", [lie for lie in LIES if lie in {"kept-back", "swallowed", "kept-secretly"}])
+def test_what_is_hidden_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
+    # its jobs are slow, as on a busy machine: it never asks for more
+    backend = LIES[lie].open()
+    backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])
+    with backend.consumer(["q"]) as consumer:
+        assert sum(len(consumer.exchange([], 1, 0)[1]) for _ in range(40)) == 4
+    backend.close()

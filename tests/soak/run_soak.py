@@ -65,6 +65,13 @@ class _Process:
         self.pause = server.pause
         self.go_on = server.go_on
 
+    @property
+    def pid(self) -> int:
+        return int(self._server.pid)
+
+    def run_id(self) -> int:
+        return self.pid
+
     def restart(self) -> None:
         self._server.kill()
         self._server.start()
@@ -89,20 +96,33 @@ def _redis(_folder: Path) -> Iterator[Site]:
         yield site
 
 
-def _full_for_a_while(server: RedisServer) -> None:
-    """Less memory than it uses: it takes no more jobs, and hands out those that it has."""
-    server.set("maxmemory", "100kb")
+def _full_for_a_while(server: RedisServer) -> bool:
+    """Less memory than it uses: it takes no more jobs, and hands out those that it has. Whether it has refused one."""
     try:
+        server.set("maxmemory", "100kb")
+        is_full = _is_full(server)
         time.sleep(1.5)
+        return is_full
     finally:
         server.set("maxmemory", "0")
 
 
-def _kill_connections(server: MysqlServer) -> None:
-    """All but our own."""
+def _is_full(server: RedisServer) -> bool:
+    try:
+        server.ask("SET", "soak:full", "1", "PX", 1)
+    except Exception as exc:
+        return "maxmemory" in str(exc)
+    return False
+
+
+def _kill_connections(server: MysqlServer) -> int:
+    """All but our own. How many there were."""
+    killed = 0
     for (number,) in server.ask("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"):
         with contextlib.suppress(Exception):  # it has ended by itself
             server.ask(f"KILL {int(number)}")
+            killed += 1
+    return killed
 
 
 @contextlib.contextmanager

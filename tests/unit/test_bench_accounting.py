@@ -108,6 +108,13 @@ def test_where_the_work_broke_off_the_store_may_still_have_jobs() -> None:
     assert set(found(gone)) == {"failed", "lost"}
 
 
+def test_where_only_the_figure_is_missing_what_is_left_is_a_violation() -> None:
+    sent, emptied = [Sent(0, 2, 0, 1)], array("q", [7])
+    for left, what in (({"buried": 2}, "left over"), ({"ready": None}, "lost")):
+        through = Evidence(sent=sent, runs=[run(0)], left=left, emptied=emptied, complaint="no figure", is_through=True)
+        assert {"failed", "invented", what} <= set(found(through))
+
+
 def test_a_second_run_that_nothing_explains_is_doubled() -> None:
     doubled = found(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(0), run(1), run(1, 2 * SECOND, pid=OTHER)]))["doubled"]
     assert doubled.count == 1

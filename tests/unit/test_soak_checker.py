@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from multiq.soak.checking import check
-from multiq.soak.history import Event, Recorder, about, cut, read, replay, write
+from multiq.soak.history import Event, HistoryDamaged, Recorder, about, cut, read, replay, write
 from multiq.soak.invariants import INVARIANTS, Setting
 
 if TYPE_CHECKING:
@@ -294,32 +297,232 @@ def of_another_queue(script: Script) -> None:
     script.run(0.3, 0.4, 7)
 
 
+def released_and_gone(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.say(0.4, 0.5, "release", 7, "a")
+
+
+def gone_with_its_consumer(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a", proc="worker.2")
+    script.run(0.3, 0.4, 7, proc="worker.2")
+    script.note(0.5, "fault", kind="kill", target="worker.2")
+
+
+def gone_after_an_enqueue_in_doubt(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, type_="info")
+    script.run(0.3, 0.4, 7, outcome="raised")
+
+
+def handed_out_after_its_ack(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.say(0.4, 0.5, "ack", 7, "a")
+    script.claim(0.6, 0.7, 7, "b", attempt=2, proc="worker.2")
+    script.note(0.7, "fault", kind="kill", target="worker.2")
+
+
+def kept_after_its_ack(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.say(0.4, 0.5, "ack", 7, "a")
+    script.note(9.5, "audit", jobs=(7,), states=("delayed",))
+
+
+def acked_more_often_than_enqueued(script: Script) -> None:
+    script.enqueue(0.0, 0.9, 7, kind="brief")
+    script.note(0.2, "fault", kind="cut", target="link")
+    for number in range(3):
+        at = 0.3 + 3 * number
+        script.claim(at, at + 0.05, 7, f"t{number}")
+        script.run(at + 0.1, at + 0.15, 7)
+        script.say(at + 0.2, at + 0.25, "ack", 7, f"t{number}")
+
+
+def two_holders_after_an_enqueue_in_doubt(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, type_="info", kind="brief")
+    script.run(0.2, 0.25, 7, proc="worker.9")
+    script.note(5.0, "fault", kind="cut", target="link")
+    script.claim(20.2, 20.3, 7, "a")
+    script.claim(21.0, 21.1, 7, "b", attempt=2, proc="worker.2")
+    script.say(21.2, 21.3, "ack", 7, "b", proc="worker.2")
+
+
+def early_after_a_reschedule(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, delay=1.0)
+    script.call(0.2, 0.3, "reschedule", proc="manage.1", jobs=(7,), delay=5.0)
+    script.claim(2.0, 2.1, 7, "a")
+    script.say(2.2, 2.3, "ack", 7, "a")
+
+
+def early_after_a_refused_kick(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, delay=5.0)
+    script.call(0.2, 0.3, "kick", proc="manage.1", type_="fail", jobs=(7,))
+    script.run(4.9, 5.0, 7)
+
+
+def early_to_who_waits(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.say(0.4, 0.5, "release", 7, "a", delay=2.0)
+    script.claim(0.35, 0.6, 7, "b", attempt=2, proc="worker.2")
+    script.say(0.7, 0.8, "ack", 7, "b")
+
+
+def an_attempt_too_many_of_a_task(script: Script) -> None:
+    script.enqueue(5.0, 5.1, 7)
+    script.note(5.1, "fault", kind="kill", target="consume-3.5")
+    script.run(5.2, 5.3, 7, attempt=3)
+
+
+def an_attempt_forgotten_after_a_refused_kick(script: Script) -> None:
+    an_attempt_forgotten(script)
+    script.call(0.3, 0.35, "kick", proc="manage.1", type_="fail", jobs=(7,))
+
+
+def given_up_early(script: Script) -> None:
+    script.enqueue(40.0, 40.1, 7, max_attempts=3, queue="other")
+    script.run(40.2, 40.3, 7, outcome="raised")
+    script.note(49.5, "audit", jobs=(7,), states=("buried",))
+
+
+def run_again_long_after_a_kick(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, delay=5.0)
+    script.call(0.2, 0.3, "kick", proc="manage.1", jobs=(7,))
+    script.run(10.2, 10.3, 7)
+    script.run(20.4, 20.5, 7, attempt=2, proc="worker.2")
+
+
+def run_again_after_a_refused_kick(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.run(0.2, 0.3, 7)
+    script.call(0.3, 0.35, "kick", proc="manage.1", type_="fail", jobs=(7,))
+    script.run(0.4, 0.5, 7, attempt=2, proc="worker.2")
+
+
+def run_twice_after_one_bury(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.say(0.4, 0.5, "bury", 7, "a")
+    script.call(0.6, 0.7, "kick_any", proc="manage.1", deadline=2.0)
+    script.run(0.8, 0.85, 7, attempt=2, proc="worker.2")
+    script.run(0.9, 0.95, 7, attempt=3, proc="worker.3")
+    script.note(9.5, "audit", jobs=(7,), states=("ready",))
+
+
+def run_again_though_only_a_link_was_cut(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.note(0.45, "fault", kind="cut", target="link", value=1.0)
+    script.run(0.9, 0.95, 7, attempt=2, proc="worker.3")
+    script.note(9.5, "audit", jobs=(7,), states=("ready",))
+
+
+def run_again_as_the_second_was_killed(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.run(0.2, 0.3, 7)
+    script.note(0.35, "fault", kind="kill", target="worker.2", value=1.0)
+    script.run(0.4, 0.5, 7, attempt=2, proc="worker.2")
+
+
+def run_again_long_after_a_fault(script: Script) -> None:
+    script.enqueue(40.0, 40.1, 7)
+    script.note(40.0, "fault", kind="cut", target="link", value=1.0)
+    script.run(45.2, 45.3, 7)
+    script.run(45.4, 45.5, 7, attempt=2, proc="worker.2")
+
+
+def there_twice_after_an_enqueue_in_doubt(script: Script) -> None:
+    script.enqueue(0.0, 0.9, 7, kind="brief")
+    script.note(0.2, "fault", kind="cut", target="link")
+    script.run(0.3, 0.4, 7)
+    script.note(9.5, "audit", jobs=(7, 7), states=("buried", "buried"))
+
+
+def waiting_beside_a_busy_queue(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, queue="other")
+    script.note(7.0, "healed")
+    for number in range(100, 125):
+        script.enqueue(number - 93.0, number - 92.9, number)
+        script.run(number - 92.5, number - 92.4, number)
+    script.run(30.0, 30.1, 7)
+    script.note(40.0, "drained")
+
+
+def late_after_a_release(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.note(7.0, "healed")
+    script.claim(8.0, 8.1, 7, "a")
+    script.run(8.1, 8.2, 7)
+    script.say(8.2, 8.3, "release", 7, "a", delay=0.5)
+    script.claim(30.0, 30.1, 7, "b", attempt=2)
+    script.run(30.1, 30.2, 7, attempt=2)
+    script.say(30.2, 30.3, "ack", 7, "b")
+    script.note(40.0, "drained")
+
+
+def still_delayed_after_a_release(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.say(0.4, 0.5, "release", 7, "a", delay=0.5)
+    script.note(30.0, "drained")
+    script.note(30.5, "audit", jobs=(7,), states=("delayed",))
+
+
 BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I1", lost),
     ("I1", lost_in_the_middle),
+    ("I1", released_and_gone),
+    ("I1", gone_with_its_consumer),
+    ("I1", gone_after_an_enqueue_in_doubt),
     ("I2", invented),
     ("I2", changed),
     ("I2", of_another_queue),
     ("I2", refused_and_run),
     ("I3", acked_twice),
     ("I3", run_after_the_ack),
+    ("I3", handed_out_after_its_ack),
+    ("I3", kept_after_its_ack),
+    ("I3", acked_more_often_than_enqueued),
     ("I4", two_holders),
+    ("I4", two_holders_after_an_enqueue_in_doubt),
     ("I5", stale_verdict),
     ("I5", refused_while_it_lasts),
     ("I6", out_of_order),
     ("I7", less_urgent_first),
     ("I8", early),
     ("I8", early_after_a_release),
+    ("I8", early_after_a_reschedule),
+    ("I8", early_after_a_refused_kick),
+    ("I8", early_to_who_waits),
     ("I9", an_attempt_forgotten),
     ("I9", an_attempt_too_many),
+    ("I9", an_attempt_too_many_of_a_task),
+    ("I9", an_attempt_forgotten_after_a_refused_kick),
     ("I10", failed_too_often),
+    ("I10", given_up_early),
     ("I11", run_twice_for_nothing),
+    ("I11", run_again_long_after_a_kick),
+    ("I11", run_again_after_a_refused_kick),
+    ("I11", run_twice_after_one_bury),
+    ("I11", run_again_though_only_a_link_was_cut),
+    ("I11", run_again_as_the_second_was_killed),
+    ("I11", run_again_long_after_a_fault),
     ("I12", there_twice),
+    ("I12", there_twice_after_an_enqueue_in_doubt),
     ("I12", counted_wrongly),
     ("I13", left_reserved),
     ("I13", left_behind),
     ("I14", stuck),
     ("I14", late),
+    ("I14", waiting_beside_a_busy_queue),
+    ("I14", late_after_a_release),
+    ("I14", still_delayed_after_a_release),
     ("I15", untyped),
     ("I15", overdue),
     ("I18", growing),
@@ -390,7 +593,8 @@ def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: b
         script.note(0.8, "fault", kind="freeze", target="link", value=0.1)
     script.claim(1.0, 1.1, 7, "t7")
     script.claim(1.2, 1.3, 8, "t8")
-    assert ("I7" in script.broken(one_consumer=frozenset({"q"}))) is not is_cut
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}), locks_rows=True)) is not is_cut
+    assert "I7" in script.broken(one_consumer=frozenset({"q"}))
 
 
 @pytest.mark.parametrize("has_failed", [False, True])
@@ -415,9 +619,95 @@ def test_a_violation_is_found_by_its_own_invariant(invariant: str, story: Callab
     also: set[str] = set()
     if story is acked_twice:
         also = {"I5"}
+    elif story is refused_while_it_lasts:
+        also = {"I1"}  # nor does the store hold it
+    elif story is run_after_the_ack:
+        also = {"I11"}
     found = script.broken(one_consumer=frozenset({"q"} if invariant in {"I6", "I7"} else ()))
     assert invariant in found
     assert found <= {invariant} | also
+
+
+def a_stopped_holder(script: Script) -> None:
+    """Its reserve was answered while it was stopped; the job was done by another before it went on."""
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.3, "fault", kind="stop", target="worker.1", value=4.0)
+    script.claim(0.2, 3.9, 7, "a")
+    script.claim(2.4, 2.5, 7, "b", attempt=2, proc="worker.2")
+    script.run(2.5, 2.6, 7, attempt=2, proc="worker.2")
+    script.say(2.7, 2.8, "ack", 7, "b", proc="worker.2")
+    script.run(3.9, 4.0, 7)
+    script.say(4.1, 4.2, "ack", 7, "a", type_="fail")
+
+
+def a_stopped_holder_of_a_released_job(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.3, "fault", kind="stop", target="worker.1", value=4.0)
+    script.claim(0.2, 3.9, 7, "a")
+    script.claim(2.4, 2.5, 7, "b", attempt=2, proc="worker.2")
+    script.run(2.5, 2.6, 7, attempt=2, proc="worker.2")
+    script.say(2.7, 2.8, "release", 7, "b", proc="worker.2", delay=5.0)
+    script.run(3.9, 4.0, 7)
+    script.say(4.1, 4.2, "ack", 7, "a", type_="fail")
+    script.audit(9.5, job7="ready")
+
+
+def a_task_in_doubt_that_is_stored_again(script: Script) -> None:
+    script.enqueue(0.0, 0.9, 7, kind="brief")
+    script.note(0.2, "fault", kind="cut", target="link")
+    for number in range(2):
+        at = 0.3 + number
+        script.claim(at, at + 0.05, 7, f"t{number}")
+        script.run(at + 0.1, at + 0.15, 7)
+        script.say(at + 0.2, at + 0.25, "ack", 7, f"t{number}")
+
+
+def buried_by_attempts_that_never_began(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, max_attempts=2)
+    script.run(0.2, 0.3, 7, outcome="raised")
+    script.note(0.5, "fault", kind="kill", target="job.7", value=1.0)
+    script.note(9.5, "audit", jobs=(7,), states=("buried",))
+
+
+def recovered_and_deleted(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, type_="info")
+    script.claim(0.2, 0.3, 7, "a")
+    script.say(0.4, 0.5, "release", 7, "a")
+    script.call(0.6, None, "delete", proc="manage.1", jobs=(7,))
+    script.audit(9.5)
+
+
+def acked_by_who_was_killed(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    script.say(0.4, None, "ack", 7, "a")
+    script.audit(9.5)
+
+
+def kicked_while_it_was_delayed(script: Script) -> None:
+    script.enqueue(0.0, 0.1, 7, delay=5.0)
+    script.call(0.2, None, "kick", proc="manage.1", jobs=(7,))
+    script.run(0.9, 1.0, 7)
+    script.audit(9.5)
+
+
+@pytest.mark.parametrize(
+    "story",
+    [
+        a_stopped_holder,
+        a_stopped_holder_of_a_released_job,
+        a_task_in_doubt_that_is_stored_again,
+        buried_by_attempts_that_never_began,
+        recovered_and_deleted,
+        acked_by_who_was_killed,
+        kicked_while_it_was_delayed,
+    ],
+)
+def test_what_may_happen_breaks_nothing(story: Callable[[Script], None]) -> None:
+    script = Script()
+    story(script)
+    assert script.broken() == set()
 
 
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
@@ -432,6 +722,28 @@ def test_what_one_history_excuses_another_does_not() -> None:
     script.run(0.6, 0.7, 7, attempt=2, proc="worker.2")
     without = script.broken()
     script.note(0.5, "fault", kind="kill", target="worker.1")
+    assert (without, script.broken()) == ({"I11"}, set())
+
+
+@pytest.mark.parametrize(("waits", "broken"), [(True, set()), (False, {"I11"})])
+def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken: set[str]) -> None:
+    # Given a job whose lease ended while it ran, as nobody could write until a third process went on
+    script = Script()
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.4, "fault", kind="stop", target="consume-3.9", value=3.5)
+    script.run(0.2, 4.7, 7)
+    script.run(4.0, 8.5, 7, attempt=2, proc="worker.2")
+    assert script.broken(waits_for_the_stopped=waits) == broken
+
+
+def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_about() -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.2, "fault", kind="restart", target="store", value=1.0)
+    script.run(12.0, 12.1, 7)
+    script.run(12.2, 12.3, 7, attempt=2, proc="worker.2")
+    without = script.broken()
+    script.note(11.0, "struck", kind="restart server")
     assert (without, script.broken()) == ({"I11"}, set())
 
 
@@ -460,3 +772,47 @@ def test_a_recorded_history_is_read_as_it_was_written(tmp_path: Path) -> None:
     assert len(cut(events, {3})) == 2
     write(tmp_path / "kept.jsonl.gz", events[1:3])
     assert replay(tmp_path / "kept.jsonl.gz") == events[1:3]
+
+
+def test_a_process_with_the_number_of_one_that_was_killed_goes_on_behind_its_half_line(tmp_path: Path) -> None:
+    path = tmp_path / f"job.{os.getpid()}.jsonl"
+    path.write_bytes(b'{"t":1,"proc":"w","type":"info","f":"healed"}\n{"t":2,"pro')
+    recorder = Recorder(tmp_path, "job")
+    recorder.note("drained")
+    recorder.close()
+    assert [event.f for event in read(tmp_path)] == ["healed", "drained"]
+
+
+@pytest.mark.parametrize(
+    "line", [b'{"t":1,"proc":"w","ty{"t":1}', b'{"t":"soon"}', b'{"t":1,"proc":"w","type":"?","f":"x"}']
+)
+def test_a_line_that_is_no_event_is_told_as_damage(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "worker.9.jsonl").write_bytes(line + b"\n")
+    with pytest.raises(HistoryDamaged, match=r"worker\.9"):
+        read(tmp_path)
+
+
+_WRITES = """
+import resource, signal, sys
+from pathlib import Path
+from multiq.soak.history import HistoryDamaged, Recorder
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+recorder = Recorder(Path(sys.argv[1]), "job")
+failed = 0
+for number in range(100):
+    try:
+        recorder.invoke("start", jobs=(number,))
+    except HistoryDamaged:
+        failed += 1
+print(failed)
+"""
+
+
+def test_a_history_that_could_not_be_written_is_not_judged(tmp_path: Path) -> None:
+    # Given a process that may write a thousand bytes, as on a disk that is full
+    done = subprocess.run([sys.executable, "-c", _WRITES, tmp_path], capture_output=True, text=True, check=True)
+    assert int(done.stdout) > 80  # each call has failed from then on: no job goes on without its record
+    # Then nobody is blamed for what it lacks
+    with pytest.raises(HistoryDamaged, match="could not write down"):
+        read(tmp_path)
