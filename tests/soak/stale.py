@@ -466,36 +466,28 @@ class Lane:
     # --- the late one, and the judge ---
 
     def _come_late(self, kind: Kind, queue: str, leases: list[Lease], ending: str) -> None:
-        """Half of the verdicts come alone, the others in batches, each with valid ones in between."""
+        """Half of the verdicts come alone, the others in batches, each with valid ones in between.
+
+        After a restart the first one meets a connection that is dead, unless its consumer has reserved since.
+        """
         valid_queue = f"{queue}-valid"
         do = self._luck.choice(["settle", "exchange"])
         said = list(zip(self._shuffled(itertools.cycle(self._verbs), len(leases)), leases, strict=True))
         alone, together = said[: len(said) // 2], said[len(said) // 2 :]
-        self._ask("third", "put", valid_queue, ids=_new_ids(len(together)), ttr=LONG)
-        valid = self._reserve(kind.speaker, queue, len(together))
         if do == "exchange":  # so that it settles, and has nothing to hand out
             self._ask("rival", "pause", queue)
-            self._ask("rival", "pause", valid_queue)
-        good = list(zip(self._shuffled(itertools.cycle(self._verbs), len(valid)), valid, strict=True))
-        calls = [[each] for each in alone]
-        calls += self._batches([*together, *good])
-        ids, stale = [lease.id for lease in leases], {lease.token for lease in leases}
+        ids = [lease.id for lease in leases]
         looked_at = time.monotonic()
         before = self.site.look(queue, ids)
         self._check_that_all_are_stale(kind, leases, before)
-        for call in calls:
-            verbs, its = [verb for verb, _ in call], [lease for _, lease in call]
-            answer = self._ask(kind.speaker, do, queue, verbs=verbs, leases=its)
-            ways = (f"ended by {ending}", "said alone" if len(call) == 1 else "said in a batch", f"said by {do}")
-            self._sums.taken += len(answer.leases)
-            for (verb, lease), is_lost in zip(call, answer.lost, strict=True):
-                if lease.token in stale:
-                    self._note(kind, verb, lease, ways, is_lost=is_lost)
-                else:
-                    self._sums.valid += 1
-                    self._sums.valid_refused += is_lost
-                    if is_lost:
-                        self._sums.why.append(f"{kind.name}: a valid {verb} was refused: {lease}")
+        self._say(kind, queue, [[each] for each in alone], do, ending)
+        self._ask("third", "put", valid_queue, ids=_new_ids(len(together)), ttr=LONG)
+        valid = self._reserve(kind.speaker, queue, len(together))
+        assert {lease.queue for lease in valid} == {valid_queue}
+        if do == "exchange":
+            self._ask("rival", "pause", valid_queue)
+        good = list(zip(self._shuffled(itertools.cycle(self._verbs), len(valid)), valid, strict=True))
+        self._say(kind, queue, self._batches([*together, *good]), do, ending)
         after = self.site.look(queue, ids)
         took = time.monotonic() - looked_at
         for verb, lease in said:
@@ -509,6 +501,22 @@ class Lane:
             if effects[lease.id].state != VERBS[verb][1]:
                 self._sums.without_effect += 1
                 self._sums.why.append(f"{kind.name}: a valid {verb} left {lease} as {effects[lease.id]}")
+
+    def _say(self, kind: Kind, queue: str, calls: list[list[tuple[str, Lease]]], do: str, ending: str) -> None:
+        """Valid verdicts are of jobs in a queue of their own."""
+        for call in calls:
+            verbs, its = [verb for verb, _ in call], [lease for _, lease in call]
+            answer = self._ask(kind.speaker, do, queue, verbs=verbs, leases=its)
+            ways = (f"ended by {ending}", "said alone" if len(call) == 1 else "said in a batch", f"said by {do}")
+            self._sums.taken += len(answer.leases)
+            for (verb, lease), is_lost in zip(call, answer.lost, strict=True):
+                if lease.queue == queue:
+                    self._note(kind, verb, lease, ways, is_lost=is_lost)
+                else:
+                    self._sums.valid += 1
+                    self._sums.valid_refused += is_lost
+                    if is_lost:
+                        self._sums.why.append(f"{kind.name}: a valid {verb} was refused: {lease}")
 
     def _shuffled(self, verbs: Iterator[str], count: int) -> list[str]:
         """So many, each about as often as the others."""
