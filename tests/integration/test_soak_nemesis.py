@@ -18,8 +18,10 @@ from servers.redis import RedisServer
 
 from multiq.conformance.proxy import Proxy
 from multiq.errors import OptionInvalid
+from multiq.soak import crew as crew_module
 from multiq.soak import nemesis as module
 from multiq.soak.history import Recorder, read
+from multiq.soak.load import Load
 from multiq.soak.nemesis import Nemesis
 from multiq.soak.site import Site
 from multiq.soak.staging import Harm, RestartFailed, site_at
@@ -145,6 +147,36 @@ def test_a_fault_of_a_server_counts_if_it_says_so(
     found = struck("its own", Site("redis", "", list, bool, own_faults={"its own": do}))
     assert bool(found["struck"]) is (not why)
     assert why in "".join(found["missed"])
+
+
+@pytest.mark.parametrize(
+    ("does", "is_told"),
+    [
+        ("raise KeyError(7)", True),
+        ("sys.exit(0)", True),
+        ("sys.exit('error: this should not happen: KeyError: 7')", True),
+        ("sys.exit('error: cannot connect')", False),
+        ("from multiq.errors import BackendUnavailable; raise BackendUnavailable('refused')", False),
+        ("import os; os.kill(os.getpid(), 9)", False),
+    ],
+)
+def test_who_ends_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, is_told: bool) -> None:
+    # Given a crew whose workers end in this way as soon as they are started
+    monkeypatch.setattr(crew_module, "WORKERS", ("-p 1",))
+    monkeypatch.setattr(crew_module, "CLIENTS", ())
+    (tmp_path / "planted_end.py").write_text(f"import sys\n{does}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
+    crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
+    try:
+        assert crew.keep_up() == {}
+        crew.workers["-p 1"].wait(30)
+        # When they are started again
+        told = crew.keep_up()
+    finally:
+        crew.kill_all()
+    # Then that is told, unless somebody has killed them, or they say that the store is not there
+    assert bool(told) is is_told
 
 
 QUEUES = ("multiq.soak.test.a",)

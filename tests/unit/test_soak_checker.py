@@ -277,6 +277,10 @@ def untyped(script: Script) -> None:
     script.call(0.2, 0.3, "ack", type_="info", answer={"err": "KeyError: 'x'", "is_typed": False})
 
 
+def ended_by_itself(script: Script) -> None:
+    script.note(1.0, "untyped", kind="process", err="worker -p 1 ended with 1: KeyError: 7")
+
+
 def overdue(script: Script) -> None:
     script.call(0.2, 4.0, "ack", deadline=2.0)
 
@@ -525,6 +529,7 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I14", still_delayed_after_a_release),
     ("I15", untyped),
     ("I15", overdue),
+    ("I15", ended_by_itself),
     ("I18", growing),
     ("I18", keeping_files),
 ]
