@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from .load import VARIABLE
+
 if TYPE_CHECKING:
     from .load import Load
     from .site import Site
@@ -112,10 +114,16 @@ class Crew:
         return badly
 
     def kill_all(self) -> None:
+        """Also those that were being started when a signal came: nobody has noted them down yet."""
         for process in [*self.workers.values(), *self.clients.values()]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if child.environ().get(VARIABLE) == self._environment[VARIABLE]:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait(_PATIENCE)
 
     def _client(self, role: str, name: str) -> subprocess.Popen[bytes]:
         return self._start("multiq.soak.clients", [role, name], f"{role} {name}")

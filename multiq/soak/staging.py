@@ -78,10 +78,13 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
     direct = _with_timeout(url, timeout) if "timeout" in driver.options else url
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_file, _file_to_be(direct))
+        made = _file_to_be(direct)
+        stack.callback(lambda: _remove_file(None if others else made))
+        others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
             backend.stats(queue)  # so that what is wrong with the URL is said before anything begins
+        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))  # who has come meanwhile stays
         stack.callback(_clean, backend, name, direct, queues)
         proxy = None
         through = direct

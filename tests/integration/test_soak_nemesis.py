@@ -16,13 +16,16 @@ import psutil
 import pytest
 from servers.redis import RedisServer
 
+from multiq.backend import NewJob
 from multiq.conformance.proxy import Proxy
 from multiq.errors import OptionInvalid
+from multiq.ids import new_id
+from multiq.registry import open_backend
 from multiq.soak import crew as crew_module
 from multiq.soak import nemesis as module
 from multiq.soak.history import Recorder, read
 from multiq.soak.load import Load
-from multiq.soak.nemesis import Nemesis
+from multiq.soak.nemesis import Nemesis, has_ended
 from multiq.soak.site import Site
 from multiq.soak.staging import Harm, RestartFailed, site_at
 
@@ -241,3 +244,27 @@ def test_a_flush_of_scripts_counts_if_the_server_obeys(struck: Callable[..., Any
             server.ask("ACL", "SETUSER", "default", "-script|flush")
         with site_at(server.url, QUEUES, 5.0, Harm(flush_scripts=True)) as site:
             assert bool(struck("flush scripts", site)["struck"]) is is_allowed
+
+
+def test_a_process_that_was_being_started_is_killed_with_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_end.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
+    crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
+    started = crew._client("consume", "3")  # and nobody has noted it down
+    crew.kill_all()
+    assert has_ended(psutil.Process(started.pid)) if psutil.pid_exists(started.pid) else True
+    started.wait()
+
+
+def test_a_file_that_somebody_else_has_begun_to_use_stays(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with site_at(url, QUEUES, 5.0, Harm()):
+        assert (tmp_path / "a.db").exists()
+    assert list(tmp_path.iterdir()) == []
+    with site_at(url, QUEUES, 5.0, Harm()), open_backend(url) as theirs:
+        (job_id,) = theirs.enqueue("orders", [NewJob(b"x", new_id())])
+    with open_backend(url) as theirs:
+        assert theirs.peek("orders", job_id).body == b"x"
