@@ -192,7 +192,7 @@ def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
             yield Violation("I10 retry budget", story.number, text)
         if _may_begin_anew(stories, setting, story):
             continue
-        raised = sum(run.outcome == "raised" for run in story.runs)
+        raised = sum(run.outcome == "raised" and not _may_be_given_back(stories, run) for run in story.runs)
         if raised > story.max_attempts:
             text = f"it has failed {raised} times, and was allowed to {story.max_attempts} times"
             yield Violation("I10 retry budget", story.number, text)
@@ -549,7 +549,13 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
             text = f"told that it is attempt {run.attempt} after {counted} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
-        counted += run.ended_at < NEVER or not hurt
+        counted += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
+
+
+def _may_be_given_back(stories: Stories, run: Run) -> bool:
+    """Whether a run that ended does not count: its process ended at once, before anybody had heard of that."""
+    faults = stories.faults_between(run.at, run.ended_at + SECOND, {run.proc})
+    return any(fault.kind == "kill" and fault.target == run.proc for fault in faults)
 
 
 def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:

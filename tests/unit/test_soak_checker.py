@@ -657,6 +657,15 @@ def a_stopped_holder_of_a_released_job(script: Script) -> None:
     script.audit(9.5, job7="ready")
 
 
+def given_back_as_its_process_ended(script: Script) -> None:
+    """Beside a job that is deaf to its limit, another one failed; nobody heard of that before the process was ended."""
+    script.enqueue(0.0, 0.1, 7, max_attempts=1)
+    script.note(0.2, "fault", "worker.1", kind="kill", target="worker.1", value=10.0)
+    script.run(0.3, 1.4, 7, outcome="raised")
+    script.run(1.9, 2.0, 7, proc="worker.2", outcome="raised")
+    script.audit(9.5, job7="buried")
+
+
 def a_task_in_doubt_that_is_stored_again(script: Script) -> None:
     script.enqueue(0.0, 0.9, 7, kind="brief")
     script.note(0.2, "fault", kind="cut", target="link")
@@ -702,6 +711,7 @@ def kicked_while_it_was_delayed(script: Script) -> None:
     [
         a_stopped_holder,
         a_stopped_holder_of_a_released_job,
+        given_back_as_its_process_ended,
         a_task_in_doubt_that_is_stored_again,
         buried_by_attempts_that_never_began,
         recovered_and_deleted,
