@@ -99,6 +99,8 @@ def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I3: one reservation's ack counts, and after it the job is gone: nobody gets it, nor does the store hold it."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
+        if not acked:
+            continue
         acks = len({said.token for said in acked})
         lives = 1 + _more_lives(stories, setting, story)
         if acks > lives:
@@ -173,6 +175,8 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I9: an attempt is the number of reservations before it, and this one."""
     for story in stories:
+        if not story.runs and not story.claims:
+            continue
         if _more_lives(stories, setting, story) or _may_begin_anew(stories, setting, story):
             continue
         if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
@@ -539,7 +543,8 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
     counted = 0
-    for run in sorted(story.runs, key=_run_at):
+    last = len(story.runs) - 1
+    for place, run in enumerate(sorted(story.runs, key=_run_at)):
         moved = any(order.f == "reschedule" and order.type != FAIL for order in story.orders)
         is_too_low = run.attempt <= counted and not moved
         is_too_high = run.attempt > counted + 1 and setting.counts_exactly and not story.orders
@@ -548,6 +553,8 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
         if run.attempt and (is_too_low or is_too_high):
             text = f"told that it is attempt {run.attempt} after {counted} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
+        if place == last:  # most jobs have one run
+            return
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
         counted += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
 
