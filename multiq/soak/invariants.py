@@ -67,6 +67,8 @@ class Setting:
     """MiB of memory that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
     """Seconds that a call may take beyond its deadline."""
+    slack_of_waiting: float = 2.0
+    """The same for a reserve that waits: it may have to learn first that nobody can wake it."""
 
 
 # --- one job at a time -------------------------------------------------------------------------------------
@@ -337,7 +339,8 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
         if answer.err and not answer.is_typed:
             yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
         took = (answer.t - begun.t) / SECOND
-        if not begun.deadline or took <= begun.deadline + setting.slack:
+        slack = setting.slack_of_waiting if begun.f == "claim" else setting.slack
+        if not begun.deadline or took <= begun.deadline + slack:
             continue
         faults = stories.faults_between(begun.t, answer.t, {begun.proc})
         if not any(fault.kind == "stop" for fault in faults):

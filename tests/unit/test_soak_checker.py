@@ -762,6 +762,13 @@ def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_
     assert (without, script.broken()) == ({"I11"}, set())
 
 
+@pytest.mark.parametrize(("f", "ends", "broken"), [("ack", 3.1, True), ("claim", 3.9, False), ("claim", 4.1, True)])
+def test_a_reserve_that_waits_may_end_two_seconds_after_its_deadline(f: str, ends: float, broken: bool) -> None:
+    script = Script()
+    script.call(0.0, ends, f, type_="info", deadline=2.0, answer={"err": "BackendTimeout: frozen"})
+    assert ("I15" in script.broken()) is broken
+
+
 def test_a_report_shows_the_jobs_history() -> None:
     script = Script()
     a_good_life(script)
