@@ -573,6 +573,7 @@ def _leaks(_backend: Any, consumer: Any) -> None:
 
 _LATE = {"late": 0.5}
 _LATE_AND_RELEASED = {"late": 0.6, "released": 0.4, "oversleep": 2.0}
+_IDLE = {"late": 0.0, "pace": 0.1}  # so that plain consumers take at once what is due
 _HARMLESS = ("kill job process",)  # to plain consumers
 _CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
 
@@ -609,7 +610,7 @@ MUTANTS = {
     "forgets priorities": Mutant("I7", _forgets_priorities, faults=_HARMLESS),
     "hurries": Mutant("I8", _hurries),
     "hurries releases": Mutant("I8", _hurries_releases),
-    "hurries what is put off": Mutant("I8", _hurries_what_is_put_off),
+    "hurries what is put off": Mutant("I8", _hurries_what_is_put_off, faults=_HARMLESS, load=_IDLE),
     "counts no attempts": Mutant("I9", _counts_no_attempts),
     "counts too many": Mutant("I9", _counts_too_many, ("sqlite", "redis", "mysql")),
     "crashes are no attempts": Mutant("I9", _crashes_are_no_attempts, _WITH_KEEPER, load=_LATE),

@@ -657,6 +657,19 @@ def a_stopped_holder_of_a_released_job(script: Script) -> None:
     script.audit(9.5, job7="ready")
 
 
+def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
+    """The first one had taken it: its lease lasts from there."""
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.2, "fault", kind="cut", target="link")
+    script.call(0.2, 2.2, "claim", type_="info", answer={"err": "BackendTimeout: cut"})
+    script.claim(2.25, 2.3, 7, "a")
+    script.run(2.3, 2.35, 7)
+    script.claim(2.6, 2.7, 7, "b", attempt=2, proc="worker.2")
+    script.run(2.7, 2.8, 7, attempt=2, proc="worker.2")
+    script.say(2.75, 2.78, "ack", 7, "a", type_="fail")
+    script.say(2.9, 3.0, "ack", 7, "b", proc="worker.2")
+
+
 def given_back_as_its_process_ended(script: Script) -> None:
     """Beside a job that is deaf to its limit, another one failed; nobody heard of that before the process was ended."""
     script.enqueue(0.0, 0.1, 7, max_attempts=1)
@@ -711,6 +724,7 @@ def kicked_while_it_was_delayed(script: Script) -> None:
     [
         a_stopped_holder,
         a_stopped_holder_of_a_released_job,
+        handed_out_by_a_reserve_after_one_that_failed,
         given_back_as_its_process_ended,
         a_task_in_doubt_that_is_stored_again,
         buried_by_attempts_that_never_began,
