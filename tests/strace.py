@@ -25,9 +25,13 @@ def require() -> None:
         pytest.skip("ptrace is not allowed here")
 
 
-def noting(calls: str, file: Path, command: Sequence[str]) -> list[str]:
-    """A command that runs this one, and notes its calls on files in *file*, each with the file's path."""
-    return ["strace", "-f", "-y", "-s", "0", "-e", f"trace={calls}", "-o", str(file), *command]
+def noting(calls: str, file: Path, command: Sequence[str], *, data: int = 0) -> list[str]:
+    """A command that runs this one, and notes its calls on files in *file*, each with the file's path.
+
+    With *data* so many bytes of what is written are noted, too; then all texts are in hexadecimal digits: ``\\x2f``.
+    """
+    how = ["-xx", "-s", str(data)] if data else ["-s", "0"]
+    return ["strace", "-f", "-y", *how, "-e", f"trace={calls}", "-o", str(file), *command]
 
 
 @contextlib.contextmanager

@@ -59,12 +59,13 @@ class _Refusal:
     def authenticate(self, _packet: object) -> Any:
         raise pymysql.err.OperationalError(
             CR_AUTH_PLUGIN_CANNOT_LOAD,
-            "the server asks for the password itself (mysql_clear_password or dialog), which is sent only over "
-            "checked TLS or a UNIX socket: use ?tls=yes or ?ssl_ca=, or another plugin for this user",
+            "the server asks for the password itself (mysql_clear_password, dialog), or for what is as good as it "
+            "(mysql_old_password), which is sent only over checked TLS or a UNIX socket: use ?tls=yes or ?ssl_ca=, or "
+            "another plugin for this user",
         )
 
 
-_REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal}
+_REFUSED_PLUGINS = {b"mysql_clear_password": _Refusal, b"dialog": _Refusal, b"mysql_old_password": _Refusal}
 
 
 if TYPE_CHECKING:
@@ -74,9 +75,33 @@ else:
 
 
 class _Connection(_PyMySQL):
-    """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password."""
+    """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password.
+
+    Nor does it take any TLS for a reason to send the password as it is: whoever sits in between has TLS, too.
+    """
 
     takes_keys = True
+    may_send_password = True
+    _is_encrypted = False
+    _greeted_with = ""
+
+    @property
+    def _secure(self) -> bool:
+        return self._is_encrypted and self.may_send_password
+
+    @_secure.setter
+    def _secure(self, is_encrypted: bool) -> None:
+        self._is_encrypted = is_encrypted
+
+    @property
+    def _auth_plugin_name(self) -> str:
+        """The plugin that the greeting names. With this one PyMySQL's first word over TLS is the password."""
+        is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
+        return "" if is_too_open else self._greeted_with
+
+    @_auth_plugin_name.setter
+    def _auth_plugin_name(self, name: str) -> None:
+        self._greeted_with = name
 
     @property
     def server_public_key(self) -> bytes | None:
@@ -189,6 +214,7 @@ class Login(NamedTuple):
                 **more,
             }
         )
+        connection.may_send_password = self._may_send_password
         connection.takes_keys = self._may_send_password or _is_loopback(self.host or "")
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself

@@ -7,7 +7,7 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Consumer, Touch
-from multiq.errors import BackendError, BackendUnavailable, LeaseLost
+from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
 from multiq.forks import forks
 
 from .guard import guarded
@@ -304,7 +304,7 @@ class RedisConsumer(Consumer):
                 trade.limit = len(trade.leases)
             del uncertain[line]
             trade.was_answered = True
-            if self._is_cluster and self._resting.failures:
+            if self._resting.failures:
                 self._resting.answered(line)
             can_have_more[line] = more == _UNFINISHED or call.share in {0, len(found)}
         for line, failure in failures:
@@ -422,7 +422,16 @@ class RedisConsumer(Consumer):
             self._resting.answered(line)
 
     def _went_wrong(self, line: str, failure: BackendError, trade: _Trade) -> None:
-        """In a cluster, go on without this line. Raises *failure* elsewhere, or if it is not for lack of a server."""
+        """Go on without this line if its keys hold something else, or in a cluster if its server does not answer.
+
+        Raises *failure* otherwise.
+        """
+        if isinstance(failure, BackendCorrupt):
+            self._resting.cannot_be_read(line, failure)
+            trade.failure = failure
+            trade.out |= {line}
+            self._change_at.pop(line, None)
+            return
         if not self._is_cluster or not isinstance(failure, BackendUnavailable):
             raise failure
         self._resting.failed(line, failure)
@@ -516,7 +525,8 @@ class RedisConsumer(Consumer):
         """Sleep. Returns whether a bell rang, or nobody can tell, and what was there then; None: nobody has looked."""
         line = self.queues[0]
         if limit <= 0 or self._uncertain or not self._sleeper.can_call(line):
-            without = self._resting.of(line for queue in self.queues for line in self._lines.of(queue))
+            lines = (line for queue in self.queues for line in self._lines.of(queue))
+            without = self._resting.of(lines) if self._is_cluster else frozenset()
             rang = self._sleeper.sleep(seconds, exact=exact, without=without)
             self._is_on_watch = self._is_on_watch or rang
             return rang, None

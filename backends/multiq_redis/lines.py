@@ -63,7 +63,7 @@ class Lines:
     def learn(self, queue: str, told: bytes) -> list[str]:
         """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
         known = self._known.get(queue, self.spread)
-        number = min(int(told or 1), MOST)
+        number = _number(told)
         if number <= known:
             return []
         self._known[queue] = number
@@ -82,7 +82,7 @@ class Lines:
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
         """For the doctor: of these queues, which have been spread otherwise than this URL says."""
         for queue in sorted(queues):
-            number = min(int(self._callers.call("glance", queue)[1] or 1), MOST)
+            number = _number(self._callers.call("glance", queue)[1])
             if number <= self.spread:
                 continue
             sizes = [reply[:4] for reply in self._callers.call_each("stats", self._lines(queue, self.spread, number))]
@@ -142,3 +142,8 @@ class Lines:
     @staticmethod
     def _lines(queue: str, first: int, end: int) -> list[str]:
         return [keys.line(queue, number) for number in range(first, end)]
+
+
+def _number(told: bytes) -> int:
+    """Over how many lines a queue goes, by what the server has stored. What is no number is not multiq's."""
+    return min(int(told[:9]), MOST) if told.isdigit() else 1

@@ -1,5 +1,7 @@
 """Servers of a cluster that did not answer are left alone for a while, so that the queues of the others go on.
 
+So is, on any server, a line one of whose keys holds something that another program has written.
+
 ====================  ======================================================================
 who is left alone     a server (or a line whose server is not known) that failed, for a second
 how it is asked next  for a quarter of a second, every sixteenth time for as long as a call may take
@@ -9,6 +11,7 @@ when it is over       at its first answer, or when the line has another server
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING
 
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from multiq.sockets import Address
 
     from .servers import Servers
+
+_log = logging.getLogger("multiq.redis")
 
 _REST = 1.0  # seconds
 _SHORT = 0.25  # seconds that a server has which did not answer lately
@@ -34,10 +39,12 @@ class _Failure:
         self.times = 0
         self.until = 0.0  # monotonic
         self.error: BackendError | None = None
+        self.is_of_line = False
+        """Whether the line is at fault, not its server."""
 
 
 class Resting:
-    """What one consumer knows of servers that failed. Only in a cluster: elsewhere there is one for all lines."""
+    """What one consumer knows of lines that cannot be read and, in a cluster, of servers that failed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
@@ -52,18 +59,30 @@ class Resting:
         patient = failure.times % _PATIENT_EACH == 0
         failure.until = time.monotonic() + (self._servers.timeout if patient else _REST)
 
+    def cannot_be_read(self, line: str, error: BackendError) -> None:
+        """A line's keys hold something else."""
+        failure = self.failures.get(line)
+        if failure is None or not failure.is_of_line:
+            _log.error("a line is left out until its keys can be read, line %s: %s", line, error)
+            failure = self.failures[line] = _Failure()
+        failure.line, failure.error, failure.is_of_line = line, error, True
+        failure.until = time.monotonic() + _REST
+
     def answered(self, line: str) -> None:
         """It did. What is known of a server that has lost its lines to another is of no use any more."""
         self.failures.pop(self._where(line), None)
         self.failures.pop(line, None)
         for place, failure in tuple(self.failures.items()):
-            if self._where(failure.line) != place:
+            if not failure.is_of_line and self._where(failure.line) != place:
                 del self.failures[place]
 
     def error_of(self, line: str) -> BackendError | None:
         """Why a line is not to be asked now; None: it may be."""
-        failure = self.failures.get(self._where(line)) or self.failures.get(line)
-        return failure.error if failure is not None and time.monotonic() < failure.until else None
+        for place in (self._where(line), line):
+            failure = self.failures.get(place)
+            if failure is not None and time.monotonic() < failure.until:
+                return failure.error
+        return None
 
     def of(self, lines: Iterable[str]) -> frozenset[str]:
         """Those of these lines that are not to be asked now."""
@@ -72,7 +91,7 @@ class Resting:
     def patience(self, line: str) -> float:
         """Seconds that a line's server is given for a call."""
         failure = self.failures.get(self._where(line)) or self.failures.get(line)
-        if failure is None or failure.times % _PATIENT_EACH == _PATIENT_EACH - 1:
+        if failure is None or failure.is_of_line or failure.times % _PATIENT_EACH == _PATIENT_EACH - 1:
             return self._servers.timeout
         return min(_SHORT, self._servers.timeout)
 

@@ -24,7 +24,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from multiq.errors import BackendTimeout
+from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import opening
 from .bell import Bell, bell_of
@@ -46,7 +46,7 @@ _READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while t
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
 _LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
 _CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
-_FORK_PATIENCE = 1.0  # seconds that a fork waits for other threads' calls to end
+_FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
 
@@ -238,6 +238,7 @@ class Connection:
         if self._sqlite is not None and (self._file is None or self._file != opening.identity(self._database.path)):
             self._drop()  # else we would write where nobody looks any more
         if self._sqlite is None:
+            _forks.refuse(self._database.path)
             self._sqlite, self._file = self._database.open(timeout)
             self.log = os.path.realpath(self._database.path) + "-wal"
             self.opened += 1
@@ -286,19 +287,20 @@ class Connection:
         """Unlock, to be opened by the next call."""
         self._lock.release()
 
-    def start_over_in_child(self) -> sqlite3.Connection | None:
-        """A fresh lock. Returns what could not be closed before the fork, and must never be closed in the child."""
+    def start_over_in_child(self) -> tuple[sqlite3.Connection | None, opening.Identity]:
+        """A fresh lock. Returns what could not be closed before the fork, and which file it has open."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
-        return inherited
+        return inherited, self._file
 
 
 class _Forks:
     """Closes every connection before a fork: SQLite's notes on who holds which lock are per process, and a child
     that inherits them takes its parent's locks for its own.
 
-    A connection that is busy in another thread for too long stays open. The child keeps it for ever and opens its own:
-    closing it would roll the parent's transaction back in the memory that both share.
+    A connection that is busy in another thread for too long stays open. The child keeps it for ever, as closing it
+    would roll the parent's transaction back in the memory that both share, and never uses its file: a write would wait
+    for ever for a lock of that transaction, and a read would take none of its own.
     """
 
     def __init__(self) -> None:
@@ -306,13 +308,22 @@ class _Forks:
         """Held while a set of connections changes or is read."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
-        self._inherited: list[sqlite3.Connection] = []
+        self._inherited: list[tuple[sqlite3.Connection, opening.Identity]] = []
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
     def watch(self, connection: Connection) -> None:
         with self.guard:
             self._connections.add(connection)
+
+    def refuse(self, path: str) -> None:
+        """Raises ``BackendUnavailable`` in a child that has inherited a connection to the file at *path*."""
+        if self._inherited and opening.identity(path) in [identity for _, identity in self._inherited]:
+            raise BackendUnavailable(
+                f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
+                f"call on that file for more than {_FORK_PATIENCE:g} s; fork when no thread waits for a locked file, "
+                'or start a new interpreter ("spawn" in multiprocessing)'
+            )
 
     def _before(self) -> None:
         self.guard.acquire()
@@ -327,7 +338,7 @@ class _Forks:
 
     def _in_child(self) -> None:
         kept = [connection.start_over_in_child() for connection in self._connections]
-        self._inherited += [sqlite for sqlite in kept if sqlite is not None]
+        self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
         self._release()
 
     def _release(self) -> None:

@@ -212,6 +212,7 @@ def _synchronous(setting: str) -> Finding:
     return Finding(
         "warn",
         "synchronous",
-        f"{setting}: a power failure takes the last moments' jobs and verdicts; killed processes take nothing",
+        f"{setting}: of what came since its log was last moved into it, however long ago, a power failure takes what "
+        "the kernel has not written by itself; killed processes take nothing",
         "leave ?synchronous= out of the URL unless that is meant",
     )

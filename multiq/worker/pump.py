@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .inflight import InFlight
 
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
-_LONGEST_PAUSE = 1.0  # ...growing to this: what was down for an hour is back at work within a second, too
+_LONGEST_PAUSE = 0.5  # ...growing to this: what was down for an hour is at work within a second, reconnecting included
 
 _TELL_WAIT = 0.25  # seconds that a call waits for subscribers
 _MOST_UNTOLD = 1000  # events that wait while a subscriber hangs: then the oldest are dropped

@@ -16,6 +16,7 @@ import errno
 import importlib
 import ipaddress
 import logging
+import resource
 import selectors
 import socket
 import threading
@@ -39,6 +40,8 @@ _LOOPBACK = "127.0.0.1"
 _PATIENCE = 3.0  # seconds: when a worker rolls, the one of before gives its address up when it notices
 _AGAIN = 0.05  # seconds
 _CONNECTIONS = 100
+_SHARE_OF_FILES = 4  # of the files that the process may open, connections take one in so many
+_BACKLOG = 4096  # as many as the system allows: who finds no room there is answered a second later, which is too late
 _ACCEPTED_AT_ONCE = 64
 _WHOLE = 3.0  # seconds for a connection, from its beginning to the last byte of the reply: probes take milliseconds
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
@@ -82,7 +85,7 @@ def listen(address: Address) -> socket.socket:
     while True:
         try:
             return socket.create_server(
-                address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET, backlog=_CONNECTIONS
+                address, family=socket.AF_INET6 if ":" in address.host else socket.AF_INET, backlog=_BACKLOG
             )
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or time.monotonic() > give_up_at:
@@ -179,6 +182,7 @@ class Server:
         self._asked = threading.Semaphore(0)
         self._made: deque[tuple[_Visit, bytes]] = deque()
         self._is_closed = False
+        self._most = _most_connections()
         self._woken, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         for sock in (listener, self._woken):
@@ -242,9 +246,12 @@ class Server:
             except BlockingIOError:  # nobody waits
                 return
             except OSError as exc:
-                if exc.errno in _NO_FILES:  # it stays readable: without a pause this would go round and round
+                if exc.errno not in _NO_FILES:
+                    return
+                if not self._show_out(even_local=True):  # it stays readable: without a pause this would go round
                     time.sleep(_AGAIN)
-                return
+                    return
+                continue
             sock.setblocking(False)
             visit = _Visit(sock, is_local=address == sock.getsockname()[0] or address.startswith(("127.", "::1")))
             if not self._make_room(visit):
@@ -256,14 +263,19 @@ class Server:
 
     def _make_room(self, newcomer: _Visit) -> bool:
         """Have the oldest connection give up its place: those of this host last, and for others of it only."""
-        if len(self._visits) < _CONNECTIONS:
-            return True
+        return len(self._visits) < self._most or self._show_out(even_local=newcomer.is_local)
+
+    def _show_out(self, *, even_local: bool) -> bool:
+        """End the oldest connection, answered if its request is there. Returns whether there was one."""
         oldest = next((visit for visit in self._visits.values() if not visit.is_local), None)
-        if oldest is None and newcomer.is_local:
-            oldest = next(iter(self._visits.values()))
-        if oldest is not None:
-            self._end(oldest)
-        return oldest is not None
+        if oldest is None and even_local:
+            oldest = next(iter(self._visits.values()), None)
+        if oldest is None:
+            return False
+        if not oldest.is_asked:
+            self._go_on(oldest, selectors.EVENT_READ)
+        self._end(oldest)
+        return True
 
     def _go_on(self, visit: _Visit, events: int) -> None:
         try:
@@ -368,6 +380,14 @@ class Server:
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
+
+
+def _most_connections() -> int:
+    """How many there may be: the rest of the process needs files, too."""
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if files == resource.RLIM_INFINITY:
+        return _CONNECTIONS
+    return max(1, min(_CONNECTIONS, files // _SHARE_OF_FILES))
 
 
 def parse_request(head: bytes) -> Request | None:

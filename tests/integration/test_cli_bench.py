@@ -61,6 +61,7 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
     assert set(latency.histograms) == {"latency"}
 
 
+@pytest.mark.long
 def test_servers_of_our_own_and_somebody_elses_run_side_by_side(shell: Shell) -> None:
     code, out, done = bench(shell, "redis", shell.url, "-w", "enqueue-one,drain", "-w", "settle")
     assert code == 0, out

@@ -232,6 +232,7 @@ def test_a_reader_that_goes_away_is_no_error(shell: Shell) -> None:
 # --- configuration ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_mistakes_in_the_configuration_are_told_and_leave_help_alone(shell: Shell) -> None:
     (shell.folder / "multiq.toml").write_text("[worker]\nthreads = 0\nthraeds = 1\n")
     done = shell.run("stats")

@@ -128,6 +128,7 @@ def test_conformance_prints_the_promises_that_are_kept(shell: Shell) -> None:
     assert "a part of the suite" in done.err
 
 
+@pytest.mark.long
 def test_conformance_leaves_nothing_behind(shell: Shell) -> None:
     shell.app.queue("mail").enqueue("mine")
     before = shell.everything()
@@ -137,6 +138,7 @@ def test_conformance_leaves_nothing_behind(shell: Shell) -> None:
     assert set(shell.folder.rglob("*")) == files
 
 
+@pytest.mark.long
 def test_conformance_names_what_is_refused_and_why(shell: Shell) -> None:
     done = shell.run("conformance", "memory://", "-k", "11.7")
     assert "never: the jobs end with the process" in done.out
@@ -162,6 +164,7 @@ class Mine(UrlHarness):
 """
 
 
+@pytest.mark.long
 def test_what_the_harness_has_no_hook_for_is_not_tried_and_breaks_nothing(shell: Shell) -> None:
     done = shell.run("conformance", "memory://", "-k", "a_pause_and_a_resume_whose")
     assert done.code == 0

@@ -95,6 +95,7 @@ def test_ctrl_c_while_the_program_is_imported_ends_it_without_a_word(tmp_path: P
     assert err == b""
 
 
+@pytest.mark.long
 def test_a_long_listing_is_the_same_as_a_short_one_and_is_printed_page_by_page(shell: Shell) -> None:
     shell.app.queue("mail").enqueue_many([{"number": number} for number in range(1500)])
     shell.app.queue("mail").enqueue(1, delay=3600)

@@ -135,6 +135,7 @@ def test_a_message_is_broken_between_words(shell: Shell) -> None:
     assert " ".join(lines) == shell.run("jobs", "a b").err.strip()
 
 
+@pytest.mark.long
 def test_a_pipe_has_none(shell: Shell) -> None:
     for command in (["stats"], ["jobs", "mail"], ["peek", "gone"], ["backends"], ["stat"], ["top"]):
         done = shell.run(*command)

@@ -65,6 +65,7 @@ def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path:
         assert "restart" not in later.log
 
 
+@pytest.mark.long
 def test_what_is_said_is_in_no_listing(url: str, shell: Shell) -> None:
     control = Control(app.backend)
     assert control.hear().last_restart is None

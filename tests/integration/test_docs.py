@@ -18,7 +18,7 @@ BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES}
 NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_to_run is not None]
 
 #: pages whose blocks take the most time
-_LONG = frozenset({"docs/bench.md", "docs/cli.md", "docs/first-hour.md", "docs/soak.md"})
+_LONG = frozenset({"docs/bench.md", "docs/cli.md", "docs/first-hour.md", "docs/soak.md", "docs/writing-a-driver.md"})
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 

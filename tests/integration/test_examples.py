@@ -34,6 +34,7 @@ def test_an_example_runs_and_all_is_as_it_should_be(name: str) -> None:
     assert "\x1b" not in done.stdout  # readable when piped
 
 
+@pytest.mark.long
 def test_the_demo_notices_a_mail_that_arrives_twice() -> None:
     # Given a mail server that hands every mail over twice
     sabotage = """

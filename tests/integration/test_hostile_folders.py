@@ -162,6 +162,7 @@ def test_a_pipe_holds_nobody_up(shell: Shell, name: str) -> None:
     assert shell.run("stats", MULTIQ_URL="memory://").code == 0
 
 
+@pytest.mark.long
 def test_v_tells_which_file_was_used(shell: Shell) -> None:
     assert "no configuration file" in shell.run("stats", "-v", MULTIQ_URL="memory://").err
     path = shell.folder / "multiq.toml"

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import os
+import resource
 import socket
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
@@ -228,3 +231,93 @@ def test_a_closed_server_leaves_its_address(serve: Callable[..., int]) -> None:
     server.close()
     with listen(parse_address(f":{port}")):
         pass
+
+
+def test_a_process_that_may_open_few_files_answers_beside_many_clients(serve: Callable[..., int]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    clients: list[socket.socket] = []
+    room = 120
+    try:
+        clients += [socket.socket() for _ in range(300)]  # before the limit: their side is in this process, too
+        used = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used + room, hard))
+        port = serve()
+        probe = socket.socket()
+        for sock in clients:
+            sock.settimeout(20)
+            sock.connect(("127.0.0.1", port))
+            sock.sendall(b"GET /healthz HTTP/1.1\r\nX: ")
+        files = [os.open(os.devnull, os.O_RDONLY)]
+        with contextlib.suppress(OSError):
+            while len(files) < room:
+                files.append(os.open(os.devnull, os.O_RDONLY))
+        clients.append(probe)
+        probe.settimeout(2)  # less than a connection's three seconds
+        probe.connect(("127.0.0.1", port))
+        probe.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert probe.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for sock in clients:
+            sock.close()
+        for file in files:
+            os.close(file)
+
+
+def test_connections_leave_files_for_the_rest_of_the_process(serve: Callable[..., int]) -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.ExitStack() as clients:
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (80, hard))
+            port = serve()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        for _ in range(60):
+            clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+        assert status(port) == 200
+        theirs = [
+            file for file in Path("/proc/self/net/tcp").read_text().splitlines() if file.split()[1:2] == [at(port)]
+        ]
+        assert sum(line.split()[3] == "01" for line in theirs) <= 20  # established, as the server sees them
+
+
+def at(port: int) -> str:
+    """This host's address as the kernel's table writes it."""
+    return f"0100007F:{port:04X}"
+
+
+def test_a_burst_of_connections_is_let_in_at_once() -> None:
+    listener = listen(parse_address(":0"))
+    most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+    with listener, contextlib.ExitStack() as clients:
+        for _ in range(min(1000, most)):  # nobody accepts them
+            clients.enter_context(socket.create_connection(listener.getsockname(), timeout=0.9))
+
+
+def test_who_gives_up_its_place_is_answered_if_it_has_asked(
+    serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("multiq.worker.serving._CONNECTIONS", 4)
+    listener = listen(parse_address(":0"))
+    with contextlib.ExitStack() as clients:
+        address = listener.getsockname()
+        first = clients.enter_context(socket.create_connection(address, timeout=20))
+        turn = threading.Event()
+        accept = Server._accept
+
+        def accept_late(server: Server) -> None:  # between the first one's arrival and its request
+            accept(server)
+            turn.wait(20)
+
+        monkeypatch.setattr(Server, "_accept", accept_late)
+        server = Server(listener, Pages(cast("Vitals", WellVitals()), bytes))
+        clients.callback(server.close)
+        while not server._visits:
+            time.sleep(0.01)
+        first.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        for _ in range(20):
+            clients.enter_context(socket.create_connection(address, timeout=20))
+        # the others come first in the turn: the listener was registered before the connection
+        monkeypatch.setattr(Server, "_accept", accept)
+        turn.set()
+        assert first.recv(100).startswith(b"HTTP/1.1 200 OK\r\n")

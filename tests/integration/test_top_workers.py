@@ -40,6 +40,7 @@ def heard(call: RollCall, pid: int) -> Answer | None:
     return next((answer for answer in call.hear() if answer.worker.endswith(f":{pid}")), None)
 
 
+@pytest.mark.long
 def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, shell: Shell) -> None:
     # Given two workers, as on two hosts, one of which runs a job
     (tmp_path / "a").mkdir()

@@ -140,6 +140,7 @@ def log(folder: Path) -> str:
     return (folder / "log").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("options", [["-p", "1"], ["-p", "2", "-t", "2"]])
 def test_a_roll_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> None:
     children = int(options[1])

@@ -106,6 +106,7 @@ def test_a_long_inline_job_keeps_its_lease_and_keeps_nobody_waiting(tmp_path: Pa
         assert "lost" not in first.log + second.log
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", ["", "threads=2"])
 def test_a_job_that_keeps_the_interpreter_busy_keeps_its_lease(tmp_path: Path, url: str, mode: str) -> None:
     hold_the_gil.enqueue(1, 5)  # its ttr is 2
@@ -211,7 +212,7 @@ def test_several_processes_on_memory_are_refused() -> None:
         multiq.Worker(multiq.App("memory://"), processes=2)
 
 
-@pytest.mark.parametrize("offset", range(12))
+@pytest.mark.parametrize("offset", [*range(3), *(pytest.param(n, marks=pytest.mark.long) for n in range(3, 12))])
 def test_no_job_stays_leased_after_a_graceful_stop_at_any_moment(tmp_path: Path, url: str, offset: int) -> None:
     quick.enqueue_many([(number,) for number in range(3000)])
     mode = ["", "threads=3", "processes=2"][offset % 3]
@@ -225,7 +226,7 @@ def test_no_job_stays_leased_after_a_graceful_stop_at_any_moment(tmp_path: Path,
     assert len(ended) == len(set(ended)) == 3000 - (app.queue().stats().ready or 0)
 
 
-@pytest.mark.parametrize("offset", range(8))
+@pytest.mark.parametrize("offset", [0, *(pytest.param(n, marks=pytest.mark.long) for n in range(1, 8))])
 def test_a_signal_while_children_start_reaches_them_and_ends_all_with_zero(
     tmp_path: Path, url: str, offset: int
 ) -> None:

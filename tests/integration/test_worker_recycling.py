@@ -123,6 +123,7 @@ def test_processes_with_too_little_memory_do_not_follow_one_another_at_once(tmp_
         assert process.log.count(" working ") < 15
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("mode", [*ALONE, *SUPERVISED])
 def test_memory_is_looked_at_between_jobs(tmp_path: Path, url: str, mode: str) -> None:
     # Given short jobs, fetched in one batch, each of which keeps more memory than there may be

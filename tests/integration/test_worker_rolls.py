@@ -104,6 +104,7 @@ def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
     assert (stats.ready, stats.reserved, stats.buried) == (0, 0, 0)
 
 
+@pytest.mark.long
 def test_a_worker_that_is_rolled_twice_still_waits_for_the_job_of_its_first_children(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
@@ -125,6 +126,7 @@ def test_a_worker_that_is_rolled_twice_still_waits_for_the_job_of_its_first_chil
     assert app.queue().stats().reserved == 0
 
 
+@pytest.mark.long
 def test_five_workers_replaced_one_after_the_other_under_load_run_every_job_once(tmp_path: Path, url: str) -> None:
     # Given five workers at work
     with contextlib.ExitStack() as stack:

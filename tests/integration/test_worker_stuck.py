@@ -34,6 +34,7 @@ def at(process: WorkerProcess, word: str, number: int) -> int:
     return next(at for said, job, _, at in read_diary(process.diary) if (said, job) == (word, number))
 
 
+@pytest.mark.long
 def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
     if not app.backend.capabilities.portable_leases:
         pytest.skip("nobody but its own connection can touch or give back a lease: docs/worker.md says so")

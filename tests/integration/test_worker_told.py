@@ -94,6 +94,7 @@ def test_a_traceback_has_the_frames_of_the_app_only(shell: Shell) -> None:
     assert re.search(r'File ".*/multiq/worker/runner.py", line', done.err)
 
 
+@pytest.mark.long
 def test_a_crashed_job_s_reason_and_its_attempt_agree(shell: Shell) -> None:
     enqueue(shell, "die")
     done = shell.run("worker", "shop.tasks:app", "-p", "1", "--stop-when-empty", "--log-format", "json")

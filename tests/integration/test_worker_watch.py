@@ -126,6 +126,7 @@ def test_a_change_is_rolled_onto_a_broken_one_is_not_and_its_repair_is(watched: 
     assert not watcher.is_running()
 
 
+@pytest.mark.long
 def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> None:
     # Given a worker that is told to roll onto code whose trial takes its time, and fails
     watched.start_watching()
@@ -136,6 +137,7 @@ def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> 
     watched.goes_on("second")
 
 
+@pytest.mark.long
 def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: Watched) -> None:
     # Given a program that was begun anew by a roll, and whose code does not start any more
     watched.change(BROKEN)
@@ -147,6 +149,7 @@ def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: 
     assert watched.serve() == "second"
 
 
+@pytest.mark.long
 def test_a_change_while_a_rolled_program_starts_is_rolled_onto_too(watched: Watched) -> None:
     watched.start_rolled(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
     until(lambda: "rolling" in watched.log, what=lambda: watched.log)

@@ -34,7 +34,8 @@ def row_of(comparison: Comparison, workload: str, metric: str, contestant: str =
 # --- verdicts --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("noise", [1.0, pytest.param(3.0, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("noise", [1.0, 3.0])
 def test_two_runs_of_one_build_show_no_difference(noise: float) -> None:
     alarms = 0
     for seed in range(0, 16, 2):
@@ -99,6 +100,7 @@ def test_what_is_counted_and_always_the_same_needs_no_spread() -> None:
     assert row_of(found, "bulk", "commands").verdict == "no difference"
 
 
+@pytest.mark.long
 def test_zero_in_both_runs_is_no_difference_and_zero_in_one_is_not_judged() -> None:
     none = with_figure(report(seed=1), "drain", "commands", lambda _: 0.0)
     assert row_of(compare(none, none), "drain", "commands").verdict == "no difference"
@@ -244,6 +246,7 @@ def test_what_else_is_different_is_told() -> None:
     assert len(caveats) == 6
 
 
+@pytest.mark.long
 def test_a_slower_machine_is_not_called_a_regression() -> None:
     slow = {(workload, metric): 1.15 for workload in ("settle",) for metric in ("settle", "reserve")}
     old, new = report(seed=1), report(seed=2, factors=slow)
@@ -271,6 +274,7 @@ def test_a_comparison_is_a_document() -> None:
     assert msgspec.json.decode(msgspec.json.encode(found), type=Comparison) == found
 
 
+@pytest.mark.long
 def test_a_figure_that_the_new_run_does_not_have_is_not_no_difference() -> None:
     # Given two runs that are all alike, but that one has no figure of a workload that it ran
     old, new = report(noise=0.05), report(noise=0.05)

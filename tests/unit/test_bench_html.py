@@ -92,7 +92,8 @@ def evil() -> str:
     return page(replaced(a_run, workloads=titled, noise=EVIL, environment={EVIL: EVIL}), compare(a_run, a_run))
 
 
-@pytest.mark.parametrize("which", ["red", *(pytest.param(name, marks=pytest.mark.long) for name in ("calm", "evil"))])
+@pytest.mark.long
+@pytest.mark.parametrize("which", ["red", "calm", "evil"])
 def test_a_page_is_whole_and_fetches_nothing(which: str, request: pytest.FixtureRequest) -> None:
     text: str = request.getfixturevalue(which)
     found = Page(text)
@@ -106,6 +107,7 @@ def test_a_page_is_whole_and_fetches_nothing(which: str, request: pytest.Fixture
     assert "default-src 'none'" in text
 
 
+@pytest.mark.long
 def test_whatever_a_name_holds_is_text(evil: str) -> None:
     assert "{{7*7}}" in evil
     assert "<b>17" not in evil
@@ -114,6 +116,7 @@ def test_whatever_a_name_holds_is_text(evil: str) -> None:
     assert r"<script>alert(1)</script>{{7*7}}\u202e\x1b&amp;" in Page(evil).text
 
 
+@pytest.mark.long
 def test_every_chart_is_an_image_with_a_name_and_its_marks_have_titles(calm: str) -> None:
     drawings = [ET.fromstring(found) for found in re.findall(r"<svg [^>]*role=\"img\".*?</svg>", calm, re.DOTALL)]  # noqa: S314
     assert len(drawings) > 20
@@ -186,6 +189,7 @@ def test_more_contestants_than_colours_still_have_one() -> None:
     assert f"var(--c{COLOURS + 1})" not in text
 
 
+@pytest.mark.long
 def test_a_long_url_stands_on_two_lines_of_a_chart_and_whole_in_the_tables() -> None:
     url = "redis://:***@queue-1.example.com:6379/3"
     text = page(report(entrants=[Entrant(replaced(ENTRANTS[0].contestant, name=url), 1.0)], repeats=1))

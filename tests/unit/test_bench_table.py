@@ -105,6 +105,7 @@ def test_a_noisy_machine_is_told() -> None:
     assert not [text for text in lines(render(report())) if "care" in text]
 
 
+@pytest.mark.long
 def test_nothing_that_a_terminal_would_act_on_comes_through() -> None:
     evil = report(entrants=renamed("re\x1b[31mdis\u202e"))
     for renderable in (render(evil), render_comparison(compare(evil, evil))):
@@ -153,6 +154,7 @@ def test_what_may_be_worse_is_shown_and_the_rest_counted() -> None:
     assert found[-1].startswith("cannot tell for ")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("width", [40, 80])
 def test_a_comparison_fits_too(width: int) -> None:
     found = compared(report(seed=2, factors={("settle", "settle"): 1.3}), width)

@@ -55,11 +55,13 @@ def test_one_line_makes_the_suite_a_drivers(tmp_path: Path) -> None:
     assert "failed" not in done.stdout
 
 
+@pytest.mark.long
 def test_a_refused_test_is_skipped_with_the_kind_of_gap_and_its_reason(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, ALL, "-k", "disconnect or whose_consumer_closed", "-rs")
     assert "refused for lack of disconnect_ends_lease: never: there is no connection that could drop" in done.stdout
 
 
+@pytest.mark.long
 def test_a_topic_that_was_left_out_leaves_a_claim_unproved(tmp_path: Path) -> None:
     # Given a driver's test file that has two topics only
     done = run_pytest(tmp_path, BY_HAND)
@@ -70,12 +72,14 @@ def test_a_topic_that_was_left_out_leaves_a_claim_unproved(tmp_path: Path) -> No
     assert "lists_jobs" in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("selection", ["test_an_acked_job_is_gone", "every_claimed_power"])
 def test_a_selection_of_tests_does_not_count_as_leaving_out_topics(tmp_path: Path, selection: str) -> None:
     done = run_pytest(tmp_path, ALL, "-k", selection)
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.long
 def test_a_failure_shows_the_values_that_differ(tmp_path: Path) -> None:
     text = ALL.replace("MemoryBackend(name", 'PLANTED["order as text"].open(name').replace(
         "from multiq.memory import MemoryBackend", "from multiq.conformance import PLANTED"

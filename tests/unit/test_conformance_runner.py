@@ -162,6 +162,7 @@ def test_a_topic_can_be_selected(word: str, topics: set[str]) -> None:
     assert not report.is_whole
 
 
+@pytest.mark.long
 def test_a_paragraph_or_a_section_can_be_selected() -> None:
     paragraph = run_harness(MemoryHarness, select=["6.4"], walks=0)
     assert all("6.4" in row.paragraphs for row in paragraph.rows)
@@ -175,6 +176,7 @@ def test_what_fits_nothing_is_an_error() -> None:
         run_harness(MemoryHarness, select=["no such topic"])
 
 
+@pytest.mark.long
 def test_walks_can_be_chosen_and_left_out() -> None:
     assert [row.outcome for row in run_harness(MemoryHarness, select=["walk"], walks=3).rows] == ["kept"]
     with pytest.raises(OptionInvalid):
@@ -293,6 +295,7 @@ except KeyboardInterrupt:
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGINT"), reason="this system has no SIGINT")
 def test_an_interrupt_comes_through_and_leaves_no_queue(tmp_path: Path) -> None:
     command = [sys.executable, "-c", _INTERRUPTED]

@@ -84,6 +84,7 @@ def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None
     pytest.fail("no walk has found it")
 
 
+@pytest.mark.long
 def test_a_wire_without_a_bug_loses_and_doubles_nothing() -> None:
     bug = PlantedBug("honest", "nothing wrong", "", WiredBackend)
     report = run_harness(bug.harness(), select=["lost_replies", "hangs"])

@@ -94,6 +94,7 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
     assert abs(taken(consumer, [10] * 20)["late"] - 100) <= 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2, 3, 5])
 def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
     # Given workers that begin anew each time
@@ -109,6 +110,7 @@ def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jo
     assert 0.73 < counts["high"] / counts.total() < 0.77
 
 
+@pytest.mark.long
 def test_chance_never_owes_a_queue_more_than_a_job() -> None:
     weights = {"paid": 3, "free": 1}
     for seed in range(1000):

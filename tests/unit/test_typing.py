@@ -138,6 +138,7 @@ def first_wrong_line() -> int:
     return PRELUDE.count("\n") + 2
 
 
+@pytest.mark.long
 def test_every_line_of_the_api_passes_mypy_strict(complaints: dict[str, list[str]]) -> None:
     assert complaints["right.py"] == []
 

@@ -19,6 +19,7 @@
 --- include sound
 --- include promote
 --- include empty
+--- include pause
 
 local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
 local token, limit = ARGV[2], tonumber(ARGV[3])
@@ -148,7 +149,7 @@ end
 -- --- reserving ---
 
 local function paused_until()
-    local at = tonumber(redis.call('GET', KEYS[10]) or 0) or 0
+    local at = pause_end(KEYS[10])
     return at > now and at or nil
 end
 

@@ -6,6 +6,7 @@
 --       then for each line: 1 if something is ready or due, else 0
 --       and when time alone changes that (us; nothing if never)
 --- include clock
+--- include pause
 local function first_at(set)
     local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
     local at = first[2] and tonumber(first[2])
@@ -14,7 +15,7 @@ end
 
 local reply = { string.format('%.0f', now), redis.call('GET', KEYS[5]) or '' }
 for at = 0, #KEYS - 1, 5 do
-    local paused = tonumber(redis.call('GET', KEYS[at + 4]) or 0) or 0
+    local paused = pause_end(KEYS[at + 4])
     local due_at, ends_at = first_at(KEYS[at + 2]), first_at(KEYS[at + 3])
     local change_at = due_at and ends_at and math.min(due_at, ends_at) or due_at or ends_at
     local is_due = redis.call('EXISTS', KEYS[at + 1]) == 1 or (change_at and change_at <= now)

@@ -4,9 +4,10 @@
 -- =>    ready, delayed, reserved, buried, us until the pause ends or 0,
 --       over how many lines the queue is known to go or nothing
 --- include clock
+--- include pause
 local due = redis.call('ZCOUNT', KEYS[2], '-inf', now)
 local abandoned = redis.call('ZCOUNT', KEYS[3], '-inf', now)
-local pause = (tonumber(redis.call('GET', KEYS[5]) or 0) or 0) - now
+local pause = pause_end(KEYS[5]) - now
 return {
     redis.call('ZCARD', KEYS[1]) + due + abandoned,
     redis.call('ZCARD', KEYS[2]) - due,

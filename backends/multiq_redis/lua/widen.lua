@@ -5,7 +5,9 @@
 -- ARGV  1 how many he uses; 0 changes nothing
 -- =>    over how many it went before, us that its pause goes on or 0
 --- include clock
-local before = tonumber(redis.call('GET', KEYS[1]) or 1)
+--- include pause
+local stored = redis.call('GET', KEYS[1]) or ''
+local before = #stored < 10 and string.find(stored, '^%d+$') and tonumber(stored) or 1 -- what else stands there is not multiq's
 if tonumber(ARGV[1]) > before then redis.call('SET', KEYS[1], ARGV[1]) end
-local pause = tonumber(redis.call('GET', KEYS[2]) or 0) - now
+local pause = pause_end(KEYS[2]) - now
 return { before, string.format('%.0f', math.max(pause, 0)) }

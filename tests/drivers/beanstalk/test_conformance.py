@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class BeanstalkHarness(Harness):
     """Backends on one server; each test has queues of its own."""
 
-    walks = 8  # of 16 with ``make test-long``
+    walks = 4  # of 16 with ``make test-long``
     server: ClassVar[BeanstalkServer]
 
     def open(self) -> Backend:

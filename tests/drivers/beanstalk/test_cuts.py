@@ -486,6 +486,7 @@ def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
         play_with(stage, scene, CutRequest(at=at), size)
 
 
+@pytest.mark.long
 @every_verb
 def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)

@@ -11,7 +11,7 @@ from multiq.memory import MemoryBackend
 class MemoryHarness(ManualHarness):
     """Backends that share a store by its name, and read the harness's clock."""
 
-    walks = 25  # of 100 with ``make test-long``
+    walks = 10  # of 100 with ``make test-long``
 
     def open(self) -> MemoryBackend:
         return MemoryBackend(name=self.prefix, clock=self.clock)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class MysqlHarness(ManualHarness):
     """Backends on one database; each test has queues of its own."""
 
-    walks = 8  # of 30 with ``make test-long``
+    walks = 3  # of 30 with ``make test-long``
     server: ClassVar[MysqlDatabases]
     place: ClassVar[Place]
 

@@ -177,6 +177,7 @@ def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDat
 # --- the connection goes away ----------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_hundred_reconnects_leave_no_open_file_behind(
     mysql_server: MysqlDatabases, place: Place, proxy: Proxy
 ) -> None:
@@ -310,10 +311,11 @@ def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlData
         assert backend.peek(QUEUE, leases[9].id).reason == reasons[9]
 
 
+@pytest.mark.long
 def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
     count = 35_000  # MariaDB gives up on ranges of 32,000 values and more, and would read the whole table
     with (
-        open_backend(place.url) as backend,
+        open_backend(f"{place.url}?timeout=60") as backend,
         backend.consumer([QUEUE]) as consumer,
         mysql_server.client(place.name, autocommit=False) as other,
         other.cursor() as cursor,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import struct
 import threading
 from typing import TYPE_CHECKING
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
+from servers.certificate import Certificate
 
 from multiq.errors import BackendError
 from multiq.registry import open_backend
@@ -64,7 +66,7 @@ class Impostor:
                 self.received += connection.recv(65536)
 
 
-@pytest.fixture(params=[b"mysql_clear_password", b"dialog"], ids=bytes.decode)
+@pytest.fixture(params=[b"mysql_clear_password", b"dialog", b"mysql_old_password"], ids=bytes.decode)
 def impostor(request: pytest.FixtureRequest) -> Iterator[Impostor]:
     with contextlib.closing(Impostor(request.param)) as impostor:
         yield impostor
@@ -77,6 +79,7 @@ def test_the_password_itself_is_not_sent_in_the_clear(impostor: Impostor) -> Non
     assert CANARY.encode() not in impostor.received
     assert impostor.received
     assert CANARY not in str(caught.value)
+    assert "is sent only over checked TLS" in str(caught.value)
 
 
 def test_with_tls_nothing_is_sent_to_a_server_that_offers_none(impostor: Impostor) -> None:
@@ -138,3 +141,44 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
     sha1 = hashes.SHA1()  # noqa: S303 - as the protocol has it
     masked = key.decrypt(secret, padding.OAEP(mgf=padding.MGF1(sha1), algorithm=sha1, label=None))
     return bytes(byte ^ b"12345678123456789012"[at % 20] for at, byte in enumerate(masked))
+
+
+@pytest.mark.filterwarnings("ignore:dangerously_skip_tls_verification")
+@pytest.mark.parametrize("is_switched", [False, True])
+@pytest.mark.parametrize("plugin", [b"caching_sha2_password", b"sha256_password"], ids=bytes.decode)
+def test_the_password_is_not_sent_over_tls_that_nobody_has_checked(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bytes, *, is_switched: bool
+) -> None:
+    monkeypatch.setattr("multiq_mysql.login._is_loopback", lambda _host: False)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(Certificate.make(tmp_path, "impostor").pair)
+    listener = socket.create_server(("127.0.0.1", 0))
+    received: list[bytes] = []
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
+            connection.settimeout(2)
+            connection.sendall(greeting(PROTOCOL_41 | TLS, b"mysql_native_password" if is_switched else plugin))
+            connection.recv(36)  # the packet that asks for TLS
+            with context.wrap_socket(connection, server_side=True) as secured:
+                received.append(data := secured.recv(65536))
+                if is_switched or plugin == b"sha256_password":
+                    secured.sendall(packet(data[3] + 1, b"\xfe" + plugin + b"\x0012345678901234567890\0"))
+                    received.append(data := secured.recv(65536))
+                if plugin == b"caching_sha2_password":
+                    secured.sendall(packet(data[3] + 1, b"\x01\x04"))  # the whole way of logging in
+                    received.append(data := secured.recv(65536))
+                secured.sendall(packet(data[3] + 1, b"\x01" + _pem(rsa.generate_private_key(65537, 2048))))
+                received.append(secured.recv(65536))
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    options = "timeout=2&dangerously_skip_tls_verification=yes"
+    url = f"mysql://ann:{CANARY}@127.0.0.1:{listener.getsockname()[1]}/jobs?{options}"
+    with open_backend(url) as backend, pytest.raises(BackendError, match="server_public_key"):
+        backend.stats("q")
+    thread.join(10)
+    listener.close()
+    assert b"ann" in received[0]
+    assert CANARY.encode() not in b"".join(received)

@@ -71,6 +71,7 @@ def work_off(backend: Backend, consumer: Consumer) -> None:
     assert done == PAST
 
 
+@pytest.mark.long
 def test_a_look_reads_no_more_behind_a_past_that_cannot_be_purged(
     server: MysqlServer, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

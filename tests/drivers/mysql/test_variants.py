@@ -69,7 +69,7 @@ TOPICS: Mapping[str, frozenset[str]] = {
 class Variant(ManualHarness):
     """Backends on one server of the variant, which lives until the module's tests are through."""
 
-    walks = 4  # of 12 with ``make test-long``
+    walks = 2  # of 12 with ``make test-long``
     name: ClassVar[str]
 
     def open(self) -> MysqlBackend:
@@ -127,6 +127,7 @@ def test_the_variants_are_what_they_say() -> None:
     }
 
 
+@pytest.mark.long
 def test_a_job_is_due_by_the_server_s_clock_in_any_zone() -> None:
     """The suite moves a clock of its own; this is the server's."""
     for name in VARIANTS:

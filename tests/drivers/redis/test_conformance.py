@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class RedisHarness(Harness):
     """Backends on one server; each test has queues of its own."""
 
-    walks = 8  # of 20 with ``make test-long``
+    walks = 4  # of 20 with ``make test-long``
     server: ClassVar[RedisServer]
 
     def open(self) -> Backend:

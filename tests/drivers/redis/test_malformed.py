@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 from typing import TYPE_CHECKING
 
 import pytest
 
 from multiq.backend import Ack, NewJob, State
-from multiq.errors import MultiqError
+from multiq.errors import BackendCorrupt, MultiqError
+from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer
@@ -135,3 +137,60 @@ def test_a_verb_on_such_a_job_ends_with_an_error_of_multiqs(server: RedisServer,
     except MultiqError:
         return
     assert verb == "kick_job"
+
+
+WRONG = {"list": ("RPUSH", "x"), "string": ("SET", "x"), "hash": ("HSET", "x", "y"), "stream": ("XADD", "*", "x", "y")}
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("jobs", "list"),
+        ("ready", "string"),
+        ("delayed", "hash"),
+        ("reserved", "stream"),
+        ("paused", "list"),
+        ("partitions", "hash"),
+    ],
+)
+def test_a_key_of_another_type_holds_only_its_own_queue_up(
+    server: RedisServer, backend: Backend, name: str, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend.enqueue("q", [NewJob(b"1", "before")])
+    backend.enqueue("other", [NewJob(b"1", "good")])
+    command, *words = WRONG[kind]
+    server.ask("DEL", key(name))
+    server.ask(command, key(name), *words)
+    with backend.consumer(["q", "other"]) as consumer:
+        (lease,) = consumer.reserve(1, 5)
+        assert consumer.settle([Ack(lease)]) == [None]
+        assert consumer.reserve(1, 1.5) == []  # looks at the queue again and again
+        assert len([record for record in caplog.records if "line q" in record.getMessage()]) == 1
+        server.ask("DEL", key(name))
+        backend.enqueue("q", [NewJob(b"1", "mended")])
+        done = [lease.id for _ in range(2) for lease in consumer.reserve(1, 1.5)]
+    assert "mended" in done
+
+
+def test_a_worker_whose_only_queue_cannot_be_read_says_so(server: RedisServer, backend: Backend) -> None:
+    server.ask("SET", key("ready"), "x")
+    with backend.consumer(["q"]) as consumer, pytest.raises(BackendCorrupt):
+        consumer.reserve(1, 0)
+
+
+@pytest.mark.parametrize("stored", ["inf", "nan", "1e300", "-5", "9" * 400])
+def test_a_pause_that_is_no_time_is_none(server: RedisServer, backend: Backend, stored: str) -> None:
+    server.ask("SET", key("paused"), stored)
+    backend.enqueue("q", [NewJob(b"1", "good")])
+    assert backend.stats("q").paused_for is None
+    assert work_off(backend) == ["good"]
+
+
+@pytest.mark.parametrize("stored", ["x", "1.5", "", "-5", "inf", "9" * 5000])
+def test_a_number_of_lines_that_is_none_holds_nobody_up(server: RedisServer, stored: str) -> None:
+    for lines in (1, 3):
+        server.ask("SET", key("partitions"), stored)
+        with contextlib.closing(open_backend(f"{server.url}/?partitions={lines}")) as backend:
+            backend.enqueue("q", [NewJob(b"1", f"good {lines}")])
+            assert backend.stats("q").ready == 1
+            assert work_off(backend) == [f"good {lines}"]

@@ -110,6 +110,7 @@ def test_a_producer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
                 in_step(backend)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("timeout", [0, pytest.param(0.01, marks=pytest.mark.long)])
 def test_a_consumer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
     server: RedisServer, timeout: float

@@ -175,6 +175,7 @@ class Load:
 # --- Sentinel --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -> None:
     with Load(redis_sentinel.url, ("mail",)) as load:
         load.more(100)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class SqliteHarness(ManualHarness):
     """Backends on one file, which goes with the test."""
 
-    walks = 16  # of 50 with ``make test-long``
+    walks = 8  # of 50 with ``make test-long``
 
     def __init__(self) -> None:
         super().__init__()

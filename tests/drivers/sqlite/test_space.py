@@ -57,6 +57,7 @@ def drain(backend: SqliteBackend) -> list[str]:
     return done
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("size", "batch"), [(1000, 1), (1000, 500), (300_000, 1)])
 def test_a_full_disk_drains(disk: Path, size: int, batch: int) -> None:
     with SqliteBackend(str(disk / "jobs.db"), synchronous="normal") as backend:

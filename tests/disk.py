@@ -1,0 +1,181 @@
+"""A disk that loses power, as a model: what of a folder's files had reached it, by a trace of writes and syncs.
+
+``kill -9`` proves nothing about disks, because the kernel writes on. Here each call is followed in the order of the
+trace: what is written is in memory until a sync of its file that began later has completed; that a file is there, or is
+gone, is in memory until the folder was synced. A power failure leaves what had reached the disk (``strict``), or beside
+that any part of the rest, in sectors of 512 bytes, in whatever order (``torn``). It is no pulled plug: the disk does
+what it says, and writes a sector whole or not at all.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+    from collections.abc import Iterable, Iterator
+    from pathlib import Path
+
+CALLS = "openat,unlink,unlinkat,rename,write,pwrite64,ftruncate,fsync,fdatasync"
+"""What has to be noted, with the data."""
+
+SECTOR = 512
+
+_TEXT = r"((?:\\x[0-9a-f]{2})*)"
+_START = re.compile(rf"(?P<who>\d+) +(?P<call>\w+)\((?:\d+<{_TEXT}>)?(?P<rest>.*)")
+_RESUMED = re.compile(r"(?P<who>\d+) +<\.\.\. (?P<call>\w+) resumed>(?P<rest>.*)")
+_QUOTED = re.compile(rf'"{_TEXT}"')
+_RESULT = re.compile(r"\) += (-?\d+)")
+
+
+@dataclass
+class Call:
+    """One that has begun, or that has ended, or both."""
+
+    who: str
+    name: str
+    path: str
+    rest: str
+    begins: bool
+    result: int | None
+    """None: it has not ended."""
+
+
+@dataclass
+class _File:
+    durable: bytearray = field(default_factory=bytearray)
+    pending: list[tuple[int, bytes]] = field(default_factory=list)
+    """Writes that are in memory alone, each with its place; at a place below 0 it is cut to that length, less one."""
+
+
+class Disk:
+    """A folder's files. ``follow`` the calls, one by one; ``strict`` and ``torn`` are what a failure leaves now."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = f"{folder}/"
+        self._there: dict[str, _File] = {}
+        """As programs see it."""
+        self._durable: dict[str, _File] = {}
+        """As the folder on the disk has it."""
+        self._syncing: dict[str, tuple[str, int]] = {}
+
+    def follow(self, call: Call) -> None:
+        if call.name in {"fsync", "fdatasync"}:
+            self._sync(call)
+        elif call.name in {"openat", "unlink", "unlinkat", "rename"}:
+            if call.result is not None and call.result >= 0:
+                self._move(call)
+        elif call.begins and call.path.startswith(self._folder):
+            self._write(call)
+
+    def strict(self) -> dict[str, bytes]:
+        """The names of files, and what is in them."""
+        return {name: bytes(file.durable) for name, file in self._durable.items()}
+
+    def torn(self, luck: random.Random) -> dict[str, bytes]:
+        """The same, with a part of what had not reached it."""
+        names = luck.choice([self._durable, self._there])
+        share = luck.choice([0.1, 0.5, 0.9, 1.0])
+        return {name: self._with_some(file, luck, share) for name, file in names.items()}
+
+    def _with_some(self, file: _File, luck: random.Random, share: float) -> bytes:
+        content = bytearray(file.durable)
+        for at, data in file.pending:
+            if at < 0:
+                if luck.random() < share:
+                    _carry_out(content, at, data)
+                continue
+            while data:
+                size = SECTOR - at % SECTOR
+                if luck.random() < share:
+                    _carry_out(content, at, data[:size])
+                at, data = at + size, data[size:]  # noqa: PLW2901 - sector by sector
+        return bytes(content)
+
+    def _sync(self, call: Call) -> None:
+        if call.begins:
+            file = self._there.get(call.path.removeprefix(self._folder))
+            self._syncing[call.who] = call.path, len(file.pending) if file else 0
+        if call.result is None:
+            return
+        path, count = self._syncing.pop(call.who)
+        assert call.result == 0, f"a sync of {path} failed"
+        if f"{path}/" == self._folder:
+            self._durable = dict(self._there)
+        elif file := self._there.get(path.removeprefix(self._folder)):
+            for at, data in file.pending[:count]:
+                _carry_out(file.durable, at, data)
+            del file.pending[:count]
+
+    def _move(self, call: Call) -> None:
+        names = texts(call)
+        if not names or not names[0].startswith(self._folder):
+            return
+        assert call.name != "rename", f"renaming is not followed: {names}"
+        name = names[0].removeprefix(self._folder)
+        if call.name != "openat":
+            self._there.pop(name, None)
+        elif "O_CREAT" in call.rest and name not in self._there:
+            self._there[name] = _File()
+        assert "O_TRUNC" not in call.rest, f"opening with O_TRUNC is not followed: {name}"
+
+    def _write(self, call: Call) -> None:
+        name = call.path.removeprefix(self._folder)
+        file = self._there[name]
+        numbers = _QUOTED.sub("", call.rest).strip(", ").split(")")[0].split(" <")[0].split(", ")
+        if call.name == "ftruncate":
+            file.pending.append((-int(numbers[0]) - 1, b""))
+        elif call.name == "pwrite64":
+            (text,) = _QUOTED.findall(call.rest)
+            data = _decoded(text)
+            assert len(data) == int(numbers[0]), f"a write of {numbers[0]} bytes was noted with {len(data)}"
+            file.pending.append((int(numbers[1]), data))
+        else:
+            raise AssertionError(f"{call.name} is not followed: {call.path}")
+
+
+def calls(lines: Iterable[str]) -> Iterator[Call]:
+    """The calls of a trace, in its order. One that another process's call came in between of comes twice."""
+    unfinished: dict[str, Call] = {}
+    for line in lines:
+        if started := _START.match(line):
+            rest = started["rest"]
+            result = _RESULT.search(rest)
+            call = Call(
+                started["who"], started["call"], _decoded(started[3] or "").decode(errors="replace"), rest, True,
+                int(result[1]) if result else None,
+            )  # fmt: skip
+            if call.result is None:
+                unfinished[call.who] = call
+            yield call
+        elif (resumed := _RESUMED.match(line)) and resumed["who"] in unfinished:
+            begun = unfinished.pop(resumed["who"])
+            result = _RESULT.search(resumed["rest"])
+            if result:
+                yield Call(begun.who, begun.name, begun.path, begun.rest, False, int(result[1]))
+
+
+def written(call: Call) -> bytes:
+    """What a call writes."""
+    return b"".join(_decoded(text) for text in _QUOTED.findall(call.rest))
+
+
+def texts(call: Call) -> list[str]:
+    """The names that a call is given."""
+    return [_decoded(text).decode(errors="replace") for text in _QUOTED.findall(call.rest)]
+
+
+def _carry_out(content: bytearray, at: int, data: bytes) -> None:
+    if at < 0:
+        size = -at - 1
+        del content[size:]
+        content.extend(bytes(size - len(content)))
+        return
+    content.extend(bytes(max(0, at - len(content))))
+    content[at : at + len(data)] = data
+
+
+def _decoded(text: str) -> bytes:
+    return bytes.fromhex(text.replace("\\x", ""))

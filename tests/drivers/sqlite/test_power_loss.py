@@ -1,0 +1,204 @@
+"""What a power failure would take, by a model: a trace shows what had reached the disk (``tests/disk.py``).
+
+Two processes enqueue, ack and release under strace, beginning with a file that is not there yet. Then power is lost,
+offline, at many moments of that one trace, each in several ways, and the file that is left is opened.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import pytest
+import strace
+from disk import CALLS, Disk, calls, texts, written
+
+from multiq.backend import NewJob
+from multiq.errors import MultiqError
+from multiq_sqlite.backend import SqliteBackend
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUEUE = "mail"
+ROUNDS = int(os.environ.get("MULTIQ_TEST_POWER_ROUNDS", "110"))  # of each process: the log starts over once or more
+MOMENTS = int(os.environ.get("MULTIQ_TEST_POWER_MOMENTS", "8"))
+BEGINS_A_LOG = ", 32, 0) = 32"  # a header of 32 bytes in its first place
+TORN = 2  # ways, beside the strict one
+
+#: says what it has been told: an enqueue returned (+), an ack begins (~), it returned (-)
+PRODUCER = """
+import os, sys
+from multiq.backend import Ack, NewJob, Release
+from multiq_sqlite.backend import SqliteBackend
+
+path, diary, synchronous, rounds = sys.argv[1:]
+name = "a" if os.fork() else "b"
+said = os.open(diary, os.O_WRONLY | os.O_APPEND)
+
+def say(word):
+    os.write(said, (word + " ").encode())
+
+backend = SqliteBackend(path, synchronous=synchronous, timeout=60)
+consumer = backend.consumer(["mail"])
+for number in range(int(rounds)):
+    job_id = f"{name}-{number:05}"
+    backend.enqueue("mail", [NewJob(b"x" * (3000 if number % 10 == 0 else 10), job_id, ttr=3600)])
+    say("+" + job_id)
+    if number % 3 == 2:
+        first, second = consumer.reserve(2, 10)
+        say("~" + first.id)
+        assert consumer.settle([Ack(first), Release(second)]) == [None, None]
+        say("-" + first.id)
+# without a last word to the file, as one that loses power
+os._exit(os.waitstatus_to_exitcode(os.wait()[1]) if name == "a" else 0)
+"""
+
+
+@dataclass
+class Told:
+    """What the processes knew at some moment."""
+
+    enqueued: list[str] = field(default_factory=list)
+    acking: set[str] = field(default_factory=set)
+    acked: set[str] = field(default_factory=set)
+    synced: int = 0
+    """How many enqueues had returned when the last sync of the log began that has completed."""
+
+    def hear(self, words: str) -> None:
+        for word in words.split():
+            if word[0] == "+":
+                self.enqueued.append(word[1:])
+            else:
+                (self.acking if word[0] == "~" else self.acked).add(word[1:])
+
+    @property
+    def waiting(self) -> list[str]:
+        """Jobs that must be there."""
+        return [job_id for job_id in self.enqueued if job_id not in self.acking]
+
+
+@dataclass
+class Found:
+    """What came of it, over all moments."""
+
+    failures: int = 0
+    lost: int = 0
+    """Acknowledged enqueues that were gone, at the worst moment."""
+    of: int = 0
+    """Jobs that had to be there at that moment."""
+    back: int = 0
+    """Jobs that had been acked and were there again, at the worst moment."""
+    damaged: list[str] = field(default_factory=list)
+    holes: list[str] = field(default_factory=list)
+    """Jobs that were gone though later ones of the same process were there."""
+    old: list[str] = field(default_factory=list)
+    """Jobs that were gone though the log had been synced since."""
+    logs: int = 0
+    """How often the log was begun: from the second time on it overwrites what was moved into the file."""
+
+
+@pytest.fixture(autouse=True)
+def _can_trace() -> None:
+    strace.require()
+
+
+def trace(folder: Path, synchronous: str) -> list[str]:
+    """What the processes did, as strace tells it."""
+    store, diary, notes = folder / "store", folder / "diary", folder / "trace"
+    store.mkdir()
+    diary.touch()
+    producer = [sys.executable, "-c", PRODUCER, str(store / "jobs.db"), str(diary), synchronous, str(ROUNDS)]
+    subprocess.run(strace.noting(CALLS, notes, producer, data=1 << 20), check=True, timeout=300)
+    return notes.read_text().splitlines()
+
+
+def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
+    """At many moments of a trace, from the first call on."""
+    whole = list(calls(lines))
+    store, diary = folder / "store", str(folder / "diary")
+    said = next(at for at, call in enumerate(whole) if call.path == diary)
+    began = next(at for at, call in enumerate(whole) if f"{store}/jobs.db" in texts(call))
+    moments = {said, len(whole) - 1}
+    moments |= {luck.randrange(began, said) for _ in range(MOMENTS // 5)}
+    moments |= {luck.randrange(said, len(whole)) for _ in range(MOMENTS)}
+    disk, told, found, syncing = Disk(store), Told(), Found(), dict[str, int]()
+    for at, call in enumerate(whole):
+        disk.follow(call)
+        if call.path == diary and call.begins:
+            told.hear(written(call).decode())
+        elif call.path == f"{store}/jobs.db-wal" and call.name in {"fsync", "fdatasync"}:
+            if call.begins:
+                syncing[call.who] = len(told.enqueued)
+            if call.result is not None:
+                told.synced = max(told.synced, syncing.pop(call.who))
+        elif (
+            call.name == "pwrite64" and call.begins and call.path.endswith("-wal") and call.rest.endswith(BEGINS_A_LOG)
+        ):
+            found.logs += 1
+        if at in moments:
+            for image in [disk.strict(), *(disk.torn(luck) for _ in range(TORN))]:
+                found.failures += 1
+                left = folder / "left"
+                try:
+                    judge(left, image, told, found)
+                except (sqlite3.DatabaseError, MultiqError) as exc:
+                    found.damaged.append(f"failure {found.failures}: {exc!r}")
+                shutil.rmtree(left)
+    return found
+
+
+def judge(folder: Path, image: dict[str, bytes], told: Told, found: Found) -> None:
+    """Open what is left, as SQLite does after a failure of power: the index of the log is made anew."""
+    folder.mkdir()
+    for name, content in image.items():
+        if not name.endswith("-shm"):
+            (folder / name).write_bytes(content)
+    there: set[str] = set()
+    with contextlib.closing(sqlite3.connect(folder / "jobs.db")) as db:
+        (status,) = db.execute("PRAGMA integrity_check").fetchone()
+        if status != "ok":
+            found.damaged.append(f"failure {found.failures}: {status}")
+        if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'multiq_jobs'").fetchone():
+            there = {str(job_id) for (job_id,) in db.execute("SELECT id FROM multiq_jobs")}
+    lost = set(told.waiting) - there
+    if len(lost) >= found.lost:
+        found.lost, found.of = len(lost), len(told.waiting)
+    found.back = max(found.back, len(told.acked & there))
+    found.old += sorted(lost & set(told.enqueued[: told.synced]))
+    found.holes += [job_id for job_id in lost if any(one[0] == job_id[0] and one > job_id for one in there)]
+    # and it can be worked with
+    with SqliteBackend(str(folder / "jobs.db"), synchronous="normal") as backend, backend.consumer([QUEUE]) as consumer:
+        backend.enqueue(QUEUE, [NewJob(b"x", "later")])
+        assert consumer.reserve(1, 0)
+
+
+@pytest.mark.parametrize("synchronous", ["full", pytest.param("normal", marks=pytest.mark.long)])
+def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(synchronous: str, tmp_path: Path) -> None:
+    found = lose_power(tmp_path, trace(tmp_path, synchronous), random.Random(7))
+    print(f"synchronous={synchronous}: {found}")
+    assert found.damaged == []
+    assert found.holes == []
+    assert found.old == []
+    assert found.logs > 1
+    if synchronous == "full":
+        assert (found.lost, found.back) == (0, 0)
+    else:  # it syncs when the log is moved into the file, and no sooner
+        assert found.lost
+
+
+@pytest.mark.long
+def test_the_model_sees_a_file_that_nobody_syncs(tmp_path: Path) -> None:
+    # Given a setting that no URL takes: SQLite leaves all to the kernel
+    found = lose_power(tmp_path, trace(tmp_path, "off"), random.Random(7))
+    # Then power failures take what was acknowledged, and leave files that cannot be read
+    print(f"synchronous=off: {found}")
+    assert found.lost
+    assert found.damaged
