@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
 """Of those that a proxy can stand before: one address, and no TLS that checks it."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
-_STATES = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+_STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
+"""In this order: a job that becomes ready while they are listed is seen twice, and not missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
@@ -152,18 +153,18 @@ def _held(backend: Backend, queues: Sequence[str]) -> Held:
     found: Held = []
     for queue in queues:
         if backend.capabilities.lists_jobs:
-            for state in _STATES:
-                found += _listed(backend, queue, state)
+            found += dict(job for state in _STATES for job in _listed(backend, queue, state)).values()
         else:
             found += _taken(backend, queue)
     return found
 
 
-def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[int, str]]:
+def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[str, tuple[int, str]]]:
+    """By their ids."""
     after: str | None = None
     while True:
         page = backend.jobs(queue, state, after=after)
-        yield from ((_number(job.body), str(job.state)) for job in page.jobs)
+        yield from ((job.id, (_number(job.body), str(job.state))) for job in page.jobs)
         after = page.after
         if after is None:
             return

@@ -268,3 +268,24 @@ def test_a_file_that_somebody_else_has_begun_to_use_stays(tmp_path: Path) -> Non
         (job_id,) = theirs.enqueue("orders", [NewJob(b"x", new_id())])
     with open_backend(url) as theirs:
         assert theirs.peek("orders", job_id).body == b"x"
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_job_that_becomes_ready_during_the_audit_is_seen_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    # Given a job that is due between two of the listings
+    with site_at(f"sqlite:///{tmp_path}/a.db", QUEUES, 5.0, Harm()) as site, open_backend(site.url) as backend:
+        backend.enqueue(QUEUES[0], [NewJob(b"soak#7#", new_id(), delay=1.0)])
+        listed = type(backend).jobs
+        states = []
+
+        def jobs(self: Any, queue: str, state: Any, **more: Any) -> Any:
+            page = listed(self, queue, state, **more)
+            states.append(state)
+            if len(states) == after:
+                time.sleep(1.1)
+            return page
+
+        monkeypatch.setattr(type(backend), "jobs", jobs)
+        assert [number for number, _ in site.held()] == [7]
