@@ -130,8 +130,6 @@ def _run(  # noqa: PLR0917 - all that a soak is made of
     from multiq.soak.staging import site_at
 
     with tempfile.TemporaryDirectory(prefix="multiq-soak-", ignore_cleanup_errors=True) as own:
-        if folder is not None:
-            _make(folder)
         load = Load(
             folder=str(Path(own) if folder is None else folder.resolve()),
             seed=seed,
@@ -145,6 +143,8 @@ def _run(  # noqa: PLR0917 - all that a soak is made of
                     raise click.UsageError(
                         f"there is no fault {name!r} to be made there; there are: {', '.join(known)}"
                     )
+            if folder is not None:
+                _make(folder)
             return campaign.soak(site, load, campaign.Plan(seconds, faults or None), tell)
 
 
@@ -159,16 +159,20 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C: nothing is left behind."""
+    """As by Ctrl-C: nothing is left behind. Who is impatient and sends more signals does not change that."""
+    numbers = (signal.SIGTERM, signal.SIGINT)
 
     def end(_number: int, _frame: object) -> None:
+        for number in numbers:
+            signal.signal(number, signal.SIG_IGN)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, end)
+    before = [signal.signal(number, end) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from .crew import Crew
 from .history import Recorder, read
 from .invariants import Setting
 from .load import TTR, name_of
-from .nemesis import Nemesis
+from .nemesis import Nemesis, has_ended
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -63,13 +63,13 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         if verdict is not None:
             return verdict
         nemesis.heal()
-        crew.keep_up()
+        _keep_up(crew, recorder)
         recorder.note("healed")
         tell("without faults", plan.seconds, nemesis.count)
         time.sleep(min(_WITHOUT_FAULTS, plan.seconds))
         ended = crew.stop("produce", "manage")
         tell("draining", plan.seconds, nemesis.count)
-        _drain(site, crew, plan.drain)
+        _drain(site, crew, recorder, plan.drain)
         recorder.note("drained")
         ended |= crew.stop("consume", "lane")
         children = crew.children()
@@ -114,7 +114,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
     look_at = begin + _LOOK_EVERY
     while (now := time.monotonic()) < begin + plan.seconds:
         tell("load and faults", now - begin, nemesis.count)
-        crew.keep_up()
+        _keep_up(crew, recorder)
         time.sleep(_BETWEEN)
         _measure(crew, recorder)
         nemesis.strike()
@@ -138,16 +138,22 @@ def _measure(crew: Crew, recorder: Recorder) -> None:
         recorder.note("files", target=name_of(child.pid), value=float(files))
 
 
-def _drain(site: Site, crew: Crew, seconds: float) -> None:
+def _keep_up(crew: Crew, recorder: Recorder, *, with_producers: bool = True) -> None:
+    """Start whoever is not running; who has ended by itself is in the history."""
+    for how in crew.keep_up(with_producers=with_producers).values():
+        recorder.note("untyped", kind="process", err=how)
+
+
+def _drain(site: Site, crew: Crew, recorder: Recorder, seconds: float) -> None:
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at and site.is_left():
-        crew.keep_up(with_producers=False)
+        _keep_up(crew, recorder, with_producers=False)
         time.sleep(0.5)
 
 
 def _audit(site: Site, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> dict[str, str]:
     for child in children:
-        if child.is_running() and child.status() != psutil.STATUS_ZOMBIE:
+        if not has_ended(child):
             recorder.note("residue", kind="process", target=f"{child.pid}")
     ended = crew.count()
     found = site.held()

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 import psutil
 
+from .load import VARIABLE
+
 if TYPE_CHECKING:
     from .load import Load
     from .site import Site
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 WORKERS = ("-p 2 -t 4", "-p 1 --concurrency 4", "-p 1 -t 1")
 CLIENTS = (("produce", "1"), ("produce", "2"), ("consume", "3"), ("consume", "4"), ("lane", "5"), ("manage", "6"))
 _PRODUCERS = {"produce", "manage"}
+_OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
+_NEVER = "this should not happen"
 _PATIENCE = 60.0  # seconds; guards against a hang
 _LAST = 300.0  # seconds that a worker is allowed beyond the load: none outlives a soak that was killed for long
 
@@ -39,11 +43,14 @@ class Crew:
         self.workers: dict[str, subprocess.Popen[bytes]] = {}
         self.clients: dict[tuple[str, str], subprocess.Popen[bytes]] = {}
         self._rounds = 0
+        self._logs: dict[int, Path] = {}
 
-    def keep_up(self, *, with_producers: bool = True) -> None:
-        """Start whoever is not running."""
+    def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
+        """Start whoever is not running. Returns how those ended that nobody has killed, and that met no outage."""
+        badly: dict[str, str] = {}
         for options in WORKERS:
             if options not in self.workers or self.workers[options].poll() is not None:
+                badly |= self._end_of(f"worker {options}", self.workers.get(options))
                 asked = ["worker", "multiq.soak.tasks:app", "--force", "--kill-after", "1"]
                 asked += ["--max-time", f"{self._max_time:.0f}", *options.split()]
                 self.workers[options] = self._start("multiq", asked, f"worker {options}")
@@ -51,10 +58,22 @@ class Crew:
             if (role, name) in self.clients and self.clients[role, name].poll() is None:
                 continue
             if with_producers or role not in _PRODUCERS:
+                badly |= self._end_of(f"{role} {name}", self.clients.get((role, name)))
                 # one that begins again takes other numbers: those of before are used
                 begins_again = role in _PRODUCERS and (role, name) in self.clients
                 number = int(name) + (10 * self._rounds if begins_again else 0)
                 self.clients[role, name] = self._client(role, str(number))
+        return badly
+
+    def _end_of(self, name: str, process: subprocess.Popen[bytes] | None) -> dict[str, str]:
+        if process is None or process.returncode == -signal.SIGKILL:
+            return {}
+        lines = self._logs[process.pid].read_text(errors="replace").split("\n")
+        last = next((line for line in reversed(lines) if line), "")
+        # who starts in the middle of an outage may say so
+        if process.returncode == 1 and last.startswith(_OF_AN_OUTAGE) and _NEVER not in last:
+            return {}
+        return {name: f"{name} ended with {process.returncode}, and nobody has killed it: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
         """The processes of jobs: of all workers, or of the one with these options."""
@@ -95,10 +114,16 @@ class Crew:
         return badly
 
     def kill_all(self) -> None:
+        """Also those that were being started when a signal came: nobody has noted them down yet."""
         for process in [*self.workers.values(), *self.clients.values()]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+        for child in psutil.Process().children():
+            with contextlib.suppress(psutil.Error, ProcessLookupError):
+                if child.environ().get(VARIABLE) == self._environment[VARIABLE]:
+                    os.killpg(child.pid, signal.SIGKILL)
+                    child.wait(_PATIENCE)
 
     def _client(self, role: str, name: str) -> subprocess.Popen[bytes]:
         return self._start("multiq.soak.clients", [role, name], f"{role} {name}")
@@ -107,8 +132,9 @@ class Crew:
         self._rounds += 1
         plant = [f"import {self._plant}"] if self._plant else []
         code = ["import runpy, sys", *plant, f"runpy.run_module({module!r}, run_name='__main__', alter_sys=True)"]
-        with (self._folder / f"{name}.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 - our own interpreter
+        path = self._folder / f"{name}.log"
+        with path.open("ab") as log:
+            process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 [sys.executable, "-P", "-c", "\n".join(code), *arguments],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
@@ -116,3 +142,5 @@ class Crew:
                 stderr=log,
                 start_new_session=True,
             )
+        self._logs[process.pid] = path
+        return process

@@ -146,7 +146,7 @@ def read(folder: Path) -> list[Event]:
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
-            f"{path.stem} could not write down what it did, so nothing can be said of its jobs: is the disk of {folder} full?"
+            f"{path.stem} could not write down what it did: is the disk of {folder} full? Its jobs cannot be judged"
         )
     events: list[Event] = []
     for path in sorted(folder.glob("*.jsonl")):

@@ -67,6 +67,8 @@ class Setting:
     """MiB of memory that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
     """Seconds that a call may take beyond its deadline."""
+    slack_of_waiting: float = 2.0
+    """The same for a reserve that waits: it may have to learn first that nobody can wake it."""
 
 
 # --- one job at a time -------------------------------------------------------------------------------------
@@ -99,6 +101,8 @@ def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I3: one reservation's ack counts, and after it the job is gone: nobody gets it, nor does the store hold it."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
+        if not acked:
+            continue
         acks = len({said.token for said in acked})
         lives = 1 + _more_lives(stories, setting, story)
         if acks > lives:
@@ -173,6 +177,8 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I9: an attempt is the number of reservations before it, and this one."""
     for story in stories:
+        if not story.runs and not story.claims:
+            continue
         if _more_lives(stories, setting, story) or _may_begin_anew(stories, setting, story):
             continue
         if setting.counts_exactly and story.claims and len(story.claims) >= len(story.runs):
@@ -192,7 +198,7 @@ def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
             yield Violation("I10 retry budget", story.number, text)
         if _may_begin_anew(stories, setting, story):
             continue
-        raised = sum(run.outcome == "raised" for run in story.runs)
+        raised = sum(run.outcome == "raised" and not _may_be_given_back(stories, run) for run in story.runs)
         if raised > story.max_attempts:
             text = f"it has failed {raised} times, and was allowed to {story.max_attempts} times"
             yield Violation("I10 retry budget", story.number, text)
@@ -333,7 +339,8 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
         if answer.err and not answer.is_typed:
             yield Violation("I15 typed", number, f"{begun.f} of {begun.proc} raised {answer.err}")
         took = (answer.t - begun.t) / SECOND
-        if not begun.deadline or took <= begun.deadline + setting.slack:
+        slack = setting.slack_of_waiting if begun.f == "claim" else setting.slack
+        if not begun.deadline or took <= begun.deadline + slack:
             continue
         faults = stories.faults_between(begun.t, answer.t, {begun.proc})
         if not any(fault.kind == "stop" for fault in faults):
@@ -539,7 +546,8 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
     counted = 0
-    for run in sorted(story.runs, key=_run_at):
+    last = len(story.runs) - 1
+    for place, run in enumerate(sorted(story.runs, key=_run_at)):
         moved = any(order.f == "reschedule" and order.type != FAIL for order in story.orders)
         is_too_low = run.attempt <= counted and not moved
         is_too_high = run.attempt > counted + 1 and setting.counts_exactly and not story.orders
@@ -548,8 +556,16 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
         if run.attempt and (is_too_low or is_too_high):
             text = f"told that it is attempt {run.attempt} after {counted} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
+        if place == last:  # most jobs have one run
+            return
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
-        counted += run.ended_at < NEVER or not hurt
+        counted += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
+
+
+def _may_be_given_back(stories: Stories, run: Run) -> bool:
+    """Whether a run that ended does not count: its process ended at once, before anybody had heard of that."""
+    faults = stories.faults_between(run.at, run.ended_at + SECOND, {run.proc})
+    return any(fault.kind == "kill" and fault.target == run.proc for fault in faults)
 
 
 def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, second: Run) -> bool:

@@ -118,7 +118,7 @@ class Nemesis:
         child = self._a_child()
         self._note("kill", name_of(child.pid), 1.0)
         child.kill()
-        _wait_for(lambda: _has_ended(child), f"process {child.pid} ends")
+        _wait_for(lambda: has_ended(child), f"process {child.pid} ends")
 
     def _stop_child(self) -> None:
         child = self._a_child()
@@ -136,7 +136,7 @@ class Nemesis:
                 process.resume()
 
     def _a_child(self) -> psutil.Process:
-        children = [child for child in self._crew.children() if not _has_ended(child)]
+        children = [child for child in self._crew.children() if not has_ended(child)]
         if not children:
             raise psutil.NoSuchProcess(0)
         return self._chance.choice(children)
@@ -276,7 +276,7 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     _seen(code == -signal.SIGKILL, f"process {process.pid} had ended with {code} before")
 
 
-def _has_ended(process: psutil.Process) -> bool:
+def has_ended(process: psutil.Process) -> bool:
     try:
         return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

@@ -39,7 +39,8 @@ if TYPE_CHECKING:
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
 """Of those that a proxy can stand before: one address, and no TLS that checks it."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
-_STATES = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+_STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
+"""In this order: a job that becomes ready while they are listed is seen twice, and not missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
@@ -78,10 +79,13 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         raise UrlInvalid(f"{redact(url)} is of one process, and a soak has several: give a store that they can share")
     direct = _with_timeout(url, timeout) if "timeout" in driver.options else url
     with contextlib.ExitStack() as stack:
-        stack.callback(_remove_file, _file_to_be(direct))
+        made = _file_to_be(direct)
+        stack.callback(lambda: _remove_file(None if others else made))
+        others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
             backend.stats(queue)  # so that what is wrong with the URL is said before anything begins
+        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))  # who has come meanwhile stays
         stack.callback(_clean, backend, name, direct, queues)
         proxy = None
         through = direct
@@ -149,18 +153,18 @@ def _held(backend: Backend, queues: Sequence[str]) -> Held:
     found: Held = []
     for queue in queues:
         if backend.capabilities.lists_jobs:
-            for state in _STATES:
-                found += _listed(backend, queue, state)
+            found += dict(job for state in _STATES for job in _listed(backend, queue, state)).values()
         else:
             found += _taken(backend, queue)
     return found
 
 
-def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[int, str]]:
+def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[str, tuple[int, str]]]:
+    """By their ids."""
     after: str | None = None
     while True:
         page = backend.jobs(queue, state, after=after)
-        yield from ((_number(job.body), str(job.state)) for job in page.jobs)
+        yield from ((job.id, (_number(job.body), str(job.state))) for job in page.jobs)
         after = page.after
         if after is None:
             return

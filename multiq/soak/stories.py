@@ -44,7 +44,7 @@ class Claim:
     ttr: int
     """Nanoseconds."""
     extended: int
-    """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
+    """When it may have begun, or the last touch that counted was asked for: it lasts at least a ttr from there."""
     over: float = NEVER
     """When its first verdict was asked for."""
     since: int = 0
@@ -265,7 +265,7 @@ class Stories:
                 token = answer.tokens[at]
                 claim = Claim(
                     begun.t, answer.t, begun.proc, token, answer.attempts[at] if answer.attempts else 0,
-                    int(story.ttr * SECOND), begun.t, since=since,
+                    int(story.ttr * SECOND), since, since=since,
                 )  # fmt: skip
                 story.claims.append(claim)
                 self._claims[number, token] = claim

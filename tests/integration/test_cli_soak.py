@@ -81,8 +81,8 @@ def test_a_server_that_forgets_its_jobs_is_found_out(shell: Shell, temporary: Pa
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("numbers", [[signal.SIGINT], [signal.SIGTERM], [signal.SIGTERM, signal.SIGINT] * 20])
+def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, numbers: list[signal.Signals]) -> None:
     with RedisServer() as server:
         command = [sys.executable, "-m", "multiq", "soak", server.url, "--seconds", "60"]
         running = subprocess.Popen(command, cwd=shell.folder, stderr=subprocess.PIPE, env={**os.environ})
@@ -91,7 +91,9 @@ def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, number: 
             while not lasting(server) and time.monotonic() < give_up_at:
                 time.sleep(0.05)
             assert lasting(server) != []
-            running.send_signal(number)
+            for number in numbers:
+                running.send_signal(number)
+                time.sleep(0.03)  # an impatient hand
             _, said = running.communicate(timeout=_PATIENCE)
         finally:
             running.kill()
@@ -101,6 +103,15 @@ def test_who_stops_it_finds_nothing_left(shell: Shell, temporary: Path, number: 
         assert lasting(server) == []
     assert list(temporary.iterdir()) == []
     assert processes_of(temporary) == []
+
+
+def test_a_store_that_is_not_there_leaves_no_folder_behind(shell: Shell, temporary: Path) -> None:
+    done = shell("soak", "redis://127.0.0.1:1", "--history", "kept")
+    assert done.code == 1, done
+    assert "127.0.0.1:1" in done.err
+    assert "Traceback" not in done.err
+    assert not (shell.folder / "kept").exists()
+    assert list(temporary.iterdir()) == []
 
 
 @pytest.mark.parametrize(

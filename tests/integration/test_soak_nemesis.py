@@ -16,11 +16,16 @@ import psutil
 import pytest
 from servers.redis import RedisServer
 
+from multiq.backend import NewJob
 from multiq.conformance.proxy import Proxy
 from multiq.errors import OptionInvalid
+from multiq.ids import new_id
+from multiq.registry import open_backend
+from multiq.soak import crew as crew_module
 from multiq.soak import nemesis as module
 from multiq.soak.history import Recorder, read
-from multiq.soak.nemesis import Nemesis
+from multiq.soak.load import Load
+from multiq.soak.nemesis import Nemesis, has_ended
 from multiq.soak.site import Site
 from multiq.soak.staging import Harm, RestartFailed, site_at
 
@@ -147,6 +152,36 @@ def test_a_fault_of_a_server_counts_if_it_says_so(
     assert why in "".join(found["missed"])
 
 
+@pytest.mark.parametrize(
+    ("does", "is_told"),
+    [
+        ("raise KeyError(7)", True),
+        ("sys.exit(0)", True),
+        ("sys.exit('error: this should not happen: KeyError: 7')", True),
+        ("sys.exit('error: cannot connect')", False),
+        ("from multiq.errors import BackendUnavailable; raise BackendUnavailable('refused')", False),
+        ("import os; os.kill(os.getpid(), 9)", False),
+    ],
+)
+def test_who_ends_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, does: str, is_told: bool) -> None:
+    # Given a crew whose workers end in this way as soon as they are started
+    monkeypatch.setattr(crew_module, "WORKERS", ("-p 1",))
+    monkeypatch.setattr(crew_module, "CLIENTS", ())
+    (tmp_path / "planted_end.py").write_text(f"import sys\n{does}\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
+    crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
+    try:
+        assert crew.keep_up() == {}
+        crew.workers["-p 1"].wait(30)
+        # When they are started again
+        told = crew.keep_up()
+    finally:
+        crew.kill_all()
+    # Then that is told, unless somebody has killed them, or they say that the store is not there
+    assert bool(told) is is_told
+
+
 QUEUES = ("multiq.soak.test.a",)
 
 
@@ -209,3 +244,48 @@ def test_a_flush_of_scripts_counts_if_the_server_obeys(struck: Callable[..., Any
             server.ask("ACL", "SETUSER", "default", "-script|flush")
         with site_at(server.url, QUEUES, 5.0, Harm(flush_scripts=True)) as site:
             assert bool(struck("flush scripts", site)["struck"]) is is_allowed
+
+
+def test_a_process_that_was_being_started_is_killed_with_all_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "planted_end.py").write_text("import time\ntime.sleep(60)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
+    crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
+    started = crew._client("consume", "3")  # and nobody has noted it down
+    crew.kill_all()
+    assert has_ended(psutil.Process(started.pid)) if psutil.pid_exists(started.pid) else True
+    started.wait()
+
+
+def test_a_file_that_somebody_else_has_begun_to_use_stays(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    with site_at(url, QUEUES, 5.0, Harm()):
+        assert (tmp_path / "a.db").exists()
+    assert list(tmp_path.iterdir()) == []
+    with site_at(url, QUEUES, 5.0, Harm()), open_backend(url) as theirs:
+        (job_id,) = theirs.enqueue("orders", [NewJob(b"x", new_id())])
+    with open_backend(url) as theirs:
+        assert theirs.peek("orders", job_id).body == b"x"
+
+
+@pytest.mark.parametrize("after", [1, 2])
+def test_a_job_that_becomes_ready_during_the_audit_is_seen_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after: int
+) -> None:
+    # Given a job that is due between two of the listings
+    with site_at(f"sqlite:///{tmp_path}/a.db", QUEUES, 5.0, Harm()) as site, open_backend(site.url) as backend:
+        backend.enqueue(QUEUES[0], [NewJob(b"soak#7#", new_id(), delay=1.0)])
+        listed = type(backend).jobs
+        states = []
+
+        def jobs(self: Any, queue: str, state: Any, **more: Any) -> Any:
+            page = listed(self, queue, state, **more)
+            states.append(state)
+            if len(states) == after:
+                time.sleep(1.1)
+            return page
+
+        monkeypatch.setattr(type(backend), "jobs", jobs)
+        assert [number for number, _ in site.held()] == [7]

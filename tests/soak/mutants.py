@@ -273,6 +273,38 @@ def _never_gives_up(_backend: Any, consumer: Any) -> None:
     _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=min(lease.attempt, 3)))
 
 
+def _gives_up_at_once(_backend: Any, _consumer: Any) -> None:
+    """Each attempt is told to be the last one."""
+    from multiq.retry import RetryPolicy
+
+    @_wrap(RetryPolicy, "after_failure")
+    def _after_failure(original: Any, self: Any, lease: Any, *args: Any, **more: Any) -> Any:
+        return original(self, msgspec.structs.replace(lease, attempt=lease.attempt + 100), *args, **more)
+
+
+def _loses_what_is_released(_backend: Any, consumer: Any) -> None:
+    """Some jobs that are put back are deleted."""
+    from multiq.backend import Ack
+
+    def change(_self: Any, verdicts: Any, settle: Any) -> Any:
+        return settle(
+            [
+                Ack(verdict.lease) if type(verdict).__name__ == "Release" and _chance.random() < 0.3 else verdict
+                for verdict in verdicts
+            ]
+        )
+
+    _each_settle(consumer, change)
+
+
+def _hurries_what_is_put_off(backend: Any, _consumer: Any) -> None:
+    """A job that is rescheduled is due at once."""
+
+    @_wrap(backend, "reschedule")
+    def _reschedule(original: Any, self: Any, queue: str, job_id: str, _delay: float) -> Any:
+        return original(self, queue, job_id, 0.0)
+
+
 def _runs_again(_backend: Any, consumer: Any) -> None:
     """Some acks become releases."""
     from multiq.backend import Release
@@ -541,6 +573,7 @@ def _leaks(_backend: Any, consumer: Any) -> None:
 
 _LATE = {"late": 0.5}
 _LATE_AND_RELEASED = {"late": 0.6, "released": 0.4, "oversleep": 2.0}
+_IDLE = {"late": 0.0, "pace": 0.1}  # so that plain consumers take at once what is due
 _HARMLESS = ("kill job process",)  # to plain consumers
 _CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
 
@@ -553,6 +586,7 @@ MUTANTS = {
     "changes a body": Mutant("I2", _changes_a_body),
     "runs what it acked": Mutant("I1", _runs_what_it_acked),
     "loses what it takes": Mutant("I1", _loses_what_it_takes),
+    "loses what is released": Mutant("I1", _loses_what_is_released),
     "takes of other queues": Mutant("I2", _takes_of_other_queues),
     "forgets acks": Mutant("I3", _forgets_acks),
     "stores twice": Mutant("I3", _stores_twice),
@@ -576,10 +610,12 @@ MUTANTS = {
     "forgets priorities": Mutant("I7", _forgets_priorities, faults=_HARMLESS),
     "hurries": Mutant("I8", _hurries),
     "hurries releases": Mutant("I8", _hurries_releases),
+    "hurries what is put off": Mutant("I8", _hurries_what_is_put_off, faults=_HARMLESS, load=_IDLE),
     "counts no attempts": Mutant("I9", _counts_no_attempts),
     "counts too many": Mutant("I9", _counts_too_many, ("sqlite", "redis", "mysql")),
     "crashes are no attempts": Mutant("I9", _crashes_are_no_attempts, _WITH_KEEPER, load=_LATE),
     "never gives up": Mutant("I10", _never_gives_up),
+    "gives up at once": Mutant("I10", _gives_up_at_once, faults=("kill consumer",), load=_CALM),
     "runs again": Mutant("I11", _runs_again, faults=("kill consumer",)),
     "never touches": Mutant("I11", _never_touches, faults=("kill consumer",), load=_CALM),
     "miscounts": Mutant("I12", _miscounts),

@@ -93,13 +93,15 @@ def _of_beanstalk(url: str) -> Iterator[tuple[int, str]]:
             peeks: dict[str, Callable[[], Any]] = {
                 "ready": client.peek_ready, "delayed": client.peek_delayed, "buried": client.peek_buried,
             }  # fmt: skip
-            for state, peek in peeks.items():
-                with contextlib.suppress(greenstalk.NotFoundError):
-                    while True:
-                        job = peek()
-                        yield _number(job.body), state
-                        client.delete(job)
-            stats: Any = client.stats_tube(tube)
+            stats: Any = {"current-jobs-delayed": 1}
+            while any(int(stats.get(f"current-jobs-{state}", 0)) for state in peeks):
+                for state, peek in peeks.items():  # one may be due between two looks
+                    with contextlib.suppress(greenstalk.NotFoundError):
+                        while True:
+                            job = peek()
+                            yield _number(job.body), state
+                            client.delete(job)
+                stats = client.stats_tube(tube)
             for _ in range(int(stats["current-jobs-reserved"])):
                 yield -1, "reserved"
 

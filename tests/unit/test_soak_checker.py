@@ -277,6 +277,10 @@ def untyped(script: Script) -> None:
     script.call(0.2, 0.3, "ack", type_="info", answer={"err": "KeyError: 'x'", "is_typed": False})
 
 
+def ended_by_itself(script: Script) -> None:
+    script.note(1.0, "untyped", kind="process", err="worker -p 1 ended with 1: KeyError: 7")
+
+
 def overdue(script: Script) -> None:
     script.call(0.2, 4.0, "ack", deadline=2.0)
 
@@ -525,6 +529,7 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
     ("I14", still_delayed_after_a_release),
     ("I15", untyped),
     ("I15", overdue),
+    ("I15", ended_by_itself),
     ("I18", growing),
     ("I18", keeping_files),
 ]
@@ -652,6 +657,28 @@ def a_stopped_holder_of_a_released_job(script: Script) -> None:
     script.audit(9.5, job7="ready")
 
 
+def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
+    """The first one had taken it: its lease lasts from there."""
+    script.enqueue(0.0, 0.1, 7)
+    script.note(0.2, "fault", kind="cut", target="link")
+    script.call(0.2, 2.2, "claim", type_="info", answer={"err": "BackendTimeout: cut"})
+    script.claim(2.25, 2.3, 7, "a")
+    script.run(2.3, 2.35, 7)
+    script.claim(2.6, 2.7, 7, "b", attempt=2, proc="worker.2")
+    script.run(2.7, 2.8, 7, attempt=2, proc="worker.2")
+    script.say(2.75, 2.78, "ack", 7, "a", type_="fail")
+    script.say(2.9, 3.0, "ack", 7, "b", proc="worker.2")
+
+
+def given_back_as_its_process_ended(script: Script) -> None:
+    """Beside a job that is deaf to its limit, another one failed; nobody heard of that before the process was ended."""
+    script.enqueue(0.0, 0.1, 7, max_attempts=1)
+    script.note(0.2, "fault", "worker.1", kind="kill", target="worker.1", value=10.0)
+    script.run(0.3, 1.4, 7, outcome="raised")
+    script.run(1.9, 2.0, 7, proc="worker.2", outcome="raised")
+    script.audit(9.5, job7="buried")
+
+
 def a_task_in_doubt_that_is_stored_again(script: Script) -> None:
     script.enqueue(0.0, 0.9, 7, kind="brief")
     script.note(0.2, "fault", kind="cut", target="link")
@@ -697,6 +724,8 @@ def kicked_while_it_was_delayed(script: Script) -> None:
     [
         a_stopped_holder,
         a_stopped_holder_of_a_released_job,
+        handed_out_by_a_reserve_after_one_that_failed,
+        given_back_as_its_process_ended,
         a_task_in_doubt_that_is_stored_again,
         buried_by_attempts_that_never_began,
         recovered_and_deleted,
@@ -745,6 +774,13 @@ def test_an_outage_that_lasted_longer_than_was_thought_explains_what_it_brought_
     without = script.broken()
     script.note(11.0, "struck", kind="restart server")
     assert (without, script.broken()) == ({"I11"}, set())
+
+
+@pytest.mark.parametrize(("f", "ends", "broken"), [("ack", 3.1, True), ("claim", 3.9, False), ("claim", 4.1, True)])
+def test_a_reserve_that_waits_may_end_two_seconds_after_its_deadline(f: str, ends: float, broken: bool) -> None:
+    script = Script()
+    script.call(0.0, ends, f, type_="info", deadline=2.0, answer={"err": "BackendTimeout: frozen"})
+    assert ("I15" in script.broken()) is broken
 
 
 def test_a_report_shows_the_jobs_history() -> None:
