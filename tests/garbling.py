@@ -85,7 +85,7 @@ def attack(backend: Backend, attacker: Attacker, seed: int) -> int:
 
 def recovers(backend: Backend) -> None:
     """Its timeout is so short that a busy machine may need more than one try."""
-    for _ in range(10):
+    for _ in range(30):
         with contextlib.suppress(BackendError):
             backend.stats("q")
             return

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 HOST = "127.0.0.1"
 PATIENCE = 60.0  # seconds; guards against a hang, and nobody waits for it
-_PORTS = range(20000, 32000)  # below those that the kernel hands out by itself, and a cluster's bus (+10000) fits
+_PORTS = range(11000, 20000)  # with a cluster's bus (+10000), below those that the kernel hands out by itself (32768)
 _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed, and users' PATHs do not look
 _LOG_SHOWN = 3000  # characters
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from servers.mysql import MysqlDatabases, Place
 
-_TIMEOUT = 0.4
+_TIMEOUT = 0.7
 _FAR_LATER = 5.0  # seconds: a reply of a hundred bytes takes 10 at this pace
 _PACE = 0.1
 
