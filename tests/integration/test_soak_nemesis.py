@@ -227,7 +227,7 @@ def test_a_server_that_was_frozen_goes_on_and_one_that_has_ended_is_no_fault(
         assert struck("freeze server", site)["missed"]
 
 
-@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 2**22 - 1])
+@pytest.mark.parametrize("pid", [os.getpid(), os.getppid(), 2**22 - 1], ids=["own", "parent", "nobody"])
 def test_what_must_not_be_frozen_is_refused_before_anything_begins(tmp_path: Path, pid: int) -> None:
     with (
         pytest.raises(OptionInvalid, match="process"),
