@@ -545,21 +545,21 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
-    counted = 0
+    least = 0  # runs that have counted for certain
     last = len(story.runs) - 1
     for place, run in enumerate(sorted(story.runs, key=_run_at)):
         moved = any(order.f == "reschedule" and order.type != FAIL for order in story.orders)
-        is_too_low = run.attempt <= counted and not moved
-        is_too_high = run.attempt > counted + 1 and setting.counts_exactly and not story.orders
+        is_too_low = run.attempt <= least and not moved
+        is_too_high = run.attempt > place + 1 and setting.counts_exactly and not story.orders
         # a reservation may have ended in a process that had not begun the job yet
         is_too_high = is_too_high and not _were_workers_hurt(stories, story.asked, run.at)
         if run.attempt and (is_too_low or is_too_high):
-            text = f"told that it is attempt {run.attempt} after {counted} counted runs"
+            text = f"told that it is attempt {run.attempt} after {least if is_too_low else place} counted runs"
             yield Violation("I9 attempts exact", story.number, text)
         if place == last:  # most jobs have one run
             return
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
-        counted += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
+        least += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:

@@ -679,6 +679,14 @@ def given_back_as_its_process_ended(script: Script) -> None:
     script.audit(9.5, job7="buried")
 
 
+def failed_and_retried_before_its_process_ended(script: Script) -> None:
+    """The run may have been given back when the process was ended a moment later. It was not."""
+    script.enqueue(0.0, 0.1, 7, max_attempts=3)
+    script.run(0.3, 0.31, 7, outcome="raised")
+    script.run(0.5, 0.51, 7, attempt=2)
+    script.note(0.7, "fault", "worker.1", kind="kill", target="worker.1", value=1.0)
+
+
 def a_task_in_doubt_that_is_stored_again(script: Script) -> None:
     script.enqueue(0.0, 0.9, 7, kind="brief")
     script.note(0.2, "fault", kind="cut", target="link")
@@ -726,6 +734,7 @@ def kicked_while_it_was_delayed(script: Script) -> None:
         a_stopped_holder_of_a_released_job,
         handed_out_by_a_reserve_after_one_that_failed,
         given_back_as_its_process_ended,
+        failed_and_retried_before_its_process_ended,
         a_task_in_doubt_that_is_stored_again,
         buried_by_attempts_that_never_began,
         recovered_and_deleted,
