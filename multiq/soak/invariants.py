@@ -77,7 +77,7 @@ class Setting:
 def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
     """I1: what was stored has run to its end, or was deleted, or is still there."""
     for story in stories:
-        if story.is_refused or story.at_rest or not stories.audited or _has_ended(story):
+        if story.is_refused or story.at_rest or not stories.audited or _has_ended(stories, setting, story):
             continue
         # what was handed out was stored, whatever its enqueue has answered
         stored_at = min([story.stored_at, *(claim.at for claim in story.claims), *(run.at for run in story.runs)])
@@ -397,14 +397,22 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 # --- readings ----------------------------------------------------------------------------------------------
 
 
-def _has_ended(story: Story) -> bool:
+def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
     if any(order.f in {"delete", "purge"} and order.type in {OK, INFO} for order in story.orders):
         return True
-    if any(said.f == "ack" and said.type in {OK, INFO} for said in story.verdicts):
+    acks = [said for said in story.verdicts if said.f == "ack"]
+    if any(said.type in {OK, INFO} or _may_have_counted(stories, setting, said) for said in acks):
         return True
     if story.claims:
         return False  # whoever has claims in the history has verdicts there, too: what was run may have been released
     return any(run.outcome == "done" for run in story.runs)
+
+
+def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
+    """On beanstalkd a verdict whose reply is lost is refused, whether the server has carried it out or not."""
+    return setting.ends_leases_with_connection and any(
+        True for _ in stories.faults_between(said.asked, said.at, {said.proc})
+    )
 
 
 def _copies(setting: Setting, story: Story) -> int:

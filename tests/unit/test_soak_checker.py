@@ -748,6 +748,20 @@ def test_what_may_happen_breaks_nothing(story: Callable[[Script], None]) -> None
     assert script.broken() == set()
 
 
+@pytest.mark.parametrize(("is_cut", "broken"), [(True, set[str]()), (False, {"I1"})])
+def test_a_refused_ack_whose_reply_was_lost_may_have_counted_on_beanstalkd(is_cut: bool, broken: set[str]) -> None:
+    script = Script()
+    script.enqueue(0.0, 0.1, 7)
+    script.claim(0.2, 0.3, 7, "a")
+    script.run(0.3, 0.4, 7)
+    if is_cut:
+        script.note(0.45, "fault", kind="freeze", target="link", value=2.0)
+    script.say(0.5, 2.5, "ack", 7, "a", type_="fail")
+    script.audit(9.5)
+    assert script.broken(ends_leases_with_connection=True) - {"I5"} == broken
+    assert script.broken() >= {"I1"}  # elsewhere it is known what became of it
+
+
 def test_every_invariant_has_a_history_that_breaks_it() -> None:
     assert {invariant for invariant, _ in BROKEN} == INVARIANTS.keys()
 
