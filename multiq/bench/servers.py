@@ -70,12 +70,23 @@ def find(program: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on, its bus port included."""
+    """A TCP port of this machine that nobody listens on, its bus port included.
+
+    Until this process ends no other one gets it from here: its UDP port of the same number says that it is taken, also
+    while the server has not begun to listen, or is being restarted.
+    """
     while True:
         port = random.choice(_PORTS)  # noqa: S311 - a port is no secret
-        with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as other:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket() as one,
+            socket.socket() as other,
+            socket.socket(type=socket.SOCK_DGRAM) as taken,
+        ):
             one.bind((HOST, port))
             other.bind((HOST, port + 10000))
+            taken.bind((HOST, port))
+            taken.detach()  # stays open
             return port
 
 
