@@ -77,7 +77,7 @@ else:
 class _Connection(_PyMySQL):
     """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password.
 
-    Nor does it take any TLS for a reason to send the password as it is: whoever sits in between has TLS, too.
+    Over TLS without a checked certificate the password is not sent in the clear: an impostor offers TLS, too.
     """
 
     takes_keys = True
