@@ -31,6 +31,7 @@ import threading
 import time
 import traceback
 import uuid
+from abc import ABC, abstractmethod
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -159,23 +160,26 @@ GONE = Seen("gone")
 _SQL_STATES = {0: "ready", 1: "delayed", 2: "reserved", 3: "buried", 4: "ready"}
 
 
-class Site:
+class Site(ABC):
     """A store: how programs reach it, how the judge reads it, what ends it."""
 
     ttr = 2.0
     endings: tuple[str, ...] = ("time", "restart")
 
+    @abstractmethod
     def url(self, _role: str) -> str:
-        raise NotImplementedError
+        """Where programs of this role reach it."""
 
+    @abstractmethod
     def look(self, queue: str, ids: Iterable[str]) -> dict[str, Seen]:
-        raise NotImplementedError
+        """What the raw store holds of these jobs."""
 
+    @abstractmethod
     def restart(self, lanes: Sequence[Lane]) -> None:
-        raise NotImplementedError
+        """Kill the server, or each process of an embedded store, and start it again."""
 
     def cut(self, lane: int) -> None:
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no connection that could be cut for lane {lane}")
 
 
 class SqliteSite(Site):
