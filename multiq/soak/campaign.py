@@ -69,13 +69,18 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         time.sleep(min(_WITHOUT_FAULTS, plan.seconds))
         ended = crew.stop("produce", "manage")
         tell("draining", plan.seconds, nemesis.count)
-        _drain(site, crew, recorder, plan.drain)
-        recorder.note("drained")
+        is_drained = _drain(site, crew, recorder, plan.drain)
+        recorder.note("drained", err="" if is_drained else f"jobs were left after {plan.drain:g} s")
         ended |= crew.stop("consume", "lane")
         children = crew.children()
         ended |= crew.end_workers()
+        outlived = [child for child in children if not has_ended(child)]
+        for child in outlived:
+            recorder.note("residue", kind="process", target=f"{child.pid}")
+        if crew.kill_all() or outlived:
+            time.sleep(TTR + 1)  # until their leases are over: the audit is about a store at rest
         tell("checking", plan.seconds, nemesis.count)
-        ended |= _audit(site, recorder, crew, children)
+        ended |= _audit(site, recorder, crew)
         for name, how in ended.items():
             recorder.note("residue", kind=name, err=how)
     finally:
@@ -144,17 +149,18 @@ def _keep_up(crew: Crew, recorder: Recorder, *, with_producers: bool = True) -> 
         recorder.note("untyped", kind="process", err=how)
 
 
-def _drain(site: Site, crew: Crew, recorder: Recorder, seconds: float) -> None:
+def _drain(site: Site, crew: Crew, recorder: Recorder, seconds: float) -> bool:
+    """Whether nothing but buried jobs is left."""
     give_up_at = time.monotonic() + seconds
-    while time.monotonic() < give_up_at and site.is_left():
+    while site.is_left():
+        if time.monotonic() > give_up_at:
+            return False
         _keep_up(crew, recorder, with_producers=False)
         time.sleep(0.5)
+    return True
 
 
-def _audit(site: Site, recorder: Recorder, crew: Crew, children: list[psutil.Process]) -> dict[str, str]:
-    for child in children:
-        if not has_ended(child):
-            recorder.note("residue", kind="process", target=f"{child.pid}")
+def _audit(site: Site, recorder: Recorder, crew: Crew) -> dict[str, str]:
     ended = crew.count()
     found = site.held()
     recorder.note("audit", jobs=tuple(number for number, _ in found), states=tuple(state for _, state in found))

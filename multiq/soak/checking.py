@@ -80,6 +80,8 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["run again"] += max(0, len(story.runs) - 1)
         figures["recovered"] += not story.is_stored and bool(story.runs)
         figures["left"] += bool(story.at_rest)
+    if stories.left_undone:
+        figures["left undone"] = sum(any(state != "buried" for state in story.at_rest) for story in stories)
     kinds = Counter(event.kind for event in stories.notes["struck"])
     figures["faults"] = sum(kinds.values())
     if stories.notes["missed"]:  # tried, and not seen to happen

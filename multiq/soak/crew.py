@@ -113,8 +113,9 @@ class Crew:
                     badly[name] = f"ended with {code}"
         return badly
 
-    def kill_all(self) -> None:
-        """Also those that were being started when a signal came: nobody has noted them down yet."""
+    def kill_all(self) -> bool:
+        """Whether any still ran. Also those that were being started when a signal came: nobody has noted them down."""
+        ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -124,6 +125,7 @@ class Crew:
                 if child.environ().get(VARIABLE) == self._environment[VARIABLE]:
                     os.killpg(child.pid, signal.SIGKILL)
                     child.wait(_PATIENCE)
+        return bool(ran)
 
     def _client(self, role: str, name: str) -> subprocess.Popen[bytes]:
         return self._start("multiq.soak.clients", [role, name], f"{role} {name}")

@@ -110,6 +110,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
         ("runs", lambda one: f"{one.figures.get('run', 0) + one.figures.get('run again', 0):,}"),
         ("runs again, each explained", lambda one: f"{_explained(one):,}"),
         ("of these, enqueued again after they were done", lambda one: f"{one.figures.get('stored again', 0):,}"),
+        ("left undone when the time to drain was over", lambda one: f"{one.figures.get('left undone', 0):,}"),
         ("late verdicts, each refused", lambda one: f"{one.refused:,}"),
         ("faults, each seen to happen", lambda one: f"{sum(one.faults.values()):,}"),
         ("faults tried in vain", lambda one: f"{one.figures.get('faults missed', 0):,}"),

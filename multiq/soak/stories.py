@@ -145,6 +145,11 @@ class Stories:
     def __iter__(self) -> Iterator[Story]:
         return iter(self.jobs.values())
 
+    @property
+    def left_undone(self) -> bool:
+        """Whether the time to drain was over before all jobs were."""
+        return any(event.err for event in self.notes["drained"])
+
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
         """Faults that met the store, the link or one of these processes in that time."""
         # they are in the order of time, and none lasts longer than the longest

@@ -179,7 +179,8 @@ def soak(
 ) -> Verdict:
     """One soak on a server of its own."""
     with SITES[name](folder) as site:
-        open_backend(site.url).close()
+        with open_backend(site.url) as backend:
+            backend.queues()  # MySQL's tables, which may take longer to be made than a call may take
         plan = Plan(seconds, faults, drain, until, plant)
         settings: dict[str, Any] = {"folder": str(folder), "seed": seed, "timeout": TIMEOUT, **load}
         return run(site, Load(**settings), plan)
