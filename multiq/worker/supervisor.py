@@ -365,7 +365,8 @@ class Supervisor:
         left, has_held, was_late = table.left, table.has_held, slot.is_timed_out or table.left == EXIT_OVERDUE
         # what it took and never began counts for those that fill its place from now on
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
-        is_cut = slot.is_cut and left is None
+        # a job may have left SIGTERM to the system: then it is our stop that has ended its process
+        is_cut = left is None and (slot.is_cut or bool(self._stops and status == -signal.SIGTERM))
         table.bury(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
         self._leave_to_keeper(table)
         died_young = now - slot.started_at < _HEALTHY

@@ -139,6 +139,15 @@ def take_signals_in_a_loop(number: int) -> None:
 
 
 @app.task(max_attempts=1)
+def give_signals_up(number: int) -> None:
+    """Lets SIGTERM end its process, as a loop does that is closed, and runs on."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    note("start", number)
+    time.sleep(60.0)
+    note("end", number)
+
+
+@app.task(max_attempts=1)
 def take_real_time_signals(number: int) -> None:
     """Handles a real-time signal, which has a number but no name."""
     signal.signal(signal.SIGRTMIN + 2, lambda *_: note("heard", number))

@@ -13,6 +13,7 @@ import pytest
 from processes import until, worker
 from rough_app import (
     await_to_be_told,
+    give_signals_up,
     nap_through,
     program,
     take_real_time_signals,
@@ -55,6 +56,7 @@ def test_a_worker_hears_a_stop_after_a_job_has_taken_signals(
         until(lambda: words(tmp_path, "end") == [1])
         if way != "loop":
             assert words(tmp_path, "heard") == [1]
+        until(lambda: " done " in process.log)  # until then the signals are as the job has left them
         if not idle:
             nap_through.enqueue(2, 1.0)
             until(lambda: words(tmp_path, "start") == [2])
@@ -65,6 +67,21 @@ def test_a_worker_hears_a_stop_after_a_job_has_taken_signals(
         assert "died" not in process.log
         assert "SIGTERM" not in process.log
     assert words(tmp_path, "end") == ([1] if idle else [1, 2])
+
+
+@pytest.mark.parametrize("mode", SUPERVISED[:1])
+def test_a_stop_that_kills_a_job_without_handlers_is_no_crash_of_its(tmp_path: Path, url: str, mode: str) -> None:
+    # Given a job that has left SIGTERM to the system
+    handle = give_signals_up.enqueue(1)
+    with worker(tmp_path, url, code=program(mode)) as process:
+        until(lambda: words(tmp_path, "start") == [1])
+        # When its worker is told to stop, which ends its process
+        process.send(signal.SIGTERM)
+        # Then it is given back as one that was cut short
+        assert process.wait(30) == 130, process.log
+        assert "crashed" not in process.log
+    record = app.queue().peek(handle.id)
+    assert (record.state.name, record.attempt, record.crashes) == ("READY", 0, 0)
 
 
 @pytest.mark.long
