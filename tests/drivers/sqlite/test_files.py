@@ -304,7 +304,7 @@ def test_an_exchange_that_settled_tells_so_though_the_folder_is_gone_before_it_r
         backend.enqueue("q", [NewJob(b"x", "1")])
         consumer = backend.consumer(["q"])
         (lease,) = consumer.reserve(1, 0)
-        remover = threading.Timer(0.3, shutil.rmtree, (folder,))
+        remover = threading.Timer(0.3, folder.rename, (tmp_path / "elsewhere",))  # at once: SQLite writes in it
         remover.start()
         # When the folder goes while it waits: it looks at the file once a second
         assert consumer.exchange([Ack(lease)], 1, 3.0) == ([None], [])
