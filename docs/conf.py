@@ -57,12 +57,24 @@ templates_path: list[str] = []
 
 #: the sidebar: captions, and the pages below them
 CONTENTS: dict[str, list[str]] = {
-    "Tutorial": ["first-hour"],
+    "Tutorial": ["tutorial"],
     "How to": [
+        "howto/send-mail-after-commit",
+        "howto/cancel-an-order",
+        "howto/ring-an-alarm",
+        "howto/retry-and-give-up",
+        "howto/priorities-and-queues",
+        "howto/run-coroutines",
+        "howto/limit-time",
         "testing",
         "deploying",
+        "howto/roll-onto-new-code",
+        "howto/monitor",
+        "howto/move-to-another-backend",
         "soak",
         "writing-a-driver",
+        "troubleshooting",
+        "faq",
     ],
     "Reference": [
         "tasks",
@@ -81,6 +93,7 @@ CONTENTS: dict[str, list[str]] = {
         "reference/index",
     ],
     "Explanation": [
+        "concepts",
         "durability",
         "reliability",
         "worker-life",
