@@ -52,7 +52,7 @@ html_copy_source = False
 html_static_path = ["pictures/style"]
 html_css_files = ["multiq.css"]
 pygments_style = "friendly"
-pygments_dark_style = "monokai"
+pygments_dark_style = "github-dark"
 templates_path: list[str] = []
 
 #: the sidebar: captions, and the pages below them
@@ -76,6 +76,7 @@ CONTENTS: dict[str, list[str]] = {
         "troubleshooting",
         "faq",
     ],
+    "Coming from": ["coming-from/celery", "coming-from/rq", "coming-from/laravel"],
     "Reference": [
         "tasks",
         "worker",
