@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 from . import errors, events
 from .app import App
 from .backend import JobRecord, QueueStats, State
+from .backend.registry import open_backend
 from .backoff import exponential, fixed, steps
 from .errors import (
     ArgumentsInvalid,
@@ -44,9 +45,8 @@ from .errors import (
 )
 from .job import Job, JobContext, JobHandle, JobInfo, current_job
 from .queue import Queue
-from .registry import open_backend
 from .retry import BuryJob, ReleaseJob, SoftTimeout
-from .settings import Settings
+from .settings.model import Settings
 from .task import Task
 
 if TYPE_CHECKING:
@@ -73,6 +73,6 @@ def __getattr__(name: str) -> object:
 
 
 if "MULTIQ_ROLLED" in os.environ:  # a worker has begun this program anew, with signals blocked
-    from .worker import rolling
+    from .worker.processes import reload
 
-    rolling.note_signals()
+    reload.note_signals()

@@ -10,15 +10,15 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
+from .backend.registry import open_backend
 from .backoff import DEFAULT, to_backoff
-from .config import load_settings
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
 from .names import check_name
 from .options import check_count, check_priority, check_timeout, check_ttr, shown
 from .queue import Queue
-from .registry import open_backend
 from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
+from .settings.loader import load_settings
 from .task import CallOptions, Task
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .backoff import Backoff
     from .events import E
     from .job import JobContext
-    from .settings import Settings
+    from .settings.model import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -194,7 +194,7 @@ class App:
         self.close()
 
     def __repr__(self) -> str:
-        from .url import redact
+        from .settings.url import redact
 
         return f"App({redact(self.url)!r}, {len(self.tasks)} tasks)"
 

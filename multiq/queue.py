@@ -9,8 +9,8 @@ import weakref
 from typing import TYPE_CHECKING, Any
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State
-from .codec import encode_json
 from .enqueue import put, put_one
+from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
 from .job import Job, JobHandle, JobInfo, JobPage
 from .names import check_name

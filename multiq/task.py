@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
-from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .enqueue import put, put_one
+from .envelope import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .errors import ArgumentsInvalid, OptionInvalid
 from .names import check_name
 from .options import check_count, check_delay, check_new_id, check_priority, check_timeout, check_ttr, shown

@@ -11,8 +11,8 @@ from .options import connection_option, traceback_option, verbose_option
 
 #: what ``multiq --help`` lists, in its order: section -> command -> module of this package
 SECTIONS = {
-    "Run and feed": {"worker": "work", "enqueue": "produce"},
-    "Look": {"stats": "look", "jobs": "look", "peek": "look", "top": "top", "health": "health"},
+    "Run and feed": {"worker": "worker", "enqueue": "enqueue"},
+    "Look": {"stats": "inspect", "jobs": "inspect", "peek": "inspect", "top": "top", "health": "health"},
     "Change": {
         "kick": "manage",
         "delete": "manage",
@@ -20,15 +20,15 @@ SECTIONS = {
         "pause": "manage",
         "resume": "manage",
         "purge": "manage",
-        "down": "tell",
-        "up": "tell",
-        "restart": "tell",
+        "down": "control",
+        "up": "control",
+        "restart": "control",
     },
     "Prove": {
         "doctor": "doctor",
         "schema": "schema",
-        "backends": "prove",
-        "conformance": "conform",
+        "backends": "backends",
+        "conformance": "conformance",
         "bench": "bench",
         "soak": "soak",
         "demo": "demo",

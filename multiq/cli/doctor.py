@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options
@@ -32,7 +32,7 @@ def doctor(target: str | None, as_json: bool) -> int:
     nothing is promised. Exits with 1 if anything is bad.
     """
     from multiq.app import App
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     with App(target or chosen_connection()) as app:
         place = redact(app.url)

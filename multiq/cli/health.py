@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from multiq.text import duration, safe
+from multiq.formatting import duration, safe
 
 from .exits import FAILED, OK
 from .options import Duration, json_option, traceback_option

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq.backend import State
-from multiq.text import count, duration, many, safe
+from multiq.formatting import count, duration, many, safe
 
 from .options import Duration, JobCount, JobId, QueueName, common_options, due_options, queue_option
 from .output import need_stdin, say
@@ -176,7 +176,7 @@ def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
 
 
 def _ask(app: App, queue: str, states: list[State]) -> None:
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     stats = app.backend.stats(queue)
     numbers = ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)

@@ -11,8 +11,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
+from multiq.formatting import safe
 from multiq.names import check_name
-from multiq.text import safe
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -175,8 +175,8 @@ def complete_queue(ctx: click.Context, _param: click.Parameter, incomplete: str)
 
 
 def _complete_connection(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    from multiq.config import load_settings
     from multiq.errors import MultiqError
+    from multiq.settings.loader import load_settings
 
     try:
         names = load_settings().connections
@@ -217,7 +217,7 @@ def _tell_settings(ctx: click.Context, _param: click.Parameter, value: bool) -> 
     if not value or ctx.meta.get(_VERBOSE):
         return
     ctx.meta[_VERBOSE] = True
-    from multiq.config import describe_sources
+    from multiq.settings.loader import describe_sources
 
     click.echo(f"settings: {safe(describe_sources())}", err=True)
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options, connection_option, traceback_option, verbose_option
@@ -97,7 +97,7 @@ def _app(target: str | None) -> App:
 
 
 def _place(app: App) -> str:
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     return redact(app.url)
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from multiq.errors import MultiqError
 
 if TYPE_CHECKING:
-    from .base import Topic
-    from .catalogue import suite
+    from .case import Topic
     from .harness import Harness, ManualHarness, UrlHarness
-    from .marks import promise, requires, without
     from .planted import PLANTED
     from .report import Report, Row
+    from .requirements import promise, requires, without
     from .runner import run
+    from .suite import suite
 
 __all__ = [
     "PLANTED", "ConformanceNotInstalled", "Harness", "ManualHarness", "Report", "Row", "Topic", "UrlHarness", "promise",

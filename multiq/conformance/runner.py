@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiq.capabilities import POWERS
+from multiq.backend.capabilities import POWERS
 from multiq.errors import MultiqError, OptionInvalid
-from multiq.url import redact
+from multiq.settings.url import redact
 
 from . import need_extra
 from .harness import UrlHarness, first_contact
-from .marks import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
 from .report import Report, Row
+from .requirements import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -223,7 +223,7 @@ class _Collector:
 
     @staticmethod
     def _fits(word: str, item: pytest.Item, topic: str) -> bool:
-        from .catalogue import TOPICS, topic_name
+        from .suite import TOPICS, topic_name
 
         name = word.replace("_", "")
         if name in {topic_name(known).lower() for known in TOPICS}:

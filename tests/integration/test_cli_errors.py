@@ -299,7 +299,7 @@ import sys
 from multiq.cli import cli
 try: cli.main({arguments!r})
 except SystemExit: pass
-heavy = ("multiq.worker", "multiq.memory", "multiq_sqlite", "sqlite3", "stevedore", "rich", "asyncio", "pytest")
+heavy = ("multiq.worker", "multiq.backend.memory", "multiq_sqlite", "sqlite3", "stevedore", "rich", "asyncio", "pytest")
 print([name for name in heavy if name in sys.modules], file=sys.stderr)
 """
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

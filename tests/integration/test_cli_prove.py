@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.capabilities import MEASURES, POWERS
-from multiq.memory import MemoryBackend
+from multiq.backend.capabilities import MEASURES, POWERS
+from multiq.backend.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from shell import Shell
@@ -96,7 +96,7 @@ def test_the_page_about_backends_has_all_of_our_own() -> None:
 
 BROKEN = """
 import msgspec
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
 
 class Broken(MemoryBackend):
     declared = msgspec.structs.replace(MemoryBackend.declared, backend="broken")
@@ -209,7 +209,11 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
         (["sqlite:///no/such/folder/x.db"], 2, "no/such/folder"),
         (["memory://", "--json", "--markdown"], 2, "choose one"),
         (["memory://", "--harness", "nowhere:Mine"], 2, "must be MODULE:CLASS, got 'nowhere:Mine'"),
-        (["memory://", "--harness", "multiq.memory:MemoryBackend"], 2, "must name a subclass of multiq.conformance"),
+        (
+            ["memory://", "--harness", "multiq.backend.memory:MemoryBackend"],
+            2,
+            "must name a subclass of multiq.conformance",
+        ),
         ([], 2, "missing argument 'URL|NAME'"),
     ],
 )

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiq.codec import (
+from multiq.envelope import (
     ENVELOPE_VERSION,
     MAX_BODY_DEFAULT,
     Envelope,

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiq.config import find_file, load_settings
 from multiq.errors import SettingsInvalid
-from multiq.settings import KEYS, Settings
-from multiq.url import parse_url
+from multiq.settings.loader import find_file, load_settings
+from multiq.settings.model import KEYS, Settings
+from multiq.settings.url import parse_url
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,19 +14,19 @@ import msgspec
 import pytest
 
 from multiq.backend import State
-from multiq.capabilities import Gap
+from multiq.backend.capabilities import Gap
+from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ConformanceNotInstalled, ManualHarness, Report, Row, UrlHarness, run
-from multiq.conformance.ledger import PARAGRAPHS
+from multiq.conformance.contract import PARAGRAPHS
 from multiq.conformance.planted import PLANTED
 from multiq.conformance.runner import run_harness
 from multiq.errors import BackendNotInstalled, MultiqError, OptionInvalid, UrlInvalid
-from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
 
 
 class MemoryHarness(ManualHarness):
@@ -281,7 +281,7 @@ def test_a_failure_shows_the_values_outside_of_a_test_run_too(tmp_path: Path) ->
 _INTERRUPTED = """\
 import os, signal, sys
 from multiq.conformance import run
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
 
 def interrupt(row, done, total):
     if done == 2:

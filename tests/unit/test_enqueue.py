@@ -23,9 +23,9 @@ from multiq import (
     Unsupported,
 )
 from multiq.backend import NewJob, State
-from multiq.capabilities import Gap
+from multiq.backend.capabilities import Gap
+from multiq.backend.memory import MemoryBackend
 from multiq.errors import EnqueuePartial
-from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

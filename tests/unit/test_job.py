@@ -13,9 +13,9 @@ import pytest
 import multiq
 from multiq import JobNotFound, JobReserved, JobSettled, LeaseLost, OptionInvalid, State
 from multiq.backend import PRIORITY_MAX
-from multiq.clock import ManualClock
+from multiq.backend.memory import MemoryBackend
+from multiq.driverkit.clock import ManualClock
 from multiq.job import describe
-from multiq.memory import MemoryBackend
 from multiq.options import REASON_MAX
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import pytest
 
 import multiq
 from multiq.backend import Ack, Bury, Release
-from multiq.log import JsonFormatter, TextFormatter, setup_logging
-from multiq.settings import LogSettings, Settings
-from multiq.worker.summary import Summary
+from multiq.logging import JsonFormatter, TextFormatter, setup_logging
+from multiq.settings.model import LogSettings, Settings
+from multiq.worker.monitoring.summary import Summary
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -97,7 +97,8 @@ def test_summaries_come_soon_at_first_and_then_ever_more_seldom() -> None:
     summary = Summary("host:1", settled, 8.0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "multiq.worker.summary.log_summary", lambda _who, _took, **counts: told.append((at, counts["done"]))
+            "multiq.worker.monitoring.summary.log_summary",
+            lambda _who, _took, **counts: told.append((at, counts["done"])),
         )
         began = time.monotonic()
         for second in range(1, 41):

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from multiq.log import JsonFormatter, TextFormatter
+from multiq.logging import JsonFormatter, TextFormatter
 
 FORGED = "2027-01-31 12:00:01.234 info    done      forged"
 RUDE = ["\x9b31m", "\u202e", "\x7f", "\ud800", "\x00", "\x1b[2J", "\u2028", "\u2066"]

@@ -10,11 +10,11 @@ import pytest
 
 import multiq
 from multiq.backend import Ack, NewJob
+from multiq.backend.memory import MemoryBackend
 from multiq.errors import NameInvalid, OptionInvalid
 from multiq.ids import new_id
-from multiq.memory import MemoryBackend
-from multiq.weights import read_queues
-from multiq.worker.policies import Shares, SharingConsumer, sharing
+from multiq.queue_weights import read_queues
+from multiq.worker.execution.fair_share import Shares, SharingConsumer, sharing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

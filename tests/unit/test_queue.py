@@ -29,8 +29,8 @@ from multiq import (
     State,
     Unsupported,
 )
+from multiq.backend.memory import MemoryBackend
 from multiq.enqueue import PATIENCE
-from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

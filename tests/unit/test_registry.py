@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq import UrlInvalid, open_backend
+from multiq.backend.memory import MemoryBackend
+from multiq.backend.registry import backends_with, installed, load_driver
 from multiq.errors import BackendNotInstalled
-from multiq.memory import MemoryBackend
-from multiq.registry import backends_with, installed, load_driver
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -75,7 +75,9 @@ def install(folder: Path, package: str, entry_points: str, **modules: str) -> No
 
 def ask(folder: Path, code: str) -> str:
     """What a fresh interpreter prints that has this folder among its packages."""
-    program = f"import sys; sys.path.insert(0, {str(folder)!r})\nimport multiq\nfrom multiq.registry import *\n{code}"
+    program = (
+        f"import sys; sys.path.insert(0, {str(folder)!r})\nimport multiq\nfrom multiq.backend.registry import *\n{code}"
+    )
     done = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     return done.stdout + done.stderr
 
@@ -89,7 +91,7 @@ except multiq.MultiqError as error:
 
 
 def test_a_third_party_s_driver_is_found_like_any_other(tmp_path: Path) -> None:
-    driver = "from multiq.memory import MemoryBackend\nclass KafkaBackend(MemoryBackend): pass\n"
+    driver = "from multiq.backend.memory import MemoryBackend\nclass KafkaBackend(MemoryBackend): pass\n"
     install(tmp_path, "multiq-kafka", "kafka = kafka_driver:KafkaBackend", kafka_driver=driver)
     assert ask(tmp_path, OPEN) == "memory\n"
     assert ask(tmp_path, "print('kafka' in installed())") == "True\n"
@@ -103,7 +105,7 @@ def test_a_driver_whose_client_library_is_missing_says_which(tmp_path: Path) -> 
 
 
 def test_two_packages_that_bring_one_name_are_told_apart_from_none(tmp_path: Path) -> None:
-    driver = "from multiq.memory import MemoryBackend as KafkaBackend\n"
+    driver = "from multiq.backend.memory import MemoryBackend as KafkaBackend\n"
     install(tmp_path / "multiq-kafka", "multiq-kafka", "kafka = one:KafkaBackend", one=driver)
     install(tmp_path / "other-kafka", "other-kafka", "kafka = other:KafkaBackend", other=driver)
     other = f"sys.path.insert(0, {str(tmp_path / 'other-kafka')!r})\n"

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from multiq import resolver
+from multiq.backend.registry import open_backend
+from multiq.driverkit import resolver
 from multiq.errors import BackendTimeout, BackendUnavailable
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multiq.errors import SettingsInvalid
-from multiq.settings import KEYS, LogSettings, Settings, WorkerSettings
+from multiq.settings.model import KEYS, LogSettings, Settings, WorkerSettings
 
 CANARY = "S3CR3T-canary"
 

@@ -10,7 +10,7 @@ import pytest
 
 import multiq
 from multiq import ArgumentsInvalid, NameInvalid, OptionInvalid, PayloadInvalid, PayloadTooLarge, State
-from multiq.codec import Envelope, decode_envelope
+from multiq.envelope import Envelope, decode_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.conformance.forks import ended_well, fork
-from multiq.tls import handshake, tls_context
+from multiq.driverkit.tls import handshake, tls_context
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from multiq.errors import UrlInvalid
-from multiq.passwords import password_of_file
-from multiq.url import Option, choice, parse_url, redact, seconds
+from multiq.settings.passwords import password_of_file
+from multiq.settings.url import Option, choice, parse_url, redact, seconds
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.vigil import Vigil
+from multiq.driverkit.spin import Vigil
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,11 +16,11 @@ import pytest
 from servers.mysql import MysqlServer
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.conformance import ManualHarness, suite
-from multiq.registry import open_backend
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.login import Login
+from multiq_mysql.dsn import Login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
