@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .report import Report, Row
     from .requirements import promise, requires, without
     from .runner import run
-    from .suite import suite
+    from .suites import suite
 
 __all__ = [
     "PLANTED", "ConformanceNotInstalled", "Harness", "ManualHarness", "Report", "Row", "Topic", "UrlHarness", "promise",

@@ -223,7 +223,7 @@ class _Collector:
 
     @staticmethod
     def _fits(word: str, item: pytest.Item, topic: str) -> bool:
-        from .suite import TOPICS, topic_name
+        from .suites import TOPICS, topic_name
 
         name = word.replace("_", "")
         if name in {topic_name(known).lower() for known in TOPICS}:

@@ -11,7 +11,7 @@ import pytest
 from multiq.backend.capabilities import POWERS
 from multiq.conformance.contract import ELSEWHERE, PARAGRAPHS
 from multiq.conformance.requirements import PROMISES, REQUIRES, WITHOUT, noted, promise, requires, without
-from multiq.conformance.suite import TOPICS, suite, topic_name
+from multiq.conformance.suites import TOPICS, suite, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
