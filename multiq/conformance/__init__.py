@@ -41,16 +41,16 @@ _HOMES = {
     "ManualHarness": "harness",
     "Report": "report",
     "Row": "report",
-    "Topic": "base",
+    "Topic": "case",
     "UrlHarness": "harness",
-    "promise": "marks",
-    "requires": "marks",
+    "promise": "requirements",
+    "requires": "requirements",
     "run": "runner",
-    "suite": "catalogue",
-    "without": "marks",
+    "suite": "suites",
+    "without": "requirements",
 }
 _EXTRA = ("pytest", "_pytest", "hypothesis")
-_WITH_ASSERTIONS = ("base", "threads", "topics")
+_WITH_ASSERTIONS = ("case", "threads", "topics")
 
 
 class ConformanceNotInstalled(MultiqError, ImportError):

@@ -182,10 +182,10 @@ class _Collector:
 
     def raise_if_stopped(self) -> None:
         """What ended the run before its end."""
+        if self._errors:  # first: pytest ends such a run as if it were interrupted
+            raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by
-        if self._errors:
-            raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
 
     # --- pytest's hooks ---
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend.memory import MemoryBackend
-from multiq.conformance import ManualHarness
+from multiq.conformance import ManualHarness, suite
 
 
 class MemoryHarness(ManualHarness):

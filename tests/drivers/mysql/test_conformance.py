@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 from servers.mysql import MysqlDatabases, MysqlServer, running
 
-from multiq.conformance import ManualHarness
+from multiq.conformance import ManualHarness, suite
 from multiq.conformance.proxy import Proxy
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend

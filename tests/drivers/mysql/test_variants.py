@@ -17,7 +17,7 @@ from servers.mysql import MysqlServer
 
 from multiq.backend import Ack, NewJob
 from multiq.backend.registry import open_backend
-from multiq.conformance import ManualHarness
+from multiq.conformance import ManualHarness, suite
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.dsn import Login

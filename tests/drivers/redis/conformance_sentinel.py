@@ -8,7 +8,7 @@ import pytest
 from servers.redis import SentinelTrio
 
 from multiq.backend.registry import open_backend
-from multiq.conformance import Harness
+from multiq.conformance import Harness, suite
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 
 from multiq.backend.registry import open_backend
-from multiq.conformance import Harness
+from multiq.conformance import Harness, suite
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer

@@ -8,7 +8,7 @@ import pytest
 from servers.redis import RedisServer
 
 from multiq.backend.registry import open_backend
-from multiq.conformance import Harness
+from multiq.conformance import Harness, suite
 from multiq.conformance.proxy import Proxy
 
 if TYPE_CHECKING:

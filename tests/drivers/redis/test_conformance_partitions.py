@@ -11,7 +11,7 @@ import pytest
 from servers.redis import RedisServer
 
 from multiq.backend.registry import open_backend
-from multiq.conformance import Harness
+from multiq.conformance import Harness, suite
 from multiq.conformance.topics.walk import WalkTests
 from multiq_redis import keys
 

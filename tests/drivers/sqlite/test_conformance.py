@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.conformance import ManualHarness
+from multiq.conformance import ManualHarness, suite
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
