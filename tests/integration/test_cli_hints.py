@@ -58,6 +58,7 @@ def test_kick_all(shell: Shell) -> None:
     assert "'some' is not a number of jobs: write it like 10, or all" in done.err
 
 
+@pytest.mark.long
 def test_top_names_its_queues_on_a_narrow_terminal(shell: Shell) -> None:
     _, out = Terminal(shell, "top", "--once", columns=40).end()
     assert "mail.notifications" in plain(out)
