@@ -3,7 +3,8 @@
 Each variant is a whole server, as its administrator may have set it up, and every session of ours begins with these
 defaults. Not each by itself: a server that is wrong in several ways at once takes no longer.
 
-``make test`` has one of them, with the random walks and the topics that its settings bear on; ``make test-long`` the rest.
+``make test`` has one of them, with the random walks and the topics that its settings bear on; ``make test-long`` has
+the rest.
 """
 
 from __future__ import annotations
