@@ -295,7 +295,7 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
         return call, {}
     if isinstance(call, dict):
         return (), call
-    raise ArgumentsInvalid(f"{shown(call)} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+    raise ArgumentsInvalid(f"enqueue_many takes tuples of arguments, or dicts of named ones, got {shown(call)}")
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
@@ -320,5 +320,5 @@ def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         return {}
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ArgumentsInvalid(f"header {shown(name)}: {shown(value)} is not text: headers are strings by name")
+            raise ArgumentsInvalid(f"headers must be strings by name, got {shown(name)}: {shown(value)}")
     return dict(headers)
