@@ -20,7 +20,7 @@ from bench_app import stamp
 from rich.console import Console
 from rich.table import Table
 
-from multiq.codec import ENVELOPE_VERSION, Envelope, encode_envelope
+from multiq.envelope import ENVELOPE_VERSION, Envelope, encode_envelope
 
 sys.path.append(str(Path(__file__).parent.parent / "tests"))
 

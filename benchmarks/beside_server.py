@@ -25,7 +25,7 @@ from beside import (
 from limits import limit_of
 
 from multiq.backend import NewJob
-from multiq.bench.place import PUT_AT_ONCE as BULK
+from multiq.bench.adapter import PUT_AT_ONCE as BULK
 from multiq.ids import new_id, new_ids
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from multiq.bench.place import Limit
+    from multiq.bench.adapter import Limit
 
 IDLE_SECONDS = 10
 _LOOK = 0.002  # seconds between two looks whether the queue is empty

@@ -15,12 +15,12 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from multiq.bench.contestants import load_bench
+from multiq.bench.targets import load_bench
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.place import Limit
+    from multiq.bench.adapter import Limit
 
 
 @contextmanager

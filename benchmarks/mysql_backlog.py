@@ -20,7 +20,7 @@ from beside import Figures, arguments, median_and_p99, report, timed
 from servers.mysql import MysqlServer
 
 from multiq.backend import Ack, Lease
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     import argparse
@@ -30,7 +30,7 @@ SETTINGS: dict[str, Any] = {"innodb_buffer_pool_size": "1G", "innodb_log_file_si
 TAKEN = 100  # jobs in a batch of who works them off
 _NEWCOMER = """
 import sys, time
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 with open_backend(sys.argv[1]) as backend, backend.consumer([sys.argv[2]]) as consumer:
     backend.stats("other")
     times = []

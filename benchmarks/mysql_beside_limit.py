@@ -21,9 +21,9 @@ from servers.mysql import MysqlServer
 from servers.process import until
 
 from multiq.backend import NewJob
-from multiq.codec import ENVELOPE_VERSION, Envelope, encode_envelope
+from multiq.backend.registry import open_backend
+from multiq.envelope import ENVELOPE_VERSION, Envelope, encode_envelope
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     import argparse

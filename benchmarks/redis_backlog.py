@@ -19,7 +19,7 @@ from beside import Figures, arguments, median_and_p99, report, timed
 from servers.redis import RedisServer
 
 from multiq.backend import Ack, Lease
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     import argparse

@@ -33,13 +33,13 @@ from beside import (
 )
 from limits import limit_of
 
-from multiq.bench.place import PUT_AT_ONCE as BATCH
+from multiq.bench.adapter import PUT_AT_ONCE as BATCH
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from multiq.bench.place import Limit
+    from multiq.bench.adapter import Limit
 
 
 def main() -> None:

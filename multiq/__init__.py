@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from . import errors, events
 from .app import App
 from .backend import JobRecord, QueueStats, State
-from .backoff import exponential, fixed, steps
+from .backend.registry import open_backend
 from .errors import (
     ArgumentsInvalid,
     BackendError,
@@ -44,8 +44,7 @@ from .errors import (
 )
 from .job import Job, JobContext, JobHandle, JobInfo, current_job
 from .queue import Queue
-from .registry import open_backend
-from .retry import BuryJob, ReleaseJob, SoftTimeout
+from .retry import BuryJob, ReleaseJob, SoftTimeout, exponential, fixed, steps
 from .settings import Settings
 from .task import Task
 
@@ -73,6 +72,6 @@ def __getattr__(name: str) -> object:
 
 
 if "MULTIQ_ROLLED" in os.environ:  # a worker has begun this program anew, with signals blocked
-    from .worker import rolling
+    from .worker.processes import reload
 
-    rolling.note_signals()
+    reload.note_signals()

@@ -10,26 +10,25 @@ from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
-from .backoff import DEFAULT, to_backoff
-from .config import load_settings
+from .backend.registry import open_backend
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
-from .names import check_name
-from .options import check_count, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .queue import Queue
-from .registry import open_backend
-from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
+from .retry import DEFAULT, MAX_CRASHES_DEFAULT, RetryPolicy, to_backoff
+from .settings.loader import load_settings
 from .task import CallOptions, Task
+from .validation import check_count, check_name, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self, Unpack
 
     from .backend import Backend
-    from .backoff import Backoff
     from .events import E
     from .job import JobContext
-    from .settings import Settings
+    from .retry import Backoff
+    from .settings.model import Settings
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -110,7 +109,7 @@ class App:
         *on_retry* with the job and the error when it is to run again, *on_failure* when it
         is buried.
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` if it is not a function.
         """
 
         _check_options(options)
@@ -142,12 +141,13 @@ class App:
 
         It is called with the job's context. What the job raises is raised at the ``yield``: one that swallows it makes
         the job a success. What it raises by itself before fails the job. An async generator function is for coroutines
-        only. The first one registered is the outermost. Raises ``ArgumentsInvalid`` for what is no generator function.
+        only. The first one registered is the outermost. Raises ``ArgumentsInvalid`` if it is not a generator function.
         """
         is_async = inspect.isasyncgenfunction(function)
         if not is_async and not inspect.isgeneratorfunction(function):
             raise ArgumentsInvalid(
-                f"{_place(function)} is no generator function: middleware does its work before and after one yield"
+                "middleware must be a generator function, with its work before and after one yield, got "
+                f"{_place(function)}"
             )
         self.around.append((is_async, asynccontextmanager(function) if is_async else contextmanager(function)))
         return function
@@ -194,7 +194,7 @@ class App:
         self.close()
 
     def __repr__(self) -> str:
-        from .url import redact
+        from .settings.url import redact
 
         return f"App({redact(self.url)!r}, {len(self.tasks)} tasks)"
 
@@ -266,28 +266,28 @@ def _check_options(options: dict[str, Any]) -> None:
         if name not in known:
             close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
             which = f"did you mean {close}?" if close else f"there are: {', '.join(known)}"
-            raise OptionInvalid(f"{name}={shown(value)} is no option of a task: {which}")
+            raise OptionInvalid(f"unknown task option {name}={shown(value)}: {which}")
 
 
 def _check_function(function: Callable[..., Any]) -> None:
     if not callable(function):
-        raise ArgumentsInvalid(f"{shown(function)} is no function: only functions can be tasks")
+        raise ArgumentsInvalid(f"a task must be a function, got {shown(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentsInvalid(
-            f"{_place(function)} is a generator, which does nothing when it is called: return a list"
+            f"a task must return a list, not be a generator, which does nothing when called, got {_place(function)}"
         )
     try:
         inspect.signature(function)
     except (ValueError, TypeError) as exc:
         raise ArgumentsInvalid(
-            f"nobody can tell which arguments {_place(function)} takes ({exc}): make it a function of your own"
+            f"the arguments of {_place(function)} cannot be found out ({exc}): call it from a function of your own"
         ) from exc
 
 
 def _own_name(function: Callable[..., Any]) -> str:
     name: str | None = getattr(function, "__name__", None)
     if name is None or name == "<lambda>":
-        raise NameInvalid(f"{_place(function)} has no name of its own, and a task needs one: @app.task(name=...)")
+        raise NameInvalid(f"a task must have a name, and {_place(function)} has none: @app.task(name=...)")
     return name
 
 
@@ -299,7 +299,7 @@ def _check_flag(value: bool, name: str) -> bool:
 
 def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
     if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-        raise OptionInvalid(f"{name}={shown(hook)} is no plain function: it is called, and not awaited")
+        raise OptionInvalid(f"{name} must be a plain function, as it is called and not awaited, got {shown(hook)}")
 
 
 class _Opening:

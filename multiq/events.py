@@ -20,7 +20,7 @@ import msgspec
 if TYPE_CHECKING:
     import asyncio
 
-    from .background import Background
+    from .async_subscribers import Background
     from .job import JobContext
 
 _log = logging.getLogger("multiq.events")
@@ -159,7 +159,7 @@ class Events:
         self.listeners = _Listeners(self._subscribers)
         """Whom an event is told, by its type. None of them: it need not be made."""
         self.logged = False
-        """Whether ``multiq.log`` listens already."""
+        """Whether ``multiq.logging`` listens already."""
         self._background: Background | None = None  # as long as no subscriber is a coroutine function
         self._stays: list[Stay] = []
         self._default: Stay | None = None
@@ -199,7 +199,7 @@ class Events:
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Tell of an event without waiting for its coroutine."""
-        from .background import Background  # asyncio is not for who never needs it
+        from .async_subscribers import Background  # asyncio is not for who never needs it
 
         background = self._background = self._background or Background(self._stays)
         return lambda event: background.start(subscriber, event)

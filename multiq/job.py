@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
-from .backoff import DEFAULT
-from .codec import decode_json
+from .envelope import decode_json
 from .errors import JobNotFound, JobSettled
-from .notices import Notice, waiting
-from .options import check_delay, check_priority, check_reason
+from .retry import DEFAULT
+from .time_limit_notices import Notice, waiting
+from .validation import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
     import asyncio
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from .backend import Backend, Verdict
-    from .codec import Envelope
+    from .envelope import Envelope
     from .queue import Desk
 
 

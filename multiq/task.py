@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar
 import msgspec
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
-from .codec import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .enqueue import put, put_one
+from .envelope import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .errors import ArgumentsInvalid, OptionInvalid
-from .names import check_name
-from .options import check_count, check_delay, check_new_id, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .retry import RetryPolicy, tighter
+from .validation import check_count, check_delay, check_name, check_new_id, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -295,7 +295,7 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
         return call, {}
     if isinstance(call, dict):
         return (), call
-    raise ArgumentsInvalid(f"{shown(call)} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+    raise ArgumentsInvalid(f"enqueue_many takes tuples of arguments, or dicts of named ones, got {shown(call)}")
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
@@ -320,5 +320,5 @@ def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         return {}
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ArgumentsInvalid(f"header {shown(name)}: {shown(value)} is not text: headers are strings by name")
+            raise ArgumentsInvalid(f"headers must be strings by name, got {shown(name)}: {shown(value)}")
     return dict(headers)

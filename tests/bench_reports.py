@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from hdrh.histogram import HdrHistogram
 
-from multiq.bench.place import Durability
+from multiq.bench.adapter import Durability
 from multiq.bench.report import (
     VERSION,
     Accounting,

@@ -25,28 +25,27 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, Page, State
-from multiq.capabilities import Capabilities, Gap
+from multiq.backend import Backend, Page, State, check_state, check_states
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.replies import BACKEND_VERBS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
-from multiq.guard import BACKEND_VERBS, guarded
-from multiq.options import check_state, check_states
-from multiq.url import Option, seconds
+from multiq.settings.url import Option, seconds
 
+from .admin import Manager
 from .consumer import BeanstalkConsumer
 from .doctor import examine
-from .failures import refused
-from .jobs import MIN_TTR
-from .managing import Manager
-from .pausing import Keeper
-from .producing import enqueue
-from .wires import Wires
+from .enqueue import enqueue
+from .errors import refused
+from .pause import Keeper
+from .pool import Wires
+from .records import MIN_TTR
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob, QueueStats
-    from multiq.sockets import Address
-    from multiq.url import BackendUrl
+    from multiq.driverkit.net import Address
+    from multiq.settings.url import BackendUrl
 
 _PORT = 11300
 _MOST_BODY = 65535  # bytes, as servers come

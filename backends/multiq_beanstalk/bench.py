@@ -6,23 +6,23 @@ import time
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from multiq.bench.place import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Bench, Counters, Durability, Place
 from multiq.bench.servers import HOST, Server, free_port, resident_bytes
 from multiq.ids import new_id
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 
 from .backend import BeanstalkBackend, address_of
+from .baseline import BeanstalkLimit
 from .connection import open_wire
 from .doctor import look, pairs, survives
-from .failures import FAILURES
-from .wires import Wires
-from .yardstick import BeanstalkLimit
+from .errors import FAILURES
+from .pool import Wires
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from multiq.bench.place import Limit, Profile
+    from multiq.bench.adapter import Limit, Profile
 
     from .doctor import Server as Looked
 

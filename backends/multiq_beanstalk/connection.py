@@ -13,13 +13,13 @@ import socket
 import struct
 from typing import TYPE_CHECKING, TypeAlias
 
-from multiq.sockets import connect, time_left
-from multiq.vigil import Vigil
+from multiq.driverkit.net import connect, time_left
+from multiq.driverkit.spin import Vigil
 
 if TYPE_CHECKING:
-    from multiq.sockets import Address
+    from multiq.driverkit.net import Address
 
-    from .facts import Facts
+    from .server_info import Facts
 
 Reply: TypeAlias = "tuple[bytes, bytes]"
 """The line without its end, and the body that came with it, if any."""

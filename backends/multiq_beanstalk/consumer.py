@@ -11,17 +11,17 @@ import time
 from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, Consumer, Touch
+from multiq.driverkit.fork import forks
+from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, BackendTimeout
-from multiq.forks import forks
-from multiq.guard import guarded
 
 from .clock import now
-from .facts import tube_facts
-from .failures import FAILURES, explain, refused
-from .holding import Holding
-from .jobs import NOTHING_READY, RESERVE, Reserved
-from .parallel import Parallel
-from .trade import DONE, STRANDED, OutOfReach, Said, Trade, command
+from .errors import FAILURES, explain, refused
+from .exchange import DONE, STRANDED, OutOfReach, Said, Trade, command
+from .leases import Holding
+from .multiplex import Parallel
+from .records import NOTHING_READY, RESERVE, Reserved
+from .server_info import tube_facts
 from .waiting import Waiter
 
 if TYPE_CHECKING:
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
     from .connection import Reply, Wire
-    from .parallel import Steps
-    from .wires import Wires
+    from .multiplex import Steps
+    from .pool import Wires
 
 _log = logging.getLogger("multiq.beanstalk")
 

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from multiq.backend import Finding
 
-from .machine import is_loopback, listening_on, options_of_process
+from .local_process import is_loopback, listening_on, options_of_process
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from multiq.bench.place import Survives
+    from multiq.bench.adapter import Survives
 
 Ask: TypeAlias = Callable[[bytes], bytes | None]
 """Sends a command; the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""

@@ -11,15 +11,15 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from multiq.ear import Ear
+from multiq.driverkit.wakeup import Ear
 
 from .clock import now
-from .failures import FAILURES, explain, refused
-from .jobs import NOTHING_READY, Reserved
+from .errors import FAILURES, explain, refused
+from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:
     from .connection import Wire
-    from .wires import Wires
+    from .pool import Wires
 
 _LONGEST = 60  # seconds that one command waits
 _ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole ones

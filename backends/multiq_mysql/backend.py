@@ -29,18 +29,19 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
-from multiq.capabilities import Capabilities, Gap
+from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.replies import BACKEND_VERBS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
-from multiq.guard import BACKEND_VERBS, guarded
-from multiq.options import check_state, check_states
-from multiq.url import Option, seconds
+from multiq.settings.url import Option, seconds
 
-from .callers import CallersTransaction
 from .connection import Database
 from .consumer import MysqlConsumer
-from .failures import is_unsent
-from .jobs import (
+from .dsn import OPTIONS, Login
+from .errors import is_unsent
+from .external_transaction import CallersTransaction
+from .receipts import CHANGED
+from .records import (
     AGAIN,
     BURIED,
     DELAYED,
@@ -57,16 +58,14 @@ from .jobs import (
     promote,
     text_of,
 )
-from .login import OPTIONS, Login
-from .receipts import CHANGED
 from .statements import Sql, render
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord
-    from multiq.clock import Clock
-    from multiq.url import BackendUrl
+    from multiq.driverkit.clock import Clock
+    from multiq.settings.url import BackendUrl
 
     from .connection import Session
 

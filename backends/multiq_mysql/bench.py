@@ -17,22 +17,22 @@ import pymysql
 from pymysql.constants import ER
 
 from multiq.bench import servers
-from multiq.bench.place import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Bench, Counters, Durability, Place
 from multiq.bench.servers import HOST, ServerFailed, cpu_seconds, free_port, resident_bytes
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 
 from .backend import MysqlBackend
+from .baseline import MysqlLimit
 from .doctor import name_and_version, survives
-from .failures import explain
-from .login import Login
-from .yardstick import MysqlLimit
+from .dsn import Login
+from .errors import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from pymysql.connections import Connection
 
-    from multiq.bench.place import Limit, Profile
+    from multiq.bench.adapter import Limit, Profile
 
 _PACKAGE = "mariadb-server"
 _DATABASE = "multiq_bench"

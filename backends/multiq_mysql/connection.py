@@ -32,19 +32,19 @@ from pymysql.constants import CLIENT
 from multiq.errors import MultiqError
 
 from . import receipts, schema
-from .failures import GARBLED, READ_ONLY, code_of, explain, is_lost, malformed
+from .deadlock_retry import REPLAYED, Replays
+from .errors import GARBLED, READ_ONLY, code_of, explain, is_lost, malformed
 from .receipts import Book
-from .replay import REPLAYED, Replays
 from .statements import NOW, TRUE_NOW, Sql
-from .timed import end_at, patience
+from .timed_socket import end_at, patience
 from .waiting import watch_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiq.clock import Clock
+    from multiq.driverkit.clock import Clock
 
-    from .login import Login
+    from .dsn import Login
     from .receipts import Proof, Ticket
     from .waiting import Watch
 

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
+from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
-from multiq.guard import guarded
 
-from .floors import BOTTOM, BUSY, IDLE, NOTHING
-from .jobs import AGAIN, READY, SECOND, due, promoted, unhexed
-from .settling import Batch, Doubts
+from .records import AGAIN, READY, SECOND, due, promoted, unhexed
+from .scan_window import BOTTOM, BUSY, IDLE, NOTHING
+from .settle import Batch, Doubts
 from .statements import render, rendered
 from .waiting import Question
 
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
     from .connection import Answer, Database, Session
-    from .floors import Lane
-    from .jobs import Outlook
+    from .records import Outlook
+    from .scan_window import Lane
     from .statements import Sql
 
 _START_CLOCK = "SET @multiq_at = SYSDATE(6)"

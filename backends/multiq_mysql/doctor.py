@@ -18,8 +18,8 @@ from multiq.backend import Finding
 from multiq.errors import BackendCorrupt
 
 from . import schema
-from .failures import explain
-from .jobs import body_limit
+from .errors import explain
+from .records import body_limit
 from .waiting import IDLE_POLL
 
 if TYPE_CHECKING:
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 
     from pymysql.connections import Connection
 
-    from multiq.bench.place import Survives
+    from multiq.bench.adapter import Survives
 
-    from .login import Login
+    from .dsn import Login
 
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes a few round trips per batch of jobs

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import pymysql
 
 from multiq.backend import Schema, SchemaState
+from multiq.driverkit.replies import guarded
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
-from multiq.guard import guarded
 
-from .failures import explain
-from .timed import end_at
+from .errors import explain
+from .timed_socket import end_at
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pymysql.connections import Connection
 
-    from .login import Login
+    from .dsn import Login
 
 _MIGRATIONS = importlib.resources.files(__package__) / "migrations"
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")

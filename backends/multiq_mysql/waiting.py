@@ -13,15 +13,15 @@ import time
 import weakref
 from typing import TYPE_CHECKING
 
-from .floors import BOTTOM, BUSY, IDLE, NOTHING, POLL, Floors
-from .jobs import SECOND, look, outlooks
+from .records import SECOND, look, outlooks
+from .scan_window import BOTTOM, BUSY, IDLE, NOTHING, POLL, Floors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .connection import Connection, Database
-    from .floors import Bottom
-    from .jobs import Outlook
+    from .records import Outlook
+    from .scan_window import Bottom
     from .statements import Sql
 
 IDLE_POLL = 0.047  # seconds between two looks of an idle process: another process's job is at most about this late

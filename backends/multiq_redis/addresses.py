@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.tls import tls_context
 from multiq.errors import UrlInvalid
-from multiq.tls import tls_context
 
-from .login import Login
-from .servers import ClusterServers, OneServer, SentinelServers
+from .dsn import Login
+from .topology import ClusterServers, OneServer, SentinelServers
 
 if TYPE_CHECKING:
     import ssl
 
-    from multiq.url import BackendUrl
+    from multiq.settings.url import BackendUrl
 
-    from .servers import Servers
+    from .topology import Servers
 
 _PORT = 6379
 _SENTINEL_PORT = 26379

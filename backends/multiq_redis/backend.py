@@ -29,33 +29,32 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, QueueStats, State
-from multiq.capabilities import Capabilities, Gap
+from multiq.backend import Backend, QueueStats, State, check_state, check_states
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.replies import BACKEND_VERBS
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
-from multiq.guard import BACKEND_VERBS
-from multiq.options import check_state, check_states
-from multiq.url import Option, choice, seconds
+from multiq.settings.url import Option, choice, seconds
 
 from . import keys
 from .addresses import servers_of
-from .caller import Callers
+from .client import Callers
 from .consumer import RedisConsumer
 from .doctor import examine
-from .facts import Facts
-from .guard import guarded
-from .jobs import MICROSECOND, microseconds, new_job, pack_id, peeked
-from .lines import Lines, how_many
+from .enqueue import enqueue_batch, uncertain
 from .listing import list_jobs, promote_all
-from .producing import enqueue_batch, uncertain
-from .servers import shown
+from .partitions import Lines, how_many
+from .records import MICROSECOND, microseconds, new_job, pack_id, peeked
+from .replies import guarded
+from .server_info import Facts
+from .topology import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob, Page
-    from multiq.url import BackendUrl
+    from multiq.settings.url import BackendUrl
 
-    from .servers import Servers
+    from .topology import Servers
 
 _SLICE = 500  # jobs that one script kicks or purges: a few milliseconds of the server
 _SCANNED_AT_ONCE = 1000  # keys

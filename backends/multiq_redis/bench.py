@@ -8,29 +8,29 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from multiq.bench.place import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Bench, Counters, Durability, Place
 from multiq.bench.servers import HOST, Server, free_port
 from multiq.ids import new_id
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 
 from . import keys
 from .addresses import servers_of
 from .backend import RedisBackend
+from .baseline import RedisLimit
+from .connection import open_wire, pack
 from .doctor import pairs, settings, survives
-from .failures import FAILURES, explain
-from .login import Login
-from .servers import shown
-from .wire import open_wire, pack
-from .yardstick import RedisLimit
+from .dsn import Login
+from .errors import FAILURES, explain
+from .topology import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from multiq.bench.place import Limit, Profile, Survives
-    from multiq.sockets import Address
+    from multiq.bench.adapter import Limit, Profile, Survives
+    from multiq.driverkit.net import Address
 
-    from .wire import Wire, Word
+    from .connection import Wire, Word
 
 _PROFILES = {
     "fast": {"appendonly": "no"},

@@ -7,25 +7,25 @@ import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from multiq.backend import Consumer, Touch
+from multiq.driverkit.fork import forks
 from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
-from multiq.forks import forks
 
-from .guard import guarded
-from .jobs import MICROSECOND, fence, leases, line_of, pack_ids
-from .lines import MOST
-from .resting import Resting
-from .sleeper import Sleeper
-from .together import call_together
+from .node_backoff import Resting
+from .partitions import MOST
+from .pipeline import call_together
+from .records import MICROSECOND, fence, leases, line_of, pack_ids
+from .replies import guarded
 from .verdicts import details
+from .waiting import Sleeper
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import Lease, Verdict
 
-    from .caller import Call, Callers
-    from .lines import Lines
-    from .wire import Word
+    from .client import Call, Callers
+    from .connection import Word
+    from .partitions import Lines
 
 _LOOK_LATE = 1.0  # seconds: without a bell, the queues are looked at so much later, where a call ends then anyway
 _HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/bell.lua

@@ -15,18 +15,18 @@ import hiredis
 
 from multiq.backend import Finding
 
-from .failures import FAILURES, explain
-from .servers import shown
-from .wire import OLDEST, pack
+from .connection import OLDEST, pack
+from .errors import FAILURES, explain
+from .topology import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from multiq.bench.place import Survives
-    from multiq.sockets import Address
+    from multiq.bench.adapter import Survives
+    from multiq.driverkit.net import Address
 
-    from .servers import Servers
-    from .wire import Wire, Word
+    from .connection import Wire, Word
+    from .topology import Servers
 
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs

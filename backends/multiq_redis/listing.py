@@ -12,16 +12,16 @@ from multiq.backend import Page, State
 from multiq.errors import BackendUnavailable, OptionInvalid
 
 from . import keys
-from .failures import REFUSES_WRITES, code_of
-from .jobs import listed
-from .lines import MOST
+from .errors import REFUSES_WRITES, code_of
+from .partitions import MOST
+from .records import listed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from multiq.backend import JobRecord
 
-    from .caller import Callers
+    from .client import Callers
 
 _SLICE = 500  # jobs that one script lists: a few milliseconds of the server
 _MOST_PARTS = 3 * MOST

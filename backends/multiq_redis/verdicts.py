@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Release, Touch
 
-from .jobs import microseconds
+from .records import microseconds
 
 if TYPE_CHECKING:
     from multiq.backend import Verdict

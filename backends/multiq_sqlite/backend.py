@@ -24,19 +24,19 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
-from multiq.capabilities import Capabilities, Gap
-from multiq.clock import SECOND, nanoseconds
+from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
-from multiq.options import check_state, check_states
-from multiq.url import Option, choice, seconds
+from multiq.settings.url import Option, choice, seconds
 
-from .callers import CallersTransaction
 from .connection import MAX_BODY, Database
 from .consumer import SqliteConsumer
 from .doctor import examine
-from .failures import Unreadable
-from .jobs import (
+from .errors import Unreadable
+from .external_transaction import CallersTransaction
+from .malformed import readably
+from .records import (
     BREATH,
     READY,
     RESERVED,
@@ -53,14 +53,13 @@ from .jobs import (
     promote,
     size_of,
 )
-from .malformed import readably
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from multiq.backend import Finding, JobRecord, NewJob
-    from multiq.clock import Clock
-    from multiq.url import BackendUrl
+    from multiq.driverkit.clock import Clock
+    from multiq.settings.url import BackendUrl
 
     from .connection import Transaction
 

@@ -7,17 +7,17 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.place import Bench, Durability, Place
-from multiq.url import parse_url
+from multiq.bench.adapter import Bench, Durability, Place
+from multiq.settings.url import parse_url
 
 from .backend import SqliteBackend
+from .baseline import SqliteLimit
 from .doctor import survives
-from .yardstick import SqliteLimit
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.place import Limit, Profile
+    from multiq.bench.adapter import Limit, Profile
 
 _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 

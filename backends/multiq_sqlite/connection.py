@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import opening
-from .bell import Bell, bell_of
-from .failures import explain, is_busy, patiently
-from .space import Space
+from .disk_space import Space
+from .errors import explain, is_busy, patiently
 from .statements import statement
+from .wakeup import Bell, bell_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

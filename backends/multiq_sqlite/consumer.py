@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import msgspec
 
 from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Lease, Release, Touch
-from multiq.clock import SECOND
+from multiq.driverkit.clock import SECOND
 from multiq.errors import LeaseLost, MultiqError
 
-from .failures import Unreadable
-from .jobs import BREATH, as_json, clean, due, look, look_inside, promote, unpacked
+from .errors import Unreadable
 from .malformed import LONGEST_TTR, MOST_COUNTED, readably
+from .records import BREATH, as_json, clean, due, look, look_inside, promote, unpacked
 from .waiting import Lookout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import Verdict
-    from multiq.clock import Clock
+    from multiq.driverkit.clock import Clock
 
     from .connection import Database, Transaction
-    from .jobs import Outlook
+    from .records import Outlook
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever the signs say, and with them which file it is
 _LOOKS_SHARE = 4  # a nap is at least so many looks long: beside somebody else's busy queue few of them find anything

@@ -14,13 +14,13 @@ from multiq.backend import Finding
 from multiq.errors import BackendCorrupt
 
 from . import opening, schema
-from .failures import explain
-from .space import KEPT_BACK
+from .disk_space import KEPT_BACK
+from .errors import explain
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.place import Survives
+    from multiq.bench.adapter import Survives
 
     from .connection import Database
 

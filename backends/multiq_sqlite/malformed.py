@@ -11,14 +11,14 @@ import secrets
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, TTR_DEFAULT
-from multiq.clock import SECOND
+from multiq.driverkit.clock import SECOND
 
-from .failures import Unreadable
+from .errors import Unreadable
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiq.clock import Clock
+    from multiq.driverkit.clock import Clock
 
     from .connection import Connection, Database, Transaction
 

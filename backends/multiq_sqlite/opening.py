@@ -14,7 +14,7 @@ from typing import TypeAlias
 from multiq.errors import BackendNotInstalled, BackendUnavailable, UrlInvalid
 
 from . import schema
-from .failures import patiently
+from .errors import patiently
 from .statements import script
 
 _STATEMENTS_KEPT = 128  # prepared statements per connection

@@ -12,7 +12,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from .watch import LogWatch
+from .file_watch import LogWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from multiq import App, current_job
 from multiq.errors import ArgumentsInvalid
 from multiq.events import WorkerStarted, WorkerStopped
-from multiq.settings import Settings
+from multiq.settings.model import Settings
 
-from .journal import Journal
+from .run_log import Journal
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ from xml.etree import ElementTree as ET
 
 from hdrh.histogram import HdrHistogram
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .figures import label, number, share_of_limit, summary
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 import msgspec
 
 from multiq.errors import MultiqError
-from multiq.text import many
+from multiq.formatting import many
 
 from .figures import label, when
 from .report import Metric  # noqa: TC001 - msgspec looks it up

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from multiq.text import duration, many, safe
+from multiq.formatting import duration, many, safe
 
 from . import charts
 from .figures import (

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from multiq.ids import new_id
 
-from .place import Bench, Durability, Place
+from .adapter import Bench, Durability, Place
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from .place import Profile
+    from .adapter import Profile
 
 
 class MemoryPlace(Place):

@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from multiq.backend import STORED_STATES, Ack, Backend, Bury, Consumer, GiveBack, NewJob, QueueStats
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from multiq.backend import JobRecord, Lease, Page, State, Verdict
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
     from multiq.errors import LeaseLost
 
 _KEPT_BACK = 10  # of so many jobs, one is handed out

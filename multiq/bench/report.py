@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from .place import Durability  # noqa: TC001 - msgspec looks it up
+from .adapter import Durability  # noqa: TC001 - msgspec looks it up
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,13 +14,13 @@ import msgspec
 from multiq import __version__
 from multiq.job import describe
 
-from . import hands
-from .accounting import account
+from . import processes
+from .adapter import Profile  # noqa: TC001 - msgspec looks it up
 from .app import BenchApp
-from .contestants import PLANTED
-from .place import Profile  # noqa: TC001 - msgspec looks it up
 from .report import VERSION, Contestant, Report, Result, Sample
-from .stage import Stage
+from .scenario import Stage
+from .targets import PLANTED
+from .verification import account
 from .work import enqueue_in_bulk, leanest
 from .workloads import WORKLOADS, Outcome, Unfit
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from .contestants import Entrant
     from .environment import Meter
     from .report import Accounting
+    from .targets import Entrant
     from .workloads import Variant, Workload
 
 _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
@@ -135,7 +135,7 @@ class _Race:
         self._samples: dict[tuple[str, str, str], list[Sample]] = {}
         self._unfit: dict[tuple[str, str, str], str] = {}
         self._limits: dict[tuple[str, str], list[float]] = {}
-        hands.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
+        processes.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
         self.warm_ups: list[Result] = []
         for entrant in entrants:
             self._say("warming up", entrant)
@@ -276,7 +276,7 @@ class _Race:
                 continue
             self._say("the limit", entrant)
             scale = 1 if self._options.is_quick else 10
-            with hands.Hands(entrant.url, are_processes=True) as own:
+            with processes.Hands(entrant.url, are_processes=True) as own:
                 hand = own.take(leanest, entrant.backend, 300 * scale, 2_000 * scale)
                 hand.go()
                 for name, speed in hand.result(120.0).result.items():

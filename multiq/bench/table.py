@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from multiq.text import duration, many, safe
+from multiq.formatting import duration, many, safe
 
 from .figures import (
     UNKNOWN,

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from multiq.backend import Ack
-from multiq.codec import ENVELOPE_VERSION, Envelope, decode_envelope, encode_envelope
+from multiq.envelope import ENVELOPE_VERSION, Envelope, decode_envelope, encode_envelope
 
-from .accounting import Sent
-from .contestants import load_bench
-from .journal import Run
-from .place import PUT_AT_ONCE
+from .adapter import PUT_AT_ONCE
+from .run_log import Run
+from .targets import load_bench
+from .verification import Sent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

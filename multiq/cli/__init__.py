@@ -11,8 +11,8 @@ from .options import connection_option, traceback_option, verbose_option
 
 #: what ``multiq --help`` lists, in its order: section -> command -> module of this package
 SECTIONS = {
-    "Run and feed": {"worker": "work", "enqueue": "produce"},
-    "Look": {"stats": "look", "jobs": "look", "peek": "look", "top": "top", "health": "health"},
+    "Run and feed": {"worker": "worker", "enqueue": "enqueue"},
+    "Look": {"stats": "inspect", "jobs": "inspect", "peek": "inspect", "top": "top", "health": "health"},
     "Change": {
         "kick": "manage",
         "delete": "manage",
@@ -20,15 +20,15 @@ SECTIONS = {
         "pause": "manage",
         "resume": "manage",
         "purge": "manage",
-        "down": "tell",
-        "up": "tell",
-        "restart": "tell",
+        "down": "control",
+        "up": "control",
+        "restart": "control",
     },
     "Prove": {
         "doctor": "doctor",
         "schema": "schema",
-        "backends": "prove",
-        "conformance": "conform",
+        "backends": "backends",
+        "conformance": "conformance",
         "bench": "bench",
         "soak": "soak",
         "demo": "demo",
@@ -42,7 +42,7 @@ SECTIONS = {
     package=__name__,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 cannot be asked like this, 3 not found, 4 being run, 5 unsupported, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 being run, 5 unsupported, "
     "6 promise broken, 130 stopped.",
 )
 @click.version_option(__version__, prog_name="multiq")

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import click
 
 from multiq.app import App
-from multiq.config import find_file, load_settings
 from multiq.errors import JobNotFound, MultiqError, OptionInvalid
+from multiq.settings.loader import find_file, load_settings
 
 from .options import chosen_connection
 
@@ -70,7 +70,7 @@ def default_app() -> str:
 
 def visible_queues(app: App) -> list[str]:
     """All queues that are somebody's, and not the ones in which workers are told things."""
-    from multiq.control import CONTROL_QUEUES
+    from multiq.control.flags import CONTROL_QUEUES
 
     return [name for name in app.backend.queues() if name not in CONTROL_QUEUES]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import many
+from multiq.formatting import many
 
 from .exits import BROKEN, FAILED, OK, UNSURE
 from .options import traceback_option
@@ -18,8 +18,8 @@ from .output import Column, note, print_json, show, table
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from multiq.bench.adapter import Profile
     from multiq.bench.compare import Comparison
-    from multiq.bench.place import Profile
     from multiq.bench.report import Report
     from multiq.bench.runner import Listener, Options
     from multiq.bench.workloads import Workload
@@ -28,14 +28,14 @@ _REPEATS_QUICK, _REPEATS = 2, 5
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no journal is ever written to a disk
 
 
-@click.command(short_help="Set backends side by side: speed, with proof.")
+@click.command(short_help="Compare backends: speed, with every job accounted for.")
 @click.argument("given", nargs=-1, metavar="NAME|URL...")
 @click.option(
     "--profile",
     type=click.Choice(["durable", "fast"]),
     default="durable",
     show_default=True,
-    help="What servers of our own keep: all that is acknowledged, or what a crash leaves.",
+    help="How durable the servers that it starts are: all that is acknowledged, or what a crash leaves.",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
 @click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")
@@ -144,7 +144,7 @@ def _list(options: Options) -> None:
 
 def _run(given: Sequence[str], options: Options) -> Report:
     """Servers, folders and all; nothing of it is left, however this ends."""
-    from multiq.bench import contestants, environment, runner, servers
+    from multiq.bench import environment, runner, servers, targets
 
     seconds = runner.estimate(options, len(given))
     note(f"{many(len(given), 'contestant')}, {many(options.repeats, 'repeat')}: this takes about {_minutes(seconds)}")
@@ -153,7 +153,7 @@ def _run(given: Sequence[str], options: Options) -> Report:
         journals = stack.enter_context(servers.temporary_folder(_IN_MEMORY if _IN_MEMORY.is_dir() else None))
         tell = stack.enter_context(_progress(seconds))
         tell("starting servers", "", 0)
-        entrants = stack.enter_context(contestants.enter(given, options.profile, folder))
+        entrants = stack.enter_context(targets.enter(given, options.profile, folder))
         setting = runner.Setting(entrants, journals, environment.Meter(), environment.describe(folder))
         return runner.run(setting, options, tell)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .exits import FAILED, OK
 from .options import json_option, traceback_option

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 import multiq
-from multiq.settings import DEFAULT_URL
+from multiq.settings.model import DEFAULT_URL
 
 URL = "MULTIQ_URL"
 LEDGER = "MULTIQ_DEMO_LEDGER"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yellow"}
 
 
-@click.command(short_help="Ask whether a backend is fit for jobs.")
+@click.command(short_help="Check whether a server is set up for jobs.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def doctor(target: str | None, as_json: bool) -> int:
@@ -32,7 +32,7 @@ def doctor(target: str | None, as_json: bool) -> int:
     nothing is promised. Exits with 1 if anything is bad.
     """
     from multiq.app import App
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     with App(target or chosen_connection()) as app:
         place = redact(app.url)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import click
 
 from multiq import errors
-from multiq.text import safe
+from multiq.formatting import safe
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

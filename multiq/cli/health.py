@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from multiq.text import duration, safe
+from multiq.formatting import duration, safe
 
 from .exits import FAILED, OK
 from .options import Duration, json_option, traceback_option
@@ -19,7 +19,7 @@ from .output import say
 _LARGEST = 1 << 20  # bytes
 
 
-@click.command(short_help="Tell whether the worker of a health file is well.")
+@click.command(short_help="Check a worker's health file.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
     "--max-age",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import safe
+from multiq.formatting import safe
 
 from .exits import FAILED, OK
 from .options import chosen_connection, common_options, connection_option, traceback_option, verbose_option
@@ -24,7 +24,7 @@ _MEANING = {
 }
 
 
-@click.group(short_help="Bring up a database's tables.", invoke_without_command=True)
+@click.group(short_help="Create or upgrade a database's tables.", invoke_without_command=True)
 @connection_option
 @verbose_option
 @traceback_option
@@ -74,7 +74,7 @@ def show_sql(target: str | None, since: int, as_json: bool) -> int:
     return OK
 
 
-@schema.command(short_help="Ask whether the tables are fit for this multiq.")
+@schema.command(short_help="Check whether the tables fit this multiq.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def check(target: str | None, as_json: bool) -> int:
@@ -97,7 +97,7 @@ def _app(target: str | None) -> App:
 
 
 def _place(app: App) -> str:
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     return redact(app.url)
 

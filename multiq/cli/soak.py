@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from multiq.text import many, safe
+from multiq.formatting import many, safe
 
 from .exits import BROKEN, OK
 from .options import json_option, traceback_option
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OVERHEAD = 25.0  # seconds, about, beside the load with faults
 
 
-@click.command(short_help="Run jobs under faults, and check what became of each.")
+@click.command(short_help="Run jobs under faults, and check what happened to each.")
 @click.argument("targets", nargs=-1, required=True, metavar="URL|NAME...")
 @click.option(
     "--seconds",
@@ -86,7 +86,7 @@ def soak(  # noqa: PLR0917 - click passes them by name
     from multiq.soak import need_extra
 
     need_extra()
-    from multiq.config import load_settings
+    from multiq.settings.loader import load_settings
     from multiq.soak.report import outcome
     from multiq.soak.staging import Harm
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import click
 
 from multiq.errors import BackendUnavailable, EnqueueUncertain
-from multiq.text import UNKNOWN, count, duration, many, safe
+from multiq.formatting import UNKNOWN, count, duration, many, safe
 
 from .options import Duration, common_options
 from .output import Column, console, print_json, show, table, width
-from .workers import Workers, headline, jobs_table, workers_table
+from .top_workers import Workers, headline, jobs_table, workers_table
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from multiq.app import App
     from multiq.backend import QueueStats
 
-    from .workers import WorkerNow
+    from .top_workers import WorkerNow
 
 _COUNTS = ("ready", "delayed", "reserved", "buried")
 _SHORT = ("ready", "del", "res", "bur")
@@ -201,7 +201,7 @@ def _change(number: int | None, before: int | None) -> str:
 
 
 def _place(app: App) -> str:
-    from multiq.url import redact
+    from multiq.settings.url import redact
 
     return safe(redact(app.url))
 

@@ -22,13 +22,13 @@ from typing import TYPE_CHECKING, Any
 from multiq.errors import MultiqError
 
 if TYPE_CHECKING:
-    from .base import Topic
-    from .catalogue import suite
+    from .case import Topic
     from .harness import Harness, ManualHarness, UrlHarness
-    from .marks import promise, requires, without
     from .planted import PLANTED
     from .report import Report, Row
+    from .requirements import promise, requires, without
     from .runner import run
+    from .suites import suite
 
 __all__ = [
     "PLANTED", "ConformanceNotInstalled", "Harness", "ManualHarness", "Report", "Row", "Topic", "UrlHarness", "promise",
@@ -41,16 +41,16 @@ _HOMES = {
     "ManualHarness": "harness",
     "Report": "report",
     "Row": "report",
-    "Topic": "base",
+    "Topic": "case",
     "UrlHarness": "harness",
-    "promise": "marks",
-    "requires": "marks",
+    "promise": "requirements",
+    "requires": "requirements",
     "run": "runner",
-    "suite": "catalogue",
-    "without": "marks",
+    "suite": "suites",
+    "without": "requirements",
 }
 _EXTRA = ("pytest", "_pytest", "hypothesis")
-_WITH_ASSERTIONS = ("base", "threads", "topics")
+_WITH_ASSERTIONS = ("case", "threads", "topics")
 
 
 class ConformanceNotInstalled(MultiqError, ImportError):

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Protocol, cast
 from urllib.parse import unquote
 
-from multiq.url import split
+from multiq.settings.url import split
 
-from .marks import NotTriedError
+from .requirements import NotTriedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

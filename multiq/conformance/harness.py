@@ -15,21 +15,21 @@ from urllib.parse import urlunsplit
 import msgspec
 
 from multiq.backend import NewJob, State
-from multiq.clock import SECOND, ManualClock
+from multiq.backend.registry import installed, load_driver, open_backend
+from multiq.driverkit.clock import SECOND, ManualClock
 from multiq.errors import JobNotFound, OptionInvalid
 from multiq.ids import new_id
-from multiq.registry import installed, load_driver, open_backend
-from multiq.url import split
+from multiq.settings.url import split
 
-from .marks import NotTriedError
 from .proxy import Proxy
+from .requirements import NotTriedError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from contextlib import AbstractContextManager
 
     from multiq.backend import Backend
-    from multiq.capabilities import Capabilities, Gap
+    from multiq.backend.capabilities import Capabilities, Gap
 
     from .callers import CallersConnection
 

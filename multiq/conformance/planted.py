@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 import msgspec
 
 from multiq.backend import Abandon, Ack, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
-from multiq.clock import SECOND
+from multiq.backend.memory import Job, JobQueue, MemoryBackend, MemoryConsumer, Store
+from multiq.driverkit.clock import SECOND
 from multiq.errors import BackendTimeout
 from multiq.ids import new_id
-from multiq.memory import Job, JobQueue, MemoryBackend, MemoryConsumer, Store
 
 from .harness import ManualHarness
 from .proxy import Proxy
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from multiq.backend import Backend, NewJob, Verdict
-    from multiq.clock import Clock
+    from multiq.driverkit.clock import Clock
     from multiq.errors import LeaseLost
 
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import msgspec
 
-from .ledger import PARAGRAPHS
+from .contract import PARAGRAPHS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

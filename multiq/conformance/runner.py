@@ -15,14 +15,14 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from multiq.capabilities import POWERS
+from multiq.backend.capabilities import POWERS
 from multiq.errors import MultiqError, OptionInvalid
-from multiq.url import redact
+from multiq.settings.url import redact
 
 from . import need_extra
 from .harness import UrlHarness, first_contact
-from .marks import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
 from .report import Report, Row
+from .requirements import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -70,7 +70,7 @@ def run_harness(
     """As ``run``, for a harness: its ``open`` names the backend."""
     need_extra()
     if walks is not None and walks < 0:
-        raise OptionInvalid(f"walks={walks} is out of range: 0 or more")
+        raise OptionInvalid(f"walks must be 0 or more, got {walks}")
     made = _with_walks(harness_class, walks)
     started = time.monotonic()
     harness = made()
@@ -182,10 +182,10 @@ class _Collector:
 
     def raise_if_stopped(self) -> None:
         """What ended the run before its end."""
+        if self._errors:  # first: pytest ends such a run as if it were interrupted
+            raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
             raise self._stopped_by
-        if self._errors:
-            raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
 
     # --- pytest's hooks ---
 
@@ -223,7 +223,7 @@ class _Collector:
 
     @staticmethod
     def _fits(word: str, item: pytest.Item, topic: str) -> bool:
-        from .catalogue import TOPICS, topic_name
+        from .suites import TOPICS, topic_name
 
         name = word.replace("_", "")
         if name in {topic_name(known).lower() for known in TOPICS}:

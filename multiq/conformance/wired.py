@@ -14,14 +14,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
+from multiq.backend.memory import MemoryBackend, MemoryConsumer
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, EnqueueUncertain
-from multiq.memory import MemoryBackend, MemoryConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from multiq.backend import JobRecord, Lease, NewJob, Page, QueueStats, State, Verdict
-    from multiq.clock import Clock
+    from multiq.driverkit.clock import Clock
     from multiq.errors import LeaseLost
 
 _SIZE = 20  # bytes of a request, and of a reply

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import multiq
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import (
     EnqueuePartial,
     EnqueueUncertain,
@@ -26,7 +27,6 @@ from multiq.errors import (
     MultiqError,
 )
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 from .history import Recorder
 from .load import MARK, MAX_ATTEMPTS, MAX_CRASHES, TTR, of_this_process

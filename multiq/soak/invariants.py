@@ -564,9 +564,10 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
     """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
-    least = 0  # runs that have counted for certain
+    counted: list[Run] = []  # for certain
     last = len(story.runs) - 1
     for place, run in enumerate(sorted(story.runs, key=_run_at)):
+        least = sum(not _may_have_begun_late(stories, setting, story, run, other) for other in counted)
         moved = any(order.f == "reschedule" and order.type != FAIL for order in story.orders)
         is_too_low = run.attempt <= least and not moved
         is_too_high = run.attempt > place + 1 and setting.counts_exactly and not story.orders
@@ -578,7 +579,14 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
         if place == last:  # most jobs have one run
             return
         hurt = any(True for _ in stories.faults_between(run.at, run.ended_at, {run.proc}))
-        least += not _may_be_given_back(stories, run) if run.ended_at < NEVER else not hurt
+        if not (_may_be_given_back(stories, run) if run.ended_at < NEVER else hurt):
+            counted.append(run)
+
+
+def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
+    """Whether *run* may have been handed out before *other*, which began first, and a fault has ended its lease."""
+    since = run.at - (story.ttr or setting.patience) * SECOND
+    return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:

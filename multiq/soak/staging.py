@@ -21,10 +21,10 @@ from urllib.parse import parse_qsl, unquote, urlencode, urlsplit
 import psutil
 
 from multiq.backend import Ack, State
+from multiq.backend.registry import ALIASES, installed, load, load_driver, open_backend
 from multiq.conformance.proxy import Proxy
 from multiq.errors import BackendError, MultiqError, OptionInvalid, UrlInvalid
-from multiq.registry import ALIASES, installed, load, load_driver, open_backend
-from multiq.url import parse_url, redact, split
+from multiq.settings.url import parse_url, redact, split
 
 from .load import TTR
 from .site import Site

@@ -13,25 +13,25 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from multiq.control import Control
+from multiq.control.flags import Control
 from multiq.errors import MultiqError, OptionInvalid
-from multiq.log import log_events
-from multiq.options import check_count, check_timeout
-from multiq.weights import check_policy, read_queues, shares
+from multiq.logging import log_events
+from multiq.queue_weights import check_policy, read_queues, shares
+from multiq.validation import check_count, check_timeout
 
-from . import forking
-from .board import Board
-from .child import EXIT_CUT_SHORT, EXIT_OK, Child, ChildSettings
-from .health import HealthFile, check_place
-from .inflight import InFlight
-from .keeper import Keeper
-from .meters import Meters
-from .rolling import Before, noted, taking_over, was_rolled
-from .serving import Pages, Server, check_libraries, listen, parse_address
-from .signals import SignalInbox
-from .supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
-from .vitals import Vitals
-from .watchdog import aside
+from .monitoring.health_file import HealthFile, check_place
+from .monitoring.http import Pages, Server, check_libraries, listen, parse_address
+from .monitoring.metrics import Meters
+from .monitoring.status import Vitals
+from .processes import fork
+from .processes.inflight import InFlight
+from .processes.process import EXIT_CUT_SHORT, EXIT_OK, Child, ChildSettings
+from .processes.reload import Before, noted, taking_over, was_rolled
+from .processes.shared_state import Board
+from .processes.sidecar import Keeper
+from .processes.signals import SignalInbox
+from .processes.supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
+from .processes.watchdog import aside
 
 if TYPE_CHECKING:
     import socket
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
-    from .slot import Post
+    from .processes.slot import Post
 
 
 _SPARE_SLOTS = 8
@@ -295,13 +295,13 @@ class Worker:
             server=None if self._http is None else self._serve(vitals),
         )
         # the supervisor's handlers for the others stay, and do nothing here
-        forking.take(NOW, lambda _number, _frame: keeper.kill())
+        fork.take(NOW, lambda _number, _frame: keeper.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
         return keeper.run()
 
     def _serve(self, vitals: Vitals) -> Server:
         """Answer for probes and Prometheus, from the keeper's process."""
-        from .exposition import Exposition  # needs an extra
+        from .monitoring.prometheus import Exposition  # needs an extra
 
         self._meters.count(self._app.events, self._processes)
         exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
@@ -363,4 +363,4 @@ def _stop(child: Child, before: Before | None = None, *, by_signal: bool = False
 
 def _flush() -> None:
     logging.shutdown()
-    forking.flush()
+    fork.flush()

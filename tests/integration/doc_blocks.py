@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import multiq
-from multiq.config import load_settings
+from multiq.settings.loader import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -35,7 +35,7 @@ def worker_of(
 ) -> Iterator[WorkerProcess]:
     """A worker of the app in *module*. With *owns_process* it may end its process, as on the command line."""
     code = (
-        f"import sys, multiq, {module}; from multiq.log import setup_logging; setup_logging('info');"
+        f"import sys, multiq, {module}; from multiq.logging import setup_logging; setup_logging('info');"
         f"worker = multiq.Worker({module}.app, {arguments}); worker.owns_process = {owns_process};"
         "sys.exit(worker.run())"
     )

@@ -27,7 +27,7 @@ class WorkerProcess:
         self._log = folder / f"worker-{time.monotonic_ns()}.log"
         self._is_gone = False
         code = code or (
-            "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+            "import sys, multiq, worker_app; from multiq.logging import setup_logging; setup_logging('info');"
             f"worker = multiq.Worker(worker_app.app, {arguments}); worker.owns_process = True; sys.exit(worker.run())"
         )
         environment = {

@@ -20,7 +20,7 @@ PROGRAM = """
 import sys
 {before}
 import multiq, rough_app
-from multiq.log import setup_logging
+from multiq.logging import setup_logging
 setup_logging("info")
 sys.exit(multiq.Worker(rough_app.app, {arguments}).run())
 """

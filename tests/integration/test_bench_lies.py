@@ -8,10 +8,10 @@ import pytest
 from msgspec import structs
 
 from multiq.backend import NewJob
-from multiq.bench import runner, stage
-from multiq.bench.contestants import enter
+from multiq.bench import runner, scenario
 from multiq.bench.environment import Meter
 from multiq.bench.planted import LIES
+from multiq.bench.targets import enter
 from multiq.bench.workloads import WORKLOADS, Variant, Workload, working
 from multiq.ids import new_id
 
@@ -43,8 +43,8 @@ BY_NAME = {workload.name: workload for workload in WORKLOADS}
 @pytest.fixture
 def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Report]:
     """Run one workload with a few jobs."""
-    monkeypatch.setattr(stage, "PATIENCE", 0.5)  # a lie that is waited for is as much a lie after half a second
-    monkeypatch.setattr(stage, "_QUIET", 0.2)
+    monkeypatch.setattr(scenario, "PATIENCE", 0.5)  # a lie that is waited for is as much a lie after half a second
+    monkeypatch.setattr(scenario, "_QUIET", 0.2)
     monkeypatch.setattr(working, "_HUNT", 0.5)
     monkeypatch.setattr(runner, "_WARM_UP", 20)
 

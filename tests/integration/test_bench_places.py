@@ -20,20 +20,20 @@ from servers.process import HOST, require, until
 from servers.redis import RedisCluster, RedisServer
 
 from multiq.backend import Ack, NewJob, State
-from multiq.bench import contestants, servers
-from multiq.bench.contestants import QueueInUse, QueueLeftBehind, enter, load_bench
-from multiq.bench.place import Counters, Profile, Survives
+from multiq.backend.registry import open_backend
+from multiq.bench import servers, targets
+from multiq.bench.adapter import Counters, Profile, Survives
 from multiq.bench.servers import ServerMissing, temporary_folder
+from multiq.bench.targets import QueueInUse, QueueLeftBehind, enter, load_bench
 from multiq.ids import new_ids
-from multiq.registry import open_backend
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.login import Login
+from multiq_mysql.dsn import Login
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.bench.contestants import Entrant
+    from multiq.bench.targets import Entrant
 
 ALL = ("beanstalk", "mysql", "redis", "sqlite")
 BODY = b"x" * 100
@@ -53,7 +53,7 @@ LEVELS: dict[tuple[str, Profile], tuple[Survives, str, str]] = {
 
 START_AND_DIE = """
 import os
-from multiq.bench.contestants import enter
+from multiq.bench.targets import enter
 from multiq.bench.servers import temporary_folder
 with temporary_folder() as folder, enter(["redis"], "fast", folder) as (entrant,):
     print(folder, flush=True)
@@ -193,7 +193,7 @@ def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> Non
 
 
 def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contestants, "_PATIENCE", 0.1)
+    monkeypatch.setattr(targets, "_PATIENCE", 0.1)
     url = f"sqlite:///{folder}/theirs.db"
     with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:
         run = enter([url], "fast", folder, mark="abc")

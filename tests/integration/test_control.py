@@ -8,7 +8,7 @@ import pytest
 from processes import until, worker
 from worker_app import app, quick, read_diary
 
-from multiq.control import DOWN, RESTART, Control
+from multiq.control.flags import DOWN, RESTART, Control
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -16,7 +16,7 @@ _FIRST_CONTACT = """
 import sys
 from multiq.backend import Ack, NewJob
 from multiq.ids import new_id
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 backend = open_backend(sys.argv[1])
 before = set(sys.modules)

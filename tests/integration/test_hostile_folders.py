@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.config import load_settings
 from multiq.errors import SettingsInvalid
+from multiq.settings.loader import load_settings
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 
-from multiq.worker.serving import Pages, Server, listen, parse_address, parse_request
+from multiq.worker.monitoring.http import Pages, Server, listen, parse_address, parse_request
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from multiq.worker.vitals import Vitals
+    from multiq.worker.monitoring.status import Vitals
 
 CLIENTS = 100
 
@@ -40,7 +40,7 @@ class WellReport:
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., int]]:
     """Starts the endpoint in this process; returns its port."""
     servers = []
-    monkeypatch.setattr("multiq.worker.serving.msgspec.json.encode", lambda _: b"{}")
+    monkeypatch.setattr("multiq.worker.monitoring.http.msgspec.json.encode", lambda _: b"{}")
 
     def start(metrics: Callable[[], bytes] = lambda: b"figures 1\n", *names: str) -> int:
         listener = listen(parse_address(":0"))
@@ -109,7 +109,7 @@ def test_probes_are_answered_beside_a_hundred_clients_that_drip(serve: Callable[
 def test_a_connection_has_so_many_seconds_in_all(
     serve: Callable[..., int], sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq.worker.serving._WHOLE", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http._WHOLE", 0.5)
     port = serve()
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(sent)
@@ -130,7 +130,7 @@ def test_a_connection_has_so_many_seconds_in_all(
 
 
 def test_a_reader_that_takes_nothing_is_shown_out(serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiq.worker.serving._WHOLE", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http._WHOLE", 0.5)
     port = serve(lambda: b"x" * 20_000_000)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -297,7 +297,7 @@ def test_a_burst_of_connections_is_let_in_at_once() -> None:
 def test_who_gives_up_its_place_is_answered_if_it_has_asked(
     serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq.worker.serving._CONNECTIONS", 4)
+    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTIONS", 4)
     listener = listen(parse_address(":0"))
     with contextlib.ExitStack() as clients:
         address = listener.getsockname()

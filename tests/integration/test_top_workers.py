@@ -10,16 +10,16 @@ import pytest
 from processes import until, worker
 from worker_app import app, nap, quick
 
-from multiq import roll_call
-from multiq.control import ROLL_CALLS
-from multiq.roll_call import RollCall
+from multiq.control import presence
+from multiq.control.flags import ROLL_CALLS
+from multiq.control.presence import RollCall
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from shell import Shell
 
-    from multiq.roll_call import Answer
+    from multiq.control.presence import Answer
 
 
 @pytest.fixture
@@ -109,7 +109,7 @@ def test_one_who_looked_and_was_killed_leaves_nothing(
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
         # Given somebody who has heard an answer, and will not come back
-        monkeypatch.setattr(roll_call, "_LASTS", 8.0)
+        monkeypatch.setattr(presence, "_LASTS", 8.0)
         call = RollCall(app.backend)
         call.begin()
         until(lambda: heard(call, process.process.pid))

@@ -15,11 +15,11 @@ from worker_app import app, nap, quick
 
 import multiq
 from multiq.backend import Ack, Lease
-from multiq.worker.board import Board
-from multiq.worker.child import ChildSettings
-from multiq.worker.health import HealthFile
-from multiq.worker.inflight import Held, InFlight
-from multiq.worker.vitals import Report, Vitals
+from multiq.worker.monitoring.health_file import HealthFile
+from multiq.worker.monitoring.status import Report, Vitals
+from multiq.worker.processes.inflight import Held, InFlight
+from multiq.worker.processes.process import ChildSettings
+from multiq.worker.processes.shared_state import Board
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -21,8 +21,8 @@ from worker_app import app, clutch, endless, fail, nap, quick, suicide
 
 import multiq
 from multiq.errors import ExtraNotInstalled
-from multiq.worker import serving
-from multiq.worker.serving import listen, parse_address
+from multiq.worker.monitoring import http as worker_http
+from multiq.worker.monitoring.http import listen, parse_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -199,7 +199,7 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_an_address_that_somebody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_PATIENCE", 0.1)
+    monkeypatch.setattr(worker_http, "_PATIENCE", 0.1)
     with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be listened on"):
         listen(parse_address(f":{taken.getsockname()[1]}"))
 

@@ -17,7 +17,7 @@ from shell import Shell
 
 import multiq
 from multiq import events
-from multiq.worker import child
+from multiq.worker.processes import process
 
 if TYPE_CHECKING:
     import subprocess
@@ -45,7 +45,7 @@ class Told:
 @pytest.mark.parametrize("threads", [1, 3])
 def test_the_pause_that_is_told_is_the_one_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with a job that runs when its server dies, and one that ends meanwhile
-    monkeypatch.setattr(child, "_IDLE", 600.0)  # an "up" that waits for a job to come would never be told
+    monkeypatch.setattr(process, "_IDLE", 600.0)  # an "up" that waits for a job to come would never be told
     with BeanstalkServer() as server:
         app = multiq.App(server.url)
         told, running = Told(app), threading.Event()

@@ -14,7 +14,7 @@ import pytest
 from processes import until, worker
 from worker_app import app, nap, quick, read_diary
 
-from multiq.control import Control
+from multiq.control.flags import Control
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,7 +10,7 @@ from shell import Shell
 from stores import NAMES, STORES
 
 import multiq
-from multiq.settings import Settings, WorkerSettings
+from multiq.settings.model import Settings, WorkerSettings
 
 if TYPE_CHECKING:
     from pathlib import Path

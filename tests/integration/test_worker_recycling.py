@@ -12,8 +12,8 @@ from processes import until, worker
 from rough_app import grow, nap_through, program
 from worker_app import anap, app, quick, read_diary
 
-from multiq.worker.child import EXIT_CUT_SHORT
-from multiq.worker.lifetime import EXIT_MEMORY
+from multiq.worker.execution.recycling import EXIT_MEMORY
+from multiq.worker.processes.process import EXIT_CUT_SHORT
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -146,7 +146,7 @@ def test_memory_is_looked_at_between_jobs(tmp_path: Path, url: str, mode: str) -
 PROGRAM_GOES_ON = """
 import sys, threading, time
 import multiq, rough_app
-from multiq.log import setup_logging
+from multiq.logging import setup_logging
 setup_logging("info")
 worker = multiq.Worker(rough_app.app, {arguments})
 {before}

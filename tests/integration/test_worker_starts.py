@@ -221,7 +221,7 @@ def test_coroutines_run_in_a_program_whose_thread_has_a_running_loop(tmp_path: P
     quick.enqueue(2)
     code = f"""
 import asyncio, sys, multiq, rough_app
-from multiq.log import setup_logging
+from multiq.logging import setup_logging
 setup_logging("info")
 async def cell():
     return multiq.Worker(rough_app.app, stop_when_empty=True, {mode}).run()

@@ -16,9 +16,9 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 
 import multiq
 from multiq import State
-from multiq.worker.board import Board
-from multiq.worker.daemons import DaemonThreads
-from multiq.worker.supervisor import Supervisor
+from multiq.worker.execution.daemon_threads import DaemonThreads
+from multiq.worker.processes.shared_state import Board
+from multiq.worker.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -67,7 +67,7 @@ def test_a_roll_onto_a_program_that_takes_long_to_start_kills_no_job(tmp_path: P
     nap.options(ttr=600).enqueue(1, 14)
     code = (
         "import os, sys, time; time.sleep(11 if 'MULTIQ_ROLLED' in os.environ else 0);"
-        "import multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+        "import multiq, worker_app; from multiq.logging import setup_logging; setup_logging('info');"
         "sys.exit(multiq.Worker(worker_app.app, processes=1, grace=5).run())"
     )
     with worker(tmp_path, url, code=code) as process:
@@ -86,7 +86,7 @@ def test_a_roll_whose_trial_cannot_be_started_leaves_the_old_program_at_work(tmp
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
-        "import sys, multiq, worker_app; from multiq.log import setup_logging; setup_logging('info');"
+        "import sys, multiq, worker_app; from multiq.logging import setup_logging; setup_logging('info');"
         "worker = multiq.Worker(worker_app.app, processes=1); worker.check = ['/nowhere/python'];"
         "sys.exit(worker.run())"
     )
@@ -169,7 +169,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
     app.connect(url)
     handle = nap.options(ttr=600).enqueue(1, 60)
     code = (
-        "import sys, multiq, worker_app; import multiq.worker.supervisor as s, multiq.worker.worker as w;"
+        "import sys, multiq, worker_app; import multiq.worker.processes.supervisor as s, multiq.worker.worker as w;"
         "s.OVERTIME = w.OVERTIME = 0.5;"
         "worker = multiq.Worker(worker_app.app, processes=1, grace=0.5, force=True);"
         "sys.exit(worker.run())"
@@ -256,8 +256,8 @@ def test_a_subscriber_that_hangs_in_the_keeper_stops_no_worker(tmp_path: Path) -
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
-        "import sys, time, multiq, worker_app; from multiq import events; from multiq.log import setup_logging;"
-        "setup_logging('info'); import multiq.worker.supervisor as s; s._KEEPER_LIMIT = 3;"
+        "import sys, time, multiq, worker_app; from multiq import events; from multiq.logging import setup_logging;"
+        "setup_logging('info'); import multiq.worker.processes.supervisor as s; s._KEEPER_LIMIT = 3;"
         "worker_app.app.on(events.JobCrashed)(lambda event: time.sleep(300));"
         "sys.exit(multiq.Worker(worker_app.app, processes=1).run())"
     )

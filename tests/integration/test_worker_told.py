@@ -91,7 +91,7 @@ def test_a_traceback_has_the_frames_of_the_app_only(shell: Shell) -> None:
     # at debug, multiq's own are there, too
     enqueue(shell, "fail")
     done = shell.run("worker", "shop.tasks:app", "-p", "0", "--stop-when-empty", "--log-level", "debug")
-    assert re.search(r'File ".*/multiq/worker/runner.py", line', done.err)
+    assert re.search(r'File ".*/multiq/worker/execution/runner.py", line', done.err)
 
 
 @pytest.mark.long

@@ -16,7 +16,7 @@ from shell import Shell
 
 import multiq
 from multiq.errors import ExtraNotInstalled
-from multiq.worker import watching
+from multiq.worker.processes import auto_reload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,8 +68,8 @@ class Watched:
     def start_rolled(self, *, meanwhile: str = "pass") -> None:
         """As a roll begins the program anew; *meanwhile* is done while it takes no signals."""
         roll = (
-            "import os, signal, sys; from multiq.worker.rolling import rolled_environment;"
-            "from multiq.worker.supervisor import HEEDED;"
+            "import os, signal, sys; from multiq.worker.processes.reload import rolled_environment;"
+            "from multiq.worker.processes.supervisor import HEEDED;"
             "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
             f"signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED); {meanwhile};"
             f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], rolled_environment(writing, []))"
@@ -174,9 +174,9 @@ def test_without_a_supervisor_there_is_nobody_who_rolls(watched: Watched) -> Non
 
 
 def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watching, "find_spec", lambda name: None)
+    monkeypatch.setattr(auto_reload, "find_spec", lambda name: None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[watch\]'"):
-        watching.check_library()
+        auto_reload.check_library()
 
 
 def _watchers(supervisor: int) -> list[psutil.Process]:
@@ -184,6 +184,6 @@ def _watchers(supervisor: int) -> list[psutil.Process]:
     found = []
     for child in psutil.Process(supervisor).children():
         with contextlib.suppress(psutil.NoSuchProcess):  # one of before the roll, which has just ended
-            if watching.__name__ in child.cmdline():
+            if auto_reload.__name__ in child.cmdline():
                 found.append(child)
     return found

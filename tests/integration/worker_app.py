@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import multiq
-from multiq.worker.pump import Pump
+from multiq.worker.execution.fetcher import Pump
 
 if TYPE_CHECKING:
     from collections.abc import Callable

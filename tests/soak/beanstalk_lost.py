@@ -31,8 +31,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import Ack, Bury, Release, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
-from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent))
 

@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import State
+from multiq.backend.registry import open_backend
 from multiq.errors import MultiqError
-from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent))
 

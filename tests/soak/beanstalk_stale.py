@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from multiq.backend import Ack, Bury, GiveBack, Lease, NewJob, Release, Verdict
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent))
 

@@ -156,15 +156,15 @@ def _drops_a_job(backend: Any, _consumer: Any) -> None:
 def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
     """The keeper acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
     from multiq.backend import Ack
-    from multiq.worker import keeper
+    from multiq.worker.processes import sidecar
 
-    keeper._unsaid = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
+    sidecar._unsaid = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
     """What a dead child was running counts as done: an exit that is taken for an end."""
     from multiq.backend import Ack
-    from multiq.worker.keeper import Keeper
+    from multiq.worker.processes.sidecar import Keeper
 
     Keeper._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
 
@@ -541,8 +541,8 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
 
 def _never_touches(_backend: Any, _consumer: Any) -> None:
     """The thread that extends leases is dead."""
-    from multiq.worker.keeper import Keeper
-    from multiq.worker.pump import Pump
+    from multiq.worker.execution.fetcher import Pump
+    from multiq.worker.processes.sidecar import Keeper
 
     Pump._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
     Keeper._touch_for_the_stuck = lambda _self: None  # type: ignore[method-assign, assignment]

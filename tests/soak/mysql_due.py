@@ -16,8 +16,8 @@ import time
 from pathlib import Path
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id, new_ids
-from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent))
 

@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multiq.backend import Ack, NewJob, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_ids
-from multiq.registry import open_backend
-from multiq_mysql import replay
+from multiq_mysql import deadlock_retry
 
 sys.path.append(str(Path(__file__).parent.parent))
 
@@ -103,7 +103,7 @@ class Hammer(hammer.Hammer):
         self.refused += 1  # this machine was slow
 
     def diary(self) -> dict[str, Any]:
-        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": replay.counted}
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.counted}
 
     def _enqueue(self) -> None:
         luck = self.luck

@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any
 import pymysql
 
 from multiq.backend import Ack, NewJob, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 sys.path.append(str(Path(__file__).parent.parent))
 

@@ -27,7 +27,7 @@ if str(HERE.parent) not in sys.path:
 from soak.page import conditions, renew  # noqa: E402
 from soak.run_soak import SITES, TIMEOUT, keep  # noqa: E402
 
-from multiq.registry import open_backend  # noqa: E402
+from multiq.backend.registry import open_backend  # noqa: E402
 from multiq.soak.campaign import setting_for  # noqa: E402
 from multiq.soak.checking import check  # noqa: E402
 from multiq.soak.crew import Crew  # noqa: E402

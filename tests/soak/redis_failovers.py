@@ -30,9 +30,9 @@ from servers.process import HOST, until
 from servers.redis import SERVICE, RedisCluster, RedisServer, SentinelTrio
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

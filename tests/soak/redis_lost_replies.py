@@ -32,9 +32,9 @@ from servers.process import HOST
 from servers.redis import RedisServer
 
 from multiq.backend import Ack, Bury, NewJob, Release, Touch, Verdict
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, LeaseLost
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease

@@ -33,7 +33,7 @@ from servers.redis import RedisServer  # noqa: E402
 from soak.page import conditions, renew  # noqa: E402
 from soak.raw_stores import held  # noqa: E402
 
-from multiq.registry import open_backend  # noqa: E402
+from multiq.backend.registry import open_backend  # noqa: E402
 from multiq.soak.campaign import Plan, setting_for  # noqa: E402
 from multiq.soak.campaign import soak as run  # noqa: E402
 from multiq.soak.checking import check  # noqa: E402

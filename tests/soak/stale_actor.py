@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, NewJob, Release, Touch, Verdict
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import multiq
-from multiq import State, background, events
+from multiq import State, async_subscribers, events
 
 MODES: list[dict[str, Any]] = [{}, {"threads": 3}, {"concurrency": 5}]
 
@@ -84,7 +84,7 @@ class TestInEachMode:
         self, app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         # Given a subscriber that waits for ever
-        monkeypatch.setattr("multiq.worker.child._LAST_EVENTS", 0.1)
+        monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
         cancelled: list[bool] = []
 
         @app.on(events.JobDone)
@@ -192,8 +192,8 @@ def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
     app: multiq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given room for three, and a subscriber that is stuck until the end
-    monkeypatch.setattr(background, "MOST", 3)
-    monkeypatch.setattr("multiq.worker.child._LAST_EVENTS", 0.1)
+    monkeypatch.setattr(async_subscribers, "MOST", 3)
+    monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
     heard: list[str] = []
 
     @app.on(events.JobDone)

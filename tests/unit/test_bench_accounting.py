@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.bench.accounting import Evidence, Sent, account
-from multiq.bench.journal import Journal, JournalFull, Journals, Run
-from multiq.bench.stage import timeline
+from multiq.bench.run_log import Journal, JournalFull, Journals, Run
+from multiq.bench.scenario import timeline
+from multiq.bench.verification import Evidence, Sent, account
 
 if TYPE_CHECKING:
     from pathlib import Path

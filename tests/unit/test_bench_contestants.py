@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.bench import contestants
-from multiq.bench.contestants import FolderVolatile, enter, load_bench
-from multiq.bench.place import Counters, Durability
+from multiq.backend.registry import open_backend
+from multiq.bench import targets
+from multiq.bench.adapter import Counters, Durability
+from multiq.bench.targets import FolderVolatile, enter, load_bench
 from multiq.errors import BackendNotInstalled, UrlInvalid
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,7 +45,7 @@ def test_memory_keeps_nothing_and_counts_nothing(tmp_path: Path) -> None:
 def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(contestants, "GROUP", "multiq.bench.of.nobody")
+    monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.nobody")
     assert load_bench("memory") is None
     with enter(["memory://shared"], "fast", tmp_path) as (entrant,):
         assert (entrant.backend, entrant.url, entrant.is_ours) == ("memory", "memory://shared", False)
@@ -72,7 +72,7 @@ def test_a_url_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path
 
 
 def test_nothing_durable_is_measured_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contestants, "is_volatile", lambda _: True)
+    monkeypatch.setattr(targets, "is_volatile", lambda _: True)
     with pytest.raises(FolderVolatile, match="TMPDIR=/var/tmp"), enter(["sqlite"], "durable", tmp_path):
         pytest.fail("it began")
     with enter([f"sqlite:///{tmp_path}/theirs.db"], "durable", tmp_path):

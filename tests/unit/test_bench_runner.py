@@ -9,12 +9,12 @@ import pytest
 from msgspec import structs
 
 from multiq.bench import runner
-from multiq.bench.contestants import enter
+from multiq.bench.adapter import Counters
 from multiq.bench.environment import Meter
-from multiq.bench.hands import HandFailed, Hands
-from multiq.bench.place import Counters
+from multiq.bench.processes import HandFailed, Hands
 from multiq.bench.report import Metric
-from multiq.bench.stage import Cost, Stage
+from multiq.bench.scenario import Cost, Stage
+from multiq.bench.targets import enter
 from multiq.bench.work import enqueue_singly
 from multiq.bench.workloads import WORKLOADS, Outcome, Unfit, Variant, Workload
 from multiq.errors import ArgumentsInvalid

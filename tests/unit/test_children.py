@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from multiq.worker.rolling import is_child
+from multiq.worker.processes.reload import is_child
 
 
 def test_a_child_is_one_until_it_was_waited_for() -> None:

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 
 from multiq.backend import Abandon, GiveBack, Page, Release, State
-from multiq.capabilities import Capabilities, Gap
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.backend.memory import MemoryBackend, MemoryConsumer
 from multiq.conformance import ManualHarness, Report
 from multiq.conformance.runner import run_harness
 from multiq.errors import LeaseLost, PayloadTooLarge
-from multiq.memory import MemoryBackend, MemoryConsumer
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.capabilities import POWERS
-from multiq.conformance.catalogue import TOPICS, suite, topic_name
-from multiq.conformance.ledger import ELSEWHERE, PARAGRAPHS
-from multiq.conformance.marks import PROMISES, REQUIRES, WITHOUT, noted, promise, requires, without
+from multiq.backend.capabilities import POWERS
+from multiq.conformance.contract import ELSEWHERE, PARAGRAPHS
+from multiq.conformance.requirements import PROMISES, REQUIRES, WITHOUT, noted, promise, requires, without
+from multiq.conformance.suites import TOPICS, suite, topic_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

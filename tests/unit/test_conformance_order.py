@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, ClassVar
 import msgspec
 import pytest
 
-from multiq.capabilities import Capabilities, Gap
+from multiq.backend.capabilities import Capabilities, Gap
+from multiq.backend.memory import JobQueue, MemoryBackend, Store
 from multiq.conformance import ManualHarness
 from multiq.conformance.runner import run_harness
-from multiq.memory import JobQueue, MemoryBackend, Store
 
 if TYPE_CHECKING:
     from multiq.backend import State
-    from multiq.memory import Job
+    from multiq.backend.memory import Job
 
 SEEDS = range(2)  # an order that is right by chance is not right twice
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 HARNESS = """\
 from multiq.conformance import ManualHarness, suite
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
 
 
 class AcmeHarness(ManualHarness):
@@ -49,6 +49,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.long
 def test_one_line_makes_the_suite_a_drivers(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, ALL, "-k", "Ack or Capabilities or Walk", "-rs")
     assert done.returncode == 0, done.stdout
@@ -82,7 +83,7 @@ def test_a_selection_of_tests_does_not_count_as_leaving_out_topics(tmp_path: Pat
 @pytest.mark.long
 def test_a_failure_shows_the_values_that_differ(tmp_path: Path) -> None:
     text = ALL.replace("MemoryBackend(name", 'PLANTED["order as text"].open(name').replace(
-        "from multiq.memory import MemoryBackend", "from multiq.conformance import PLANTED"
+        "from multiq.backend.memory import MemoryBackend", "from multiq.conformance import PLANTED"
     )
     done = run_pytest(tmp_path, text, "-k", "past_the_tenth")
     assert "1 failed" in done.stdout

@@ -14,19 +14,19 @@ import msgspec
 import pytest
 
 from multiq.backend import State
-from multiq.capabilities import Gap
+from multiq.backend.capabilities import Gap
+from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ConformanceNotInstalled, ManualHarness, Report, Row, UrlHarness, run
-from multiq.conformance.ledger import PARAGRAPHS
+from multiq.conformance.contract import PARAGRAPHS
 from multiq.conformance.planted import PLANTED
-from multiq.conformance.runner import run_harness
+from multiq.conformance.runner import ConformanceBroken, run_harness
 from multiq.errors import BackendNotInstalled, MultiqError, OptionInvalid, UrlInvalid
-from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
 
 
 class MemoryHarness(ManualHarness):
@@ -266,7 +266,7 @@ def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
 
 _FAILING = """\
 from multiq.conformance.planted import PLANTED
-from multiq.conformance.runner import run_harness
+from multiq.conformance.runner import ConformanceBroken, run_harness
 report = run_harness(PLANTED["order as text"].harness(), select=["past_the_tenth"])
 print(report.failed[0].reason)
 """
@@ -281,7 +281,7 @@ def test_a_failure_shows_the_values_outside_of_a_test_run_too(tmp_path: Path) ->
 _INTERRUPTED = """\
 import os, signal, sys
 from multiq.conformance import run
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
 
 def interrupt(row, done, total):
     if done == 2:
@@ -333,3 +333,11 @@ def test_a_harness_needs_neither_pytest_nor_hypothesis() -> None:
     """)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == "set()\n"
+
+
+def test_a_suite_that_cannot_be_imported_is_told_as_broken_and_not_as_interrupted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("multiq.conformance.runner._FILE", "raise RuntimeError('a topic is missing')")
+    with pytest.raises(ConformanceBroken, match="a topic is missing"):
+        run_harness(MemoryHarness)

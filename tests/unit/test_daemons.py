@@ -9,8 +9,8 @@ import pytest
 
 import multiq
 from multiq.job import JobTasks, job_tasks
-from multiq.worker import daemons
-from multiq.worker.daemons import DaemonThreads
+from multiq.worker.execution import daemon_threads
+from multiq.worker.execution.daemon_threads import DaemonThreads
 
 
 class Refusals:
@@ -36,7 +36,7 @@ def refusals(monkeypatch: pytest.MonkeyPatch) -> Refusals:
         Lock = threading.Lock
 
     Module.Thread = Thread  # type: ignore[attr-defined]
-    monkeypatch.setattr(daemons, "threading", Module)
+    monkeypatch.setattr(daemon_threads, "threading", Module)
     return refusals
 
 

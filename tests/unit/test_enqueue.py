@@ -23,9 +23,9 @@ from multiq import (
     Unsupported,
 )
 from multiq.backend import NewJob, State
-from multiq.capabilities import Gap
+from multiq.backend.capabilities import Gap
+from multiq.backend.memory import MemoryBackend
 from multiq.errors import EnqueuePartial
-from multiq.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -310,7 +310,7 @@ def test_an_id_that_some_backend_could_not_keep_is_refused_everywhere(wrong: Any
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        ("ab", "ids='ab' is one id: pass a list of them"),
+        ("ab", "ids must be a list with one id for each job, got 'ab'"),
         (["a"], "ids must have one id for each job, got 1 for 2 jobs"),
         (["a", "b", "c"], "got 3 for 2 jobs"),
         (["a", "a"], "ids must name each job once, got 'a' twice"),

@@ -11,8 +11,8 @@ import multiq
 
 # what a producer must not pay for, nor be broken by
 HEAVY = [
-    "multiq.worker", "multiq.cli", "multiq.memory", "multiq.log", "multiq.conformance", "multiq.bench", "multiq_sqlite",
-    "sqlite3", "redis", "greenstalk", "pymysql",
+    "multiq.worker", "multiq.cli", "multiq.backend.memory", "multiq.logging", "multiq.conformance", "multiq.bench",
+    "multiq_sqlite", "sqlite3", "redis", "greenstalk", "pymysql",
     "click", "rich", "stevedore", "importlib.metadata", "asyncio", "concurrent.futures", "multiprocessing",
     "subprocess", "ssl", "hypothesis", "pytest",
 ]  # fmt: skip
@@ -44,7 +44,7 @@ def test_an_app_with_tasks_and_a_url_still_loads_no_driver() -> None:
 
 def test_the_memory_backend_does_not_bring_the_others() -> None:
     loaded = modules_after("import multiq; multiq.App('memory://').queue('q').enqueue(1)")
-    assert "multiq.memory" in loaded
+    assert "multiq.backend.memory" in loaded
     assert not loaded & {"multiq_sqlite", "sqlite3", "redis", "pymysql", "greenstalk", "asyncio", "multiq.worker"}
 
 

@@ -10,7 +10,19 @@ import time
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
-from multiq.worker.inflight import ACKED, DEAD, ENDED, FREE, LIVE, NEVER, WAITING, Held, InFlight, Table, make_tables
+from multiq.worker.processes.inflight import (
+    ACKED,
+    DEAD,
+    ENDED,
+    FREE,
+    LIVE,
+    NEVER,
+    WAITING,
+    Held,
+    InFlight,
+    Table,
+    make_tables,
+)
 
 
 def lease(number: int, token: str = "t") -> Lease:  # noqa: S107

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.worker.limits import Limits
+from multiq.worker.execution.timeouts import Limits
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def called_by_the_runner(function: Callable[[], object]) -> None:
     """Call it with a frame below it that is the runner's, as far as can be seen."""
-    exec("function()", {"__name__": "multiq.worker.runner", "function": function})  # noqa: S102
+    exec("function()", {"__name__": "multiq.worker.execution.runner", "function": function})  # noqa: S102
 
 
 def allowed(function: Callable[[], object]) -> set[tuple[str, str]]:

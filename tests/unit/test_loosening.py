@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import multiq
-from multiq.codec import Envelope
+from multiq.envelope import Envelope
 from multiq.errors import OptionInvalid
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import pytest
 from multiq.backend import Lease
 from multiq.events import BackendDown, Event, Events, JobBuried, JobDone, JobFailed, JobLost, JobRetried
 from multiq.job import JobContext
-from multiq.worker.meters import BOUNDS, Meters, TaskCounts
+from multiq.worker.monitoring.metrics import BOUNDS, Meters, TaskCounts
 
 
 def job(task: str | None) -> JobContext:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.backend import NewJob
+from multiq.backend.memory import JobQueue, MemoryBackend, MemoryConsumer, Store
 from multiq.conformance import Harness
 from multiq.conformance.planted import PLANTED, PlantedBug
 from multiq.conformance.runner import run_harness
-from multiq.conformance.walk_steps import Step, draw_walks
-from multiq.conformance.walks import take_walks
+from multiq.conformance.stateful.steps import Step, draw_walks
+from multiq.conformance.stateful.walks import take_walks
 from multiq.conformance.wired import WiredBackend
 from multiq.ids import new_id
-from multiq.memory import JobQueue, MemoryBackend, MemoryConsumer, Store
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -13,8 +13,8 @@ import multiq
 from multiq.backend import Consumer, Lease, Touch, Verdict
 from multiq.errors import BackendUnavailable
 from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
-from multiq.worker.inflight import Held, InFlight, Table, make_tables
-from multiq.worker.pump import Pump
+from multiq.worker.execution.fetcher import Pump
+from multiq.worker.processes.inflight import Held, InFlight, Table, make_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

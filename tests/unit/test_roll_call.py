@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import NewJob
-from multiq.clock import ManualClock
-from multiq.control import ROLL_CALLS, Control
-from multiq.memory import MemoryBackend
-from multiq.roll_call import Answer, Answering, NoViewLeft, RollCall
+from multiq.backend.memory import MemoryBackend
+from multiq.control.flags import ROLL_CALLS, Control
+from multiq.control.presence import Answer, Answering, NoViewLeft, RollCall
+from multiq.driverkit.clock import ManualClock
 
 
 @pytest.fixture

@@ -9,12 +9,12 @@ import pytest
 from rich.console import Console
 from rich.pretty import pretty_repr
 
+from multiq.backend.registry import open_backend
 from multiq.errors import MultiqError, UrlInvalid
-from multiq.registry import open_backend
-from multiq.settings import Settings
-from multiq.url import parse_url
-from multiq_mysql.login import Login as MysqlLogin
-from multiq_redis.login import Login as RedisLogin
+from multiq.settings.model import Settings
+from multiq.settings.url import parse_url
+from multiq_mysql.dsn import Login as MysqlLogin
+from multiq_redis.dsn import Login as RedisLogin
 
 if TYPE_CHECKING:
     from pathlib import Path

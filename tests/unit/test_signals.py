@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.worker import forking
-from multiq.worker.signals import SignalInbox
+from multiq.worker.processes import fork
+from multiq.worker.processes.signals import SignalInbox
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -150,7 +150,7 @@ def test_a_forked_process_has_the_handler_that_the_program_had_and_nothing_block
 
 def test_the_worker_s_own_forks_keep_its_signals() -> None:
     with SignalInbox(TAKEN):
-        pid = forking.fork()
+        pid = fork.fork()
         if pid == 0:
             kept = callable(signal.getsignal(signal.SIGTERM)) and signal.set_wakeup_fd(-1) >= 0
             os._exit(0 if kept else 1)
@@ -160,7 +160,7 @@ def test_the_worker_s_own_forks_keep_its_signals() -> None:
 def test_an_inbox_of_a_parent_hears_nothing_from_a_child() -> None:
     # the supervisor's handlers are there until a child has its own: Ctrl-C comes to the whole group
     with SignalInbox(TAKEN) as inbox:
-        pid = forking.fork()
+        pid = fork.fork()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -175,4 +175,4 @@ def test_after_the_block_everything_is_as_before() -> None:
         pass
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
-    assert forking._before == {}
+    assert fork._before == {}

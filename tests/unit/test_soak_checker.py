@@ -563,6 +563,20 @@ def test_a_lease_that_ends_between_count_and_audit_is_no_violation_where_jobs_we
     assert check(script.events).figures["left undone"] == 1
 
 
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_a_run_may_begin_after_a_later_one_if_a_cut_has_ended_its_lease(is_cut: bool) -> None:
+    # Given a job whose first holder has lost its connection, and does not know that yet when it begins
+    script = Script()
+    script.enqueue(0.0, 0.1, 7, queue="other")
+    if is_cut:
+        script.note(0.2, "fault", kind="cut", target="link", value=1.0)
+    script.run(0.3, 0.4, 7, attempt=2, proc="job.2")
+    script.run(0.35, 0.5, 7, attempt=1, proc="job.1")
+    # Then the attempts are as they were handed out, and without the cut they are not
+    found = check(script.events, Setting(counts_exactly=False, ends_leases_with_connection=True))
+    assert ("I9" in found.violations) is not is_cut
+
+
 def passed_over(script: Script, attempt: int) -> None:
     script.enqueue(0.0, 0.1, 7, priority=5)
     script.enqueue(0.2, 0.3, 8, priority=5)

@@ -102,7 +102,7 @@ def test_a_worker_that_ends_does_not_cancel_the_subscribers_of_another(
     first: dict[str, Any], second: dict[str, Any], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given two workers on one app, and a subscriber that takes its time over a job of the second one
-    monkeypatch.setattr("multiq.worker.child._LAST_EVENTS", 0.1)
+    monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
     app = multiq.App("memory://")
     goes_on, began, heard = threading.Event(), threading.Event(), list[str]()
 

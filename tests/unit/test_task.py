@@ -10,7 +10,7 @@ import pytest
 
 import multiq
 from multiq import ArgumentsInvalid, NameInvalid, OptionInvalid, PayloadInvalid, PayloadTooLarge, State
-from multiq.codec import Envelope, decode_envelope
+from multiq.envelope import Envelope, decode_envelope
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -80,7 +80,7 @@ def test_what_is_no_call_is_refused_and_keeps_all_of_them_out(app: multiq.App, c
     @app.task
     def send(address: str) -> None: ...
 
-    with pytest.raises(ArgumentsInvalid, match="is no call: enqueue_many takes tuples of arguments, or dicts"):
+    with pytest.raises(ArgumentsInvalid, match="enqueue_many takes tuples of arguments, or dicts of named ones, got"):
         send.enqueue_many([("fine",), call])
     assert app.queue().stats().ready == 0
 

@@ -14,7 +14,7 @@ import multiq
 from multiq import BuryJob, ReleaseJob, State, current_job, events
 from multiq.backend import Consumer
 from multiq.errors import BackendUnavailable
-from multiq.worker.prefetch import BUDGET, Prefetch
+from multiq.worker.execution.prefetch import BUDGET, Prefetch
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator

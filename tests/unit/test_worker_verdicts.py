@@ -19,15 +19,15 @@ import pytest
 import multiq
 from multiq import BuryJob, ReleaseJob, State, events
 from multiq.backend import Consumer, Lease, Verdict
-from multiq.control import Control
+from multiq.control.flags import Control
 from multiq.errors import BackendTimeout, LeaseLost
-from multiq.options import REASON_MAX
-from multiq.worker.board import Board
-from multiq.worker.executors import Executor
-from multiq.worker.inflight import DEAD, Held, InFlight
-from multiq.worker.keeper import Keeper
-from multiq.worker.rolling import Before
-from multiq.worker.supervisor import Supervisor
+from multiq.validation import REASON_MAX
+from multiq.worker.execution.executors import Executor
+from multiq.worker.processes.inflight import DEAD, Held, InFlight
+from multiq.worker.processes.reload import Before
+from multiq.worker.processes.shared_state import Board
+from multiq.worker.processes.sidecar import Keeper
+from multiq.worker.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Sequence

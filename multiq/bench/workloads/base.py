@@ -14,10 +14,10 @@ from multiq.bench.report import Metric
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from multiq.bench.accounting import Sent
-    from multiq.bench.journal import Run
-    from multiq.bench.stage import Stage
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
+    from multiq.bench.run_log import Run
+    from multiq.bench.scenario import Stage
+    from multiq.bench.verification import Sent
 
 Parameters = dict[str, int | float]
 

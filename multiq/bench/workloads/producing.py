@@ -5,15 +5,15 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
-from multiq.bench.place import PUT_AT_ONCE
+from multiq.bench.adapter import PUT_AT_ONCE
 from multiq.bench.report import Metric
 from multiq.bench.work import enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
 
 from .base import COSTS, Outcome, Parameters, Unfit, Variant, Workload
 
 if TYPE_CHECKING:
-    from multiq.bench.stage import Stage
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
+    from multiq.bench.scenario import Stage
 
 _PROBE = 10_000  # jobs: so many are always there
 _FILLING = 60.0  # seconds that a backlog may take to be put; as long again it takes to be removed

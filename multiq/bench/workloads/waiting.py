@@ -6,13 +6,13 @@ import random
 from typing import TYPE_CHECKING, ClassVar
 
 from multiq.bench.report import Metric
-from multiq.bench.stage import Cost
+from multiq.bench.scenario import Cost
 from multiq.bench.work import enqueue_delayed, enqueue_on_schedule
 
 from .base import COSTS, Outcome, Parameters, Variant, Workload, encoded, histogram, percentiles, waits
 
 if TYPE_CHECKING:
-    from multiq.bench.stage import Stage
+    from multiq.bench.scenario import Stage
 
 _SEED = 20
 

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING, ClassVar
 
 from multiq.bench.report import Metric
-from multiq.bench.stage import Cost, timeline
+from multiq.bench.scenario import Cost, timeline
 from multiq.bench.work import (
     enqueue_by_priority,
     enqueue_flaky,
@@ -23,9 +23,9 @@ from multiq.errors import MultiqError
 from .base import COSTS, Outcome, Parameters, Variant, Workload, finished_per_second
 
 if TYPE_CHECKING:
-    from multiq.bench.journal import Run
-    from multiq.bench.stage import Crew, Stage
-    from multiq.capabilities import Capabilities
+    from multiq.backend.capabilities import Capabilities
+    from multiq.bench.run_log import Run
+    from multiq.bench.scenario import Crew, Stage
 
 _HUNT = 5.0  # seconds in which a process is to be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.backend import Abandon, Ack, Release, State, Touch
-from multiq.conformance.base import Topic, promise, requires, without
+from multiq.conformance.case import Topic, promise, requires, without
 
 
 class AbandonTests(Topic):

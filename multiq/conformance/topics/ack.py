@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import Ack
-from multiq.conformance.base import LONG, Topic, promise
+from multiq.conformance.case import LONG, Topic, promise
 from multiq.errors import JobNotFound
 
 

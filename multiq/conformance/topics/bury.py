@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.backend import Ack, Bury, Release, State, Touch
-from multiq.conformance.base import LONG, Topic, promise, requires, without
+from multiq.conformance.case import LONG, Topic, promise, requires, without
 
 
 class BuryTests(Topic):

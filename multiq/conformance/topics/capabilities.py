@@ -6,11 +6,11 @@ from typing import get_args
 
 import pytest
 
-from multiq.capabilities import MEASURES, POWERS, Gap, GapKind
-from multiq.conformance.base import Topic, promise
-from multiq.conformance.marks import REQUIRES, noted
+from multiq.backend.capabilities import MEASURES, POWERS, Gap, GapKind
+from multiq.backend.registry import backends_with
+from multiq.conformance.case import Topic, promise
+from multiq.conformance.requirements import REQUIRES, noted
 from multiq.errors import Unsupported
-from multiq.registry import backends_with
 
 
 class CapabilitiesTests(Topic):

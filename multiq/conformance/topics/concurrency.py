@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, Release, State
-from multiq.conformance.base import ALL, LONG, Topic, Witness, promise, requires
+from multiq.conformance.case import ALL, LONG, Topic, Witness, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.threads import HANGS, together
 from multiq.errors import JobNotFound, JobReserved, LeaseLost

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import PRIORITY_DEFAULT, PRIORITY_MAX, TTR_DEFAULT, Ack, NewJob, Release, State
-from multiq.conformance.base import ALL, LONG, Topic, promise, requires, without
+from multiq.conformance.case import ALL, LONG, Topic, promise, requires, without
 from multiq.errors import PayloadTooLarge
 from multiq.ids import new_id, new_ids
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import NewJob, State
-from multiq.conformance.base import LONG, Topic, promise, without
+from multiq.conformance.case import LONG, Topic, promise, without
 from multiq.errors import JobNotFound, JobReserved, MultiqError, Unsupported
 from multiq.ids import new_id
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.backend import Ack, GiveBack, Release, State
-from multiq.conformance.base import Topic, promise, requires, without
+from multiq.conformance.case import Topic, promise, requires, without
 
 
 class GiveBackTests(Topic):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 import pytest
 
 from multiq.backend import Ack, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.case import LONG, Topic, promise, requires
 from multiq.conformance.proxy import Hole, Pass
 from multiq.conformance.threads import Lag
 from multiq.errors import BackendTimeout, BackendUnavailable, EnqueueUncertain, LeaseLost

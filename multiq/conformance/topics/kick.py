@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.backend import Bury, Release, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.case import LONG, Topic, promise, requires
 
 
 class KickTests(Topic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import Ack, Bury, Release, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.case import LONG, Topic, promise, requires
 from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_id
 

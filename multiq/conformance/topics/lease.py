@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, Release, State, Touch
-from multiq.conformance.base import LONG, VERDICTS, Topic, promise, requires, without
+from multiq.conformance.case import LONG, VERDICTS, Topic, promise, requires, without
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.backend import JobRecord, Lease, Verdict
-    from multiq.conformance.base import Witness
+    from multiq.conformance.case import Witness
 
 
 class LeaseTests(Topic):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 from multiq.backend import Ack, Bury, Release, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.case import LONG, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.threads import HANGS, Background
 from multiq.errors import BackendUnavailable

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import STORED_STATES, Ack, Bury, GiveBack, JobRecord, Release, State, Touch
-from multiq.conformance.base import LONG, Topic, promise, requires, without
+from multiq.conformance.case import LONG, Topic, promise, requires, without
 from multiq.errors import JobNotFound, Unsupported
 from multiq.ids import new_id
 

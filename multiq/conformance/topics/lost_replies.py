@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from multiq.backend import Ack, Bury, Release, State
-from multiq.conformance.base import ALL, LONG, VERDICTS, Topic, Witness, promise, requires, without
+from multiq.conformance.case import ALL, LONG, VERDICTS, Topic, Witness, promise, requires, without
 from multiq.conformance.proxy import CutReply, CutRequest
 from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import STORED_STATES, Ack, State
-from multiq.conformance.base import LONG, Topic, promise, requires
+from multiq.conformance.case import LONG, Topic, promise, requires
 from multiq.errors import JobNotFound
 
 UNRESERVED = [State.READY, State.DELAYED, State.BURIED]

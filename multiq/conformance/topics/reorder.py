@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import PRIORITY_MAX, Ack
-from multiq.conformance.base import Topic, promise
+from multiq.conformance.case import Topic, promise
 
 
 class ReorderTests(Topic):

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from multiq.backend import PRIORITY_MAX, Ack, Bury, Release, State
-from multiq.conformance.base import ALL, LONG, Topic, promise, requires
+from multiq.conformance.case import ALL, LONG, Topic, promise, requires
 
 NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts before 2 and 9
 

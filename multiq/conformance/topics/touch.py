@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from multiq.backend import Ack, Release, State, Touch
-from multiq.conformance.base import LONG, Topic, promise
+from multiq.conformance.case import LONG, Topic, promise
 
 
 class TouchTests(Topic):

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, Release, State
-from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
-from multiq.conformance.marks import NotTriedError
+from multiq.conformance.case import LONG, SETTLING_IN, Topic, promise, requires
+from multiq.conformance.requirements import NotTriedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiq.conformance.base import Witness
+    from multiq.conformance.case import Witness
 
 IDLE = 3.0  # seconds of a wait in which requests are counted
 IDLE_REQUESTS = 2  # that one who waits in the server sends meanwhile, and one or two to end its sleep

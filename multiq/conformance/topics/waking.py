@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.backend import Abandon, Ack, GiveBack, Release, State, Touch
-from multiq.conformance.base import LONG, SETTLING_IN, Topic, promise, requires
+from multiq.conformance.case import LONG, SETTLING_IN, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
-from multiq.conformance.marks import NotTriedError
 from multiq.conformance.proxy import Latency
+from multiq.conformance.requirements import NotTriedError
 from multiq.conformance.threads import Lag
 from multiq.errors import BackendTimeout
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.backend import Backend, Lease
-    from multiq.conformance.base import Witness
+    from multiq.conformance.case import Witness
     from multiq.conformance.threads import Background
 
 WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it

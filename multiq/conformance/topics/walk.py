@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from multiq.conformance.base import Topic, promise
-from multiq.conformance.walks import run_walks
+from multiq.conformance.case import Topic, promise
+from multiq.conformance.stateful.walks import run_walks
 
 
 class WalkTests(Topic):

@@ -10,7 +10,8 @@ from proxy import CutReply, Proxy
 from servers.process import HOST
 
 from multiq.backend import Ack, NewJob, State
-from multiq.capabilities import Gap
+from multiq.backend.capabilities import Gap
+from multiq.backend.registry import open_backend
 from multiq.errors import (
     BackendFull,
     BackendUnavailable,
@@ -20,7 +21,6 @@ from multiq.errors import (
     UrlInvalid,
 )
 from multiq.ids import new_id
-from multiq.registry import open_backend
 from multiq_beanstalk.backend import BeanstalkBackend
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from servers.beanstalk import BareClient, BeanstalkServer
 from servers.process import until
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueueUncertain, LeaseLost, MultiqError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

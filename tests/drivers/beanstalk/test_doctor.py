@@ -11,10 +11,10 @@ from servers.beanstalk import BeanstalkServer
 from servers.process import HOST
 
 from multiq.backend import Ack, Bury, NewJob, Release
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq_beanstalk import doctor, machine
+from multiq_beanstalk import doctor, local_process
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -80,14 +80,14 @@ def test_what_survives_follows_from_how_it_was_started(
     ids=" ".join,
 )
 def test_a_command_line_is_read_as_the_server_reads_it(words: list[str], options: dict[str, str]) -> None:
-    assert list(machine.options_of(words).items()) == list(options.items())
+    assert list(local_process.options_of(words).items()) == list(options.items())
 
 
 def test_a_server_elsewhere_gets_no_promise_about_a_power_failure(
     new_beanstalk: NewBeanstalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
-    monkeypatch.setattr(machine, "PROC", tmp_path)  # where its process cannot be seen
+    monkeypatch.setattr(local_process, "PROC", tmp_path)  # where its process cannot be seen
     findings = found(server.url)
     names = ("-f", "address", "durability")
     assert {findings[name].level for name in names} == {"unknown"}
@@ -176,8 +176,8 @@ def _own_address() -> str:
 
 def test_who_listens_on_a_port_is_read_for_both_families() -> None:
     with socket.create_server((HOST, 0)) as four, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
-        assert machine.listening_on(four.getsockname()[1]) == [HOST]
-        assert machine.listening_on(six.getsockname()[1]) == ["::1"]
+        assert local_process.listening_on(four.getsockname()[1]) == [HOST]
+        assert local_process.listening_on(six.getsockname()[1]) == ["::1"]
 
 
 @pytest.mark.parametrize(

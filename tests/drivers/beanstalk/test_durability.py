@@ -17,8 +17,8 @@ from processes import until, worker
 from worker_app import app
 
 from multiq.backend import Ack, Bury, Release, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendFull, EnqueueUncertain, LeaseLost
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

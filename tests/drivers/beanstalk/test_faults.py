@@ -33,6 +33,7 @@ from servers.process import HOST
 from worker_app import app, nap, quick
 
 from multiq.backend import Ack, Bury, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import (
     BackendError,
     BackendFull,
@@ -44,7 +45,6 @@ from multiq.errors import (
     MultiqError,
     PayloadTooLarge,
 )
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,7 +15,7 @@ from servers.process import HOST
 from worker_app import app, quick, read_diary
 
 from multiq.backend import Bury, State
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

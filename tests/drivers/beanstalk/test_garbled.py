@@ -13,8 +13,8 @@ from attacker import Attacker
 from garbling import attack, is_well, recovers
 
 from multiq.backend import NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, EnqueueUncertain
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -13,12 +13,12 @@ import pytest
 from servers.process import until
 
 from multiq.backend import Ack, Bury, NewJob, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
-from multiq.registry import open_backend
 from multiq_beanstalk.clock import now
-from multiq_beanstalk.sentry import POKES
+from multiq_beanstalk.lease_timer import POKES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,9 +14,9 @@ from proxy import CutReply, Hole, Latency, Pass, Proxy
 from servers.process import HOST, until
 
 from multiq.backend import Ack, Bury, Lease, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, LeaseLost
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -227,7 +227,7 @@ def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("multiq_beanstalk.holding.job_facts", interrupted)
+        monkeypatch.setattr("multiq_beanstalk.leases.job_facts", interrupted)
         with pytest.raises(KeyboardInterrupt):
             consumer.reserve(1, 0)
         monkeypatch.undo()

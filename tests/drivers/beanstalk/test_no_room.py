@@ -12,9 +12,9 @@ from proxy import CutReply, CutRequest, Latency, Pass, Proxy, Throttle
 from servers.process import HOST
 
 from multiq.backend import Ack, Bury, NewJob, Release, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendFull, BackendUnavailable, EnqueuePartial, EnqueueUncertain, LeaseLost
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

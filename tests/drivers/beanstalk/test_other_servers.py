@@ -17,8 +17,8 @@ from servers.beanstalk import BareClient
 from servers.process import HOST
 
 from multiq.backend import State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, MultiqError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ import strace
 from servers.beanstalk import BeanstalkServer
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -11,9 +11,9 @@ from proxy import Proxy
 from servers.process import HOST
 
 from multiq.backend import Ack, Lease, NewJob, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendTimeout, LeaseLost
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -19,9 +19,9 @@ from proxy import Proxy
 from worker_app import app, nap, read_diary
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import LeaseLost
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

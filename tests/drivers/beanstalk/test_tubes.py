@@ -10,10 +10,10 @@ import pytest
 from servers.process import until
 
 from multiq.backend import Ack, Bury, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import JobNotFound, JobReserved, Unsupported
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq_beanstalk.wires import Session
+from multiq_beanstalk.pool import Session
 
 if TYPE_CHECKING:
     from servers.beanstalk import BareClient, BeanstalkServer

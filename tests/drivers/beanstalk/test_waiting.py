@@ -12,8 +12,8 @@ from servers.process import until
 from waits import is_quiet
 
 from multiq.backend import Ack, NewJob, Release, Touch
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.beanstalk import BareClient, BeanstalkServer

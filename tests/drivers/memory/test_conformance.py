@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from multiq.backend.memory import MemoryBackend
 from multiq.conformance import ManualHarness, suite
-from multiq.memory import MemoryBackend
 
 
 class MemoryHarness(ManualHarness):

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State
-from multiq.clock import ManualClock
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
+from multiq.driverkit.clock import ManualClock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ def interrupted(call: Callable[[], object], at: int) -> bool:
 
     def trace(frame: FrameType, event: str, argument: object) -> object:
         nonlocal lines
-        if not frame.f_code.co_filename.endswith("multiq/memory.py"):
+        if not frame.f_code.co_filename.endswith("multiq/backend/memory.py"):
             return None
         if event == "line":
             lines += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, NewJob, State
-from multiq.memory import JobQueue, MemoryBackend
+from multiq.backend.memory import JobQueue, MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, NewJob, Release, State, Touch
-from multiq.memory import MemoryBackend
+from multiq.backend.memory import MemoryBackend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,8 +16,8 @@ from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session, sessionmaker
 
 from multiq.backend import State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, OptionInvalid
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

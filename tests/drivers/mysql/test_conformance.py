@@ -10,9 +10,9 @@ from servers.mysql import MysqlDatabases, MysqlServer, running
 
 from multiq.conformance import ManualHarness, suite
 from multiq.conformance.proxy import Proxy
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.login import Login
+from multiq_mysql.dsn import Login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

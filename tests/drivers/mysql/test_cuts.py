@@ -14,7 +14,7 @@ import pytest
 from proxy import MOST, CutReply, CutRequest, Fault, Pass, Proxy, Slice, some
 from scenes import OTHER, QUEUE, SCENES, Scene, Stage, every_verb, play, play_with
 
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -11,8 +11,8 @@ from servers.certificate import Certificate
 from servers.mysql import MysqlServer
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendTimeout
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
 from multiq_mysql import doctor, waiting
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from processes import until
 
 from multiq.backend import NewJob, State
 from multiq.ids import new_ids
-from multiq_mysql import floors
+from multiq_mysql import scan_window
 from multiq_mysql.connection import Session
 
 if TYPE_CHECKING:
@@ -171,11 +171,11 @@ def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server on which every scan from the bottom takes too long to be made often."""
-    monkeypatch.setattr(floors, "CHEAP", -1.0)
-    monkeypatch.setattr(floors, "MANY", 0)
-    monkeypatch.setattr(floors, "_LONGEST", 3600.0)
-    monkeypatch.setattr(floors, "_LONGEST_BUSY", 3600.0)
-    monkeypatch.setattr(floors, "BUSY", 10**9)
+    monkeypatch.setattr(scan_window, "CHEAP", -1.0)
+    monkeypatch.setattr(scan_window, "MANY", 0)
+    monkeypatch.setattr(scan_window, "_LONGEST", 3600.0)
+    monkeypatch.setattr(scan_window, "_LONGEST_BUSY", 3600.0)
+    monkeypatch.setattr(scan_window, "BUSY", 10**9)
 
 
 def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

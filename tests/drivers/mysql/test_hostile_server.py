@@ -14,8 +14,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding, rsa
 from servers.certificate import Certificate
 
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,7 +95,7 @@ def test_the_password_is_not_encrypted_with_a_strangers_key(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: str, *, known: bool
 ) -> None:
     """Whoever sits in between sends a key of its own, and could read what is encrypted with it."""
-    monkeypatch.setattr("multiq_mysql.login._is_loopback", lambda _host: False)
+    monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
     strangers, servers = (rsa.generate_private_key(public_exponent=65537, key_size=2048) for _ in range(2))
     (tmp_path / "key.pem").write_bytes(_pem(servers))
     listener = socket.create_server(("127.0.0.1", 0))
@@ -149,7 +149,7 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
 def test_the_password_is_not_sent_over_tls_that_nobody_has_checked(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bytes, *, is_switched: bool
 ) -> None:
-    monkeypatch.setattr("multiq_mysql.login._is_loopback", lambda _host: False)
+    monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(Certificate.make(tmp_path, "impostor").pair)
     listener = socket.create_server(("127.0.0.1", 0))

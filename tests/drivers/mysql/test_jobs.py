@@ -12,17 +12,17 @@ import pytest
 from servers.mysql import A_NEW_COPY
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 from multiq_mysql import connection as connection_module
-from multiq_mysql import floors, replay
+from multiq_mysql import deadlock_retry, scan_window
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
-from multiq_mysql.floors import BOTTOM, NOTHING, Lane
-from multiq_mysql.jobs import AGAIN, body_limit, inserts, microseconds, packed, unpacked
-from multiq_mysql.login import Login
+from multiq_mysql.dsn import Login
+from multiq_mysql.records import AGAIN, body_limit, inserts, microseconds, packed, unpacked
+from multiq_mysql.scan_window import BOTTOM, NOTHING, Lane
 from multiq_mysql.statements import NOW, literal
 
 if TYPE_CHECKING:
@@ -205,7 +205,7 @@ def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
 
 
 @pytest.mark.few_rows
-@pytest.mark.parametrize("code", sorted(replay.REPLAYED))
+@pytest.mark.parametrize("code", sorted(deadlock_retry.REPLAYED))
 @pytest.mark.parametrize(
     "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
 )
@@ -240,12 +240,12 @@ def test_every_verb_is_run_again_after_a_deadlock(
         return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
-    before = replay.counted[code]
+    before = deadlock_retry.counted[code]
     assert verbs[verb]()
-    assert replay.counted[code] == before + 2
+    assert deadlock_retry.counted[code] == before + 2
 
 
-@pytest.mark.parametrize("code", [replay.REFUSED_BY_GROUP, replay.NOT_PREPARED])
+@pytest.mark.parametrize("code", [deadlock_retry.REFUSED_BY_GROUP, deadlock_retry.NOT_PREPARED])
 def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
     mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
 ) -> None:
@@ -369,10 +369,10 @@ def test_names_that_a_collation_would_take_for_one(backend: MysqlBackend, jobs: 
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server on which every scan from the bottom takes too long to be made often."""
-    monkeypatch.setattr(floors, "CHEAP", -1.0)
-    monkeypatch.setattr(floors, "MANY", 0)
-    monkeypatch.setattr(floors, "_LONGEST", 3600.0)
-    monkeypatch.setattr(floors, "BUSY", 10**9)
+    monkeypatch.setattr(scan_window, "CHEAP", -1.0)
+    monkeypatch.setattr(scan_window, "MANY", 0)
+    monkeypatch.setattr(scan_window, "_LONGEST", 3600.0)
+    monkeypatch.setattr(scan_window, "BUSY", 10**9)
 
 
 def test_a_scan_goes_on_where_the_last_one_ended() -> None:
@@ -381,7 +381,7 @@ def test_a_scan_goes_on_where_the_last_one_ended() -> None:
     lane.taken((5, 9))
     lane.looked(1.0, rows=2)
     assert lane.sql is BOTTOM  # so few jobs cannot have been what was slow
-    lane.bottom.taken(floors.MANY)
+    lane.bottom.taken(scan_window.MANY)
     assert lane.sql == "place = 5 AND seq > 9"
     lane.enqueued(5)
     assert lane.sql is not BOTTOM
@@ -391,7 +391,7 @@ def test_a_scan_goes_on_where_the_last_one_ended() -> None:
 
 def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
     lane = Lane(may_wait=False)
-    lane.bottom.taken(floors.MANY)
+    lane.bottom.taken(scan_window.MANY)
     lane.looked(1.0, rows=0)
     assert lane.sql is NOTHING
     lane.enqueued(5)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

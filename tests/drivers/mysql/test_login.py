@@ -10,12 +10,12 @@ from servers.certificate import Certificate
 from servers.mysql import MysqlServer
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, UrlInvalid
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq.url import parse_url
+from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.login import Login
+from multiq_mysql.dsn import Login
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,9 +12,9 @@ from pymysql.cursors import DictCursor
 
 import multiq_mysql
 from multiq.backend import Ack, State
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 from multiq_mysql.connection import _SESSION
-from multiq_mysql.floors import BOTTOM
+from multiq_mysql.scan_window import BOTTOM
 from multiq_mysql.statements import NOW, Sql, render, template
 
 if TYPE_CHECKING:

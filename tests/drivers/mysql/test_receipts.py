@@ -13,10 +13,10 @@ from pymysql.constants import CLIENT
 from servers.process import HOST
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 from multiq_mysql import receipts
 from multiq_mysql.connection import Database
 from multiq_mysql.receipts import Book

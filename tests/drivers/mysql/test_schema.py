@@ -12,8 +12,8 @@ import pytest
 from servers.process import until
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
-from multiq.registry import open_backend
 from multiq_mysql import schema
 
 if TYPE_CHECKING:

@@ -13,9 +13,9 @@ import pytest
 from servers.mysql import MysqlServer
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_ids
-from multiq.registry import open_backend
-from multiq_mysql import floors
+from multiq_mysql import scan_window
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -45,8 +45,8 @@ def place(server: MysqlServer) -> Iterator[Place]:
 @pytest.fixture(autouse=True)
 def _nothing_is_cheap(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a quick machine so short a past would be stepped over each time: that costs less than a floor does."""
-    monkeypatch.setattr(floors, "CHEAP", -1.0)
-    monkeypatch.setattr(floors, "MANY", 0)
+    monkeypatch.setattr(scan_window, "CHEAP", -1.0)
+    monkeypatch.setattr(scan_window, "MANY", 0)
 
 
 def pages(server: MysqlServer, call: Callable[[], object]) -> int:
@@ -90,6 +90,6 @@ def test_a_look_reads_no_more_behind_a_past_that_cannot_be_purged(
         # Then to find that takes a few pages, now and then excepted
         assert lowest_quarter(read) < BOUND, read
         # And from the bottom it would be very many
-        monkeypatch.setattr(floors, "CHEAP", 3600.0)
+        monkeypatch.setattr(scan_window, "CHEAP", 3600.0)
         read = [pages(server, lambda: consumer.reserve(1, 0)) for _ in range(21)]
         assert lowest_quarter(read) > 3 * BOUND, read

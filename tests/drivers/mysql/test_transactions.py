@@ -12,8 +12,8 @@ import sqlalchemy
 from sqlalchemy.orm import Session
 
 from multiq.backend import NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendTimeout, OptionInvalid, PayloadTooLarge
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -15,8 +15,8 @@ from servers.process import until
 from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
-from multiq.registry import open_backend
 from multiq_mysql import waiting
 from multiq_mysql.connection import Connection
 
@@ -73,7 +73,7 @@ def test_another_process_wakes(backend: MysqlBackend, place: Place) -> None:
     source = """
         import sys
         from multiq.backend import NewJob
-        from multiq.registry import open_backend
+        from multiq.backend.registry import open_backend
 
         backend = open_backend(sys.argv[1])
         backend.stats("q")

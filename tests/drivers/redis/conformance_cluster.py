@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
+from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.redis import RedisCluster

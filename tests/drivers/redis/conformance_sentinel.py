@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 from servers.redis import SentinelTrio
 
+from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

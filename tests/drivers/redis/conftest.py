@@ -9,7 +9,7 @@ import pytest
 from servers.certificate import Certificate
 from servers.redis import RedisCluster, RedisServer, SentinelTrio
 
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer

@@ -10,8 +10,8 @@ import pytest
 from proxy import CutReply, CutRequest, Proxy
 
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, LeaseLost
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

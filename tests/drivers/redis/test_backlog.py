@@ -12,8 +12,8 @@ import pytest
 from redis_backlog import Bystander
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_ids
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

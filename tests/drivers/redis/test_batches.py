@@ -8,10 +8,10 @@ import pytest
 from proxy import CutReply, Proxy
 
 from multiq.backend import NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull, EnqueuePartial, EnqueueUncertain
 from multiq.ids import new_id, new_ids
-from multiq.registry import open_backend
-from multiq_redis import producing
+from multiq_redis import enqueue
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer
@@ -41,7 +41,7 @@ def taken_by(backend: Backend) -> list[str]:
 
 
 def test_a_large_batch_goes_in_slices_and_keeps_its_order(server: RedisServer, backend: Backend) -> None:
-    jobs = batch(3 * producing.MOST_JOBS + 1)
+    jobs = batch(3 * enqueue.MOST_JOBS + 1)
     backend.enqueue(QUEUE, jobs[:2])  # the script is known from here on
     before = scripts(server)
     assert backend.enqueue(QUEUE, jobs) == [job.id for job in jobs]
@@ -50,7 +50,7 @@ def test_a_large_batch_goes_in_slices_and_keeps_its_order(server: RedisServer, b
 
 
 def test_a_batch_of_large_bodies_goes_in_slices(server: RedisServer, backend: Backend) -> None:
-    jobs = batch(20, producing.MOST_BYTES // 4)
+    jobs = batch(20, enqueue.MOST_BYTES // 4)
     backend.enqueue(QUEUE, batch(2))
     before = scripts(server)
     backend.enqueue(QUEUE, jobs)
@@ -59,14 +59,14 @@ def test_a_batch_of_large_bodies_goes_in_slices(server: RedisServer, backend: Ba
 
 
 def test_a_body_that_is_larger_than_a_slice_goes_alone(server: RedisServer, backend: Backend) -> None:
-    jobs = [*batch(1), *batch(1, producing.MOST_BYTES + 1), *batch(1)]
+    jobs = [*batch(1), *batch(1, enqueue.MOST_BYTES + 1), *batch(1)]
     backend.enqueue(QUEUE, jobs)
     assert taken_by(backend) == [job.id for job in jobs]
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
 def test_what_one_script_takes_is_taken_whole_or_not_at_all(server: RedisServer, backend: Backend, count: int) -> None:
-    assert count <= producing.MOST_JOBS
+    assert count <= enqueue.MOST_JOBS
     backend.enqueue(QUEUE, batch(10))
     server.set("maxmemory", "1")
     with pytest.raises(BackendFull):
@@ -79,13 +79,13 @@ def test_a_server_that_is_full_between_two_slices_is_told_of_exactly(server: Red
     backend.enqueue(QUEUE, batch(100))
     backend.purge(QUEUE, [State.READY])
     server.set("maxmemory", str(server.ask("INFO", "memory")["used_memory"] + 3_000_000))
-    jobs = batch(20 * producing.MOST_JOBS, 100)
+    jobs = batch(20 * enqueue.MOST_JOBS, 100)
     with pytest.raises(EnqueuePartial, match="maxmemory") as told:
         backend.enqueue(QUEUE, jobs)
     # Then whole slices were taken, from the first on, and that is what is told
     accepted = told.value.accepted
     assert 0 < len(accepted) < len(jobs)
-    assert len(accepted) % producing.MOST_JOBS == 0
+    assert len(accepted) % enqueue.MOST_JOBS == 0
     assert list(accepted.items()) == [(at, job.id) for at, job in enumerate(jobs[: len(accepted)])]
     assert taken_by(backend) == list(accepted.values())
     # And to send the rest, or all, when there is room makes it whole
@@ -96,9 +96,9 @@ def test_a_server_that_is_full_between_two_slices_is_told_of_exactly(server: Red
 
 def test_an_id_that_is_in_two_slices_is_one_job(backend: Backend) -> None:
     twice = NewJob(b"first", new_id())
-    jobs = [twice, *batch(producing.MOST_JOBS), NewJob(b"second", twice.id)]
+    jobs = [twice, *batch(enqueue.MOST_JOBS), NewJob(b"second", twice.id)]
     assert len(backend.enqueue(QUEUE, jobs)) == len(jobs)
-    assert backend.stats(QUEUE).ready == producing.MOST_JOBS + 1
+    assert backend.stats(QUEUE).ready == enqueue.MOST_JOBS + 1
     assert backend.peek(QUEUE, twice.id).body == b"first"
 
 
@@ -107,7 +107,7 @@ def test_a_connection_that_is_cut_between_slices_leaves_exactly_one_of_each(serv
     with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=at))
-        jobs = batch(3 * producing.MOST_JOBS)
+        jobs = batch(3 * enqueue.MOST_JOBS)
         backend.enqueue(QUEUE, jobs)
         assert not proxy.is_armed
         assert taken_by(backend)[2:] == [job.id for job in jobs]
@@ -120,12 +120,12 @@ def test_a_server_that_goes_away_between_slices_leaves_a_doubt_and_a_repetition_
     with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=len(b"$2\r\nok\r\n"), times=1000))
-        jobs = batch(3 * producing.MOST_JOBS)
+        jobs = batch(3 * enqueue.MOST_JOBS)
         with pytest.raises(EnqueueUncertain) as told:
             backend.enqueue(QUEUE, jobs)
         proxy.disarm()
         # Then the first slice is there, the second may be, and the third was not sent
-        first, second, third = (jobs[at : at + producing.MOST_JOBS] for at in range(0, len(jobs), producing.MOST_JOBS))
+        first, second, third = (jobs[at : at + enqueue.MOST_JOBS] for at in range(0, len(jobs), enqueue.MOST_JOBS))
         assert told.value.accepted == {at: job.id for at, job in enumerate(first)}
         assert told.value.ids == tuple(job.id for job in second)
         assert told.value.unsent == tuple(third)

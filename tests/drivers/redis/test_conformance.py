@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 from servers.redis import RedisServer
 
+from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
 from multiq.conformance.proxy import Proxy
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, ClassVar
 import pytest
 from servers.redis import RedisServer
 
+from multiq.backend.registry import open_backend
 from multiq.conformance import Harness, suite
 from multiq.conformance.topics.walk import WalkTests
-from multiq.registry import open_backend
 from multiq_redis import keys
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from proxy import MOST, CutReply, CutRequest, Pass, Proxy, Slice, places, some
 from scenes import OTHER, QUEUE, THREE_JOBS, Scene, Stage, enqueued, every_verb, play, play_with
 from servers.redis import RedisServer
 
+from multiq.backend.registry import open_backend
 from multiq.errors import EnqueueUncertain
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -13,9 +13,9 @@ from scenes import QUEUE, Scene, Stage, play, play_with
 from servers.redis import RedisServer
 
 from multiq.backend import Ack, Bury, NewJob, Release, State
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 from multiq_redis import keys
-from multiq_redis.jobs import line_of
+from multiq_redis.records import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

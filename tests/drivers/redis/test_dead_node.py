@@ -11,11 +11,11 @@ from faults import new
 from servers.redis import RedisCluster
 
 from multiq.backend import Ack, NewJob, Release
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from multiq.events import Events
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq.worker.pump import Pump
+from multiq.worker.execution.fetcher import Pump
 from multiq_redis import keys
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from servers.redis import RedisServer
 
     from multiq.backend import Backend, Consumer, Lease
-    from multiq.worker.inflight import Held
+    from multiq.worker.processes.inflight import Held
 
 QUEUES = [f"queue-{number}" for number in range(6)]
 SPREAD = 8
@@ -251,7 +251,7 @@ def _job(job_id: str) -> NewJob:
 
 
 def _home(backend: Backend, job_id: str) -> str:
-    from multiq_redis.jobs import pack_id
+    from multiq_redis.records import pack_id
 
     home: str = backend._lines.home(WIDE, pack_id(job_id))  # type: ignore[attr-defined]
     return home

@@ -12,9 +12,9 @@ import pytest
 from servers.process import HOST
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
 from multiq_redis import doctor
 
 if TYPE_CHECKING:

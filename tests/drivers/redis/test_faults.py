@@ -37,8 +37,8 @@ from servers.process import HOST
 from worker_app import app, nap, quick
 
 from multiq.backend import Ack, Bury, Release, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable, LeaseLost, MultiqError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.backend import Ack, Lease, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, MultiqError
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -140,7 +140,7 @@ def test_whatever_a_server_answers_only_errors_of_multiqs_are_raised(
 
 
 def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiq_redis.wire._LARGEST_REPLY", 1_000_000)
+    monkeypatch.setattr("multiq_redis.connection._LARGEST_REPLY", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0
 

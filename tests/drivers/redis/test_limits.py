@@ -14,8 +14,8 @@ from servers.redis import RedisCluster, RedisServer
 from waits import is_quiet
 
 from multiq.backend import Ack
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendTimeout, BackendUnavailable
-from multiq.registry import open_backend
 from multiq_redis import keys
 
 if TYPE_CHECKING:
@@ -140,7 +140,7 @@ def test_many_threads_keep_their_connections(server: RedisServer, backend: Backe
 
 def test_idle_connections_go_by_and_by(server: RedisServer, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
     test_many_threads_keep_their_connections(server, backend)
-    monkeypatch.setattr("multiq_redis.caller._IDLE_FOR", 0.0)
+    monkeypatch.setattr("multiq_redis.client._IDLE_FOR", 0.0)
     for _ in range(40):
         backend.stats(QUEUE)
     until(lambda: server.ask("INFO", "clients")["connected_clients"] <= 10, "most are closed")

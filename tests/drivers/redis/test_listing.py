@@ -10,8 +10,8 @@ import pytest
 from servers.process import until
 
 from multiq.backend import STORED_STATES, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, OptionInvalid
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -11,11 +11,11 @@ from servers.process import until
 from waits import is_quiet
 
 from multiq.backend import Ack, Bury, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull, EnqueuePartial, JobNotFound, JobReserved, UrlInvalid
 from multiq.ids import new_id, new_ids
-from multiq.registry import open_backend
 from multiq_redis import keys
-from multiq_redis.jobs import line_of
+from multiq_redis.records import line_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -267,7 +267,7 @@ def test_a_server_that_has_forgotten_how_many_lines_there_are_is_told_again(
 ) -> None:
     put(wide, 100)
     server.ask("FLUSHALL")
-    monkeypatch.setattr("multiq_redis.lines._SAY_AGAIN", 0.0)  # else it would be half a minute later
+    monkeypatch.setattr("multiq_redis.partitions._SAY_AGAIN", 0.0)  # else it would be half a minute later
     put(wide, 100)
     assert len(drain(narrow)) == 100
 

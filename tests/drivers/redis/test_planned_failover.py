@@ -14,8 +14,8 @@ from servers.process import until
 from servers.redis import SERVICE, SentinelTrio
 
 from multiq.backend import Ack
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueueUncertain
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

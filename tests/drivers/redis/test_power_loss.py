@@ -18,9 +18,9 @@ from servers.process import until
 from servers.redis import RedisServer
 
 from multiq.backend import NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

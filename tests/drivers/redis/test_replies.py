@@ -12,9 +12,9 @@ from servers.redis import RedisCluster
 
 import multiq_redis
 from multiq.backend import Ack, GiveBack, NewJob, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull, BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

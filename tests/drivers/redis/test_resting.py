@@ -9,10 +9,10 @@ from servers.redis import SLOTS, RedisCluster, RedisServer
 from waits import is_quiet
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq_redis.servers import slot_of
+from multiq_redis.topology import slot_of
 
 
 def knows_all(node: RedisServer) -> bool:

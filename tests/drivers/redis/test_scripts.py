@@ -11,12 +11,12 @@ import pytest
 
 import multiq_redis
 from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq_redis.jobs import new_job
+from multiq_redis.connection import Wire
+from multiq_redis.records import new_job
 from multiq_redis.scripts import STATES_SET, script
-from multiq_redis.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable

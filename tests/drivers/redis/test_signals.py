@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import NewJob
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

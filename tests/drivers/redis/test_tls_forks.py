@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer

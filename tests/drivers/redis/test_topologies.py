@@ -15,9 +15,9 @@ from servers.process import until
 from servers.redis import RedisCluster, RedisServer
 
 from multiq.backend import Ack, NewJob, State
+from multiq.backend.registry import open_backend
 from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq.registry import open_backend
-from multiq_redis.jobs import line_of
+from multiq_redis.records import line_of
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer

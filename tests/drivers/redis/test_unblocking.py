@@ -12,7 +12,7 @@ from servers.process import until
 from servers.redis import RedisCluster
 
 from multiq.backend import Ack
-from multiq.registry import open_backend
+from multiq.backend.registry import open_backend
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

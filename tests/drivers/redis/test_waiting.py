@@ -12,8 +12,8 @@ from servers.process import until
 from waits import is_quiet
 
 from multiq.backend import Ack, NewJob
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq.registry import open_backend
 from multiq_redis import keys
 
 if TYPE_CHECKING:

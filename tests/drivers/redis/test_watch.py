@@ -10,8 +10,8 @@ from proxy import CutReply, Proxy
 from servers.process import until
 
 from multiq.backend import NewJob, Touch
+from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq.registry import open_backend
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, NewJob, Release, State, Touch
+from multiq.backend.registry import open_backend
 from multiq.errors import (
     BackendCorrupt,
     BackendFull,
@@ -28,7 +29,6 @@ from multiq.errors import (
     PayloadTooLarge,
     UrlInvalid,
 )
-from multiq.registry import open_backend
 from multiq_sqlite import opening
 from multiq_sqlite.backend import SqliteBackend
 

@@ -54,7 +54,7 @@ def interrupt(call: Callable[[], object], at: int) -> Interrupt | None:
 
 @pytest.fixture
 def backend(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBackend]:
-    monkeypatch.setattr("multiq_sqlite.jobs._LARGEST_INSERT", 2)
+    monkeypatch.setattr("multiq_sqlite.records._LARGEST_INSERT", 2)
     with SqliteBackend(str(path), synchronous="normal", timeout=1.0) as backend:
         yield backend
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.backend import Ack, NewJob, Release, State
-from multiq.clock import SECOND
+from multiq.driverkit.clock import SECOND
 from multiq.errors import JobNotFound
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, NewJob, State
-from multiq.clock import SECOND
+from multiq.driverkit.clock import SECOND
 from multiq.errors import BackendCorrupt
 from multiq_sqlite import schema
 from multiq_sqlite.backend import SqliteBackend

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, NewJob, State
-from multiq.clock import ManualClock
-from multiq_sqlite import jobs as sqlite_jobs
+from multiq.driverkit.clock import ManualClock
+from multiq_sqlite import records as sqlite_jobs
 from multiq_sqlite.backend import SqliteBackend
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def test_big_moves_are_made_in_slices(
 ) -> None:
     # Given small slices, and several of them to move
     monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
-    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     assert sqlite_jobs.SLICE == 10
     backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if verb == "promote" else 0.0) for number in range(35)])
     if verb == "kick":
@@ -138,7 +138,7 @@ def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: Sqlit
 def test_an_earlier_queue_does_not_wait_for_a_later_one_in_which_much_is_due(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     backend.enqueue("late", [NewJob(b"", f"{number}", delay=5.0) for number in range(500)])
     backend.enqueue("early", [NewJob(b"", "early")])
     clock.advance(5)
@@ -155,7 +155,7 @@ def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs become due as fast as they are promoted."""
-    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0 + number // 10) for number in range(1000)])
     clock.advance(3)
     slices: list[float] = []
@@ -172,7 +172,7 @@ def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
 def test_an_interrupt_is_heard_between_two_slices(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq_sqlite.jobs.SLICE", 10)
+    monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     backend.enqueue("q", [NewJob(b"", f"{number:04}", delay=1.0) for number in range(1000)])
     clock.advance(1)
     consumer = backend.consumer(["q"])

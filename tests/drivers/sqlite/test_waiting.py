@@ -13,10 +13,10 @@ import pytest
 from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 
 from multiq.backend import Ack, NewJob
-from multiq.clock import ManualClock
+from multiq.driverkit.clock import ManualClock
 from multiq_sqlite.backend import SqliteBackend
-from multiq_sqlite.bell import Bell
-from multiq_sqlite.watch import LogWatch
+from multiq_sqlite.file_watch import LogWatch
+from multiq_sqlite.wakeup import Bell
 
 if TYPE_CHECKING:
     import subprocess

@@ -1,0 +1,315 @@
+"""Looking at jobs and managing them from outside, on connections that hold none.
+
+A job's tube never changes and its id is never given out again while the server runs, and a connection does not outlive
+the server: so the tube is looked at first, and what follows on the same connection is about that very job. On another
+connection the id may be another job's, of a server that was restarted, or of another one behind the same name: so what
+follows a look is never sent anew.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from multiq.backend import NewJob, QueueStats, State
+from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
+
+from .errors import FAILURES, explain, is_refusal, refused
+from .records import id_of, is_queue, put, record
+from .server_info import NO_TUBE, job_facts, names, tube_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from multiq.backend import JobRecord
+
+    from .pool import Session, Wires
+    from .server_info import JobFacts, TubeFacts
+
+_TRIES = 10  # looks at a job that moves between two commands of one look
+_TUBES_AT_ONCE = 500  # asked about in one packet
+
+_PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
+
+
+class Manager:
+    """What is not enqueuing or consuming."""
+
+    def __init__(self, wires: Wires) -> None:
+        self._wires = wires
+
+    # --- looking ---
+
+    def peek(self, queue: str, job_id: str) -> JobRecord:
+        number = _number(queue, job_id)
+        with self._wires.borrowed() as session:
+            (found, body), stats = session.ask(b"peek %b" % number, b"stats-job %b" % number, is_safe=True)
+            facts = self._job_facts(stats)
+        if not found.startswith(b"FOUND ") or facts is None or facts.tube != queue.encode():
+            raise JobNotFound(queue, job_id)
+        return record(queue, number, facts, body)
+
+    def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
+        """The first job in a state, None if there is none or it cannot be seen, and how many there are."""
+        with self._wires.borrowed() as session:
+            for _ in range(_TRIES):
+                stats, *heads = session.ask(
+                    b"stats-tube %b" % queue.encode(),
+                    *([_PEEK[state]] if state in _PEEK else []),
+                    tube=queue,
+                    is_safe=True,
+                )
+                count = getattr(self._tube_facts(stats), state.value)
+                if not heads or not heads[0][0].startswith(b"FOUND "):
+                    if count == 0 or not heads:
+                        return None, count
+                    continue
+                line, body = heads[0]
+                number = line.split()[1]
+                try:
+                    facts = self._state(session, number)
+                except ConnectionError:
+                    session.renew()
+                    continue
+                if facts is not None and facts.state == state.value.encode():
+                    return record(queue, number, facts, body), max(count, 1)
+        return None, 0
+
+    def queues(self) -> list[str]:
+        with self._wires.borrowed() as session:
+            ((line, body),) = session.ask(b"list-tubes", is_safe=True)
+            if not line.startswith(b"OK "):
+                raise refused(line, self._wires.address)
+            tubes = [name for name in names(body) if is_queue(name)]
+            in_use = []
+            for at in range(0, len(tubes), _TUBES_AT_ONCE):
+                some = tubes[at : at + _TUBES_AT_ONCE]
+                replies = session.ask(*(b"stats-tube %b" % name.encode() for name in some), is_safe=True)
+                in_use += [name for name, reply in zip(some, replies, strict=True) if self._tube_facts(reply).is_in_use]
+        return sorted(in_use)
+
+    def stats(self, queue: str) -> QueueStats:
+        with self._wires.borrowed() as session:
+            tube = self._tube_facts(session.ask(b"stats-tube %b" % queue.encode(), is_safe=True)[0])
+        return QueueStats(
+            queue=queue,
+            ready=tube.ready,
+            delayed=tube.delayed,
+            reserved=tube.reserved,
+            buried=tube.buried,
+            paused_for=float(tube.pause_left) if tube.pause else None,
+        )
+
+    # --- managing one job ---
+
+    def delete(self, queue: str, job_id: str) -> None:
+        number = _number(queue, job_id)
+        with self._wires.borrowed() as session:
+            facts = self._unreserved(session, queue, number)
+            if not self._delete(session, number, facts):
+                raise self._why_not_deleted(session, queue, number)
+
+    def kick_job(self, queue: str, job_id: str) -> None:
+        number = _number(queue, job_id)
+        with self._wires.borrowed() as session:
+            before: JobFacts | None = None
+            for _ in range(_TRIES):
+                facts = self._unreserved(session, queue, number)
+                if before is not None and facts.is_as_it_was(before):
+                    raise self._cannot_kick(number, queue)
+                if facts.state == b"ready" or self._kick(session, number):
+                    return
+                before = facts
+        raise BackendUnavailable(f"job {job_id} of queue {queue!r} moves faster than it can be looked at")
+
+    def reschedule(self, queue: str, job_id: str, delay: float) -> str:
+        """Put it anew, then delete the old one: the other way round, a crash in between would lose it.
+
+        Until the old one is gone the new one is kept from being due, so that nobody gets both.
+        """
+        number = _number(queue, job_id)
+        with self._wires.borrowed() as session:
+            facts = self._unreserved(session, queue, number)
+            line, body = session.ask(b"peek %b" % number)[0]
+            if not line.startswith(b"FOUND "):
+                raise JobNotFound(queue, job_id)
+            new = self._put_again(session, queue, NewJob(body, job_id, facts.priority, delay, float(facts.ttr)))
+            what = f"is being replaced by job {new.decode()}, and both may be there: then the job is run twice"
+            try:
+                self._replace(session, queue, number, facts, new)
+                if delay <= 0:
+                    late = self._hidden_for()
+                    what = f"is replaced by job {new.decode()}, which may become due as late as in {late:g} s"
+                    session.ask(b"kick-job %b" % new)
+            except FAILURES as exc:
+                error = explain(exc, self._wires.address, self._wires.timeout)
+                raise type(error)(f"{error}; job {job_id} of queue {queue!r} {what}") from exc
+        return new.decode()
+
+    def _hidden_for(self) -> float:
+        """Seconds in which the old job is gone, or its deletion has failed."""
+        return math.ceil(self._wires.timeout) + 1.0
+
+    def _put_again(self, session: Session, queue: str, job: NewJob) -> bytes:
+        hidden = msgspec.structs.replace(job, delay=job.delay or self._hidden_for())
+        session.use(queue)
+        try:
+            ((line, _),) = session.ask(put(hidden)[:-2])
+        except FAILURES as exc:
+            why = explain(exc, self._wires.address, self._wires.timeout)
+            raise EnqueueUncertain(queue, [job], str(why)) from exc
+        if not is_refusal(line) and not (line.startswith(b"INSERTED ") and line[9:].isdigit()):
+            error = refused(line, self._wires.address)
+            session.close()
+            raise EnqueueUncertain(queue, [job], str(error)) from error
+        if not line.startswith(b"INSERTED "):
+            if line.startswith(b"BURIED ") and not session.facts().has_log:
+                session.ask(b"delete %b" % line[7:])
+            raise refused(line, self._wires.address)
+        return line[9:]
+
+    def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes) -> None:
+        if not self._delete(session, old, facts):
+            session.ask(b"delete %b" % new)
+            raise self._why_not_deleted(session, queue, old)
+
+    # --- managing many ---
+
+    def kick(self, queue: str, limit: int) -> int:
+        """One by one, by their ids: the server's own ``kick`` takes delayed jobs when it finds none buried."""
+        kicked = 0
+        with self._wires.borrowed() as session:
+            ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
+            while kicked < limit and head.startswith(b"FOUND "):
+                number = head.split()[1]
+                (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
+                if self._was_kicked(line):
+                    kicked += 1
+                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
+                elif self._kick_again(session, queue, number, kicked):
+                    kicked += 1
+                    ((head, _),) = session.ask(b"peek-buried")
+        return kicked
+
+    def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
+        """A job that was the head of the buried ones, and was not kicked. False: it is not buried any more.
+
+        Raises ``BackendFull`` if it stays as it is.
+        """
+        before = self._state(session, number)
+        if before is None or before.state != b"buried":
+            return False
+        if self._kick(session, number):
+            return True
+        after = self._state(session, number)
+        if after is not None and after.is_as_it_was(before):
+            raise self._cannot_kick(number, queue, kicked)
+        return False
+
+    def purge(self, queue: str, states: Sequence[State]) -> int:
+        purged = 0
+        for state in _PEEK:
+            if state in states:
+                purged += self._purge(queue, state)
+        return purged
+
+    def _purge(self, queue: str, state: State) -> int:
+        purged = 0
+        with self._wires.borrowed() as session:
+            stats, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
+            most = getattr(self._tube_facts(stats), state.value)  # those who enqueue meanwhile cannot keep us here
+            must_look = state is State.BURIED and most and session.facts().has_log
+            while purged < most and head.startswith(b"FOUND "):
+                number, before = head.split()[1], purged
+                if must_look:
+                    facts = self._state(session, number)
+                    purged += facts is not None and facts.state == b"buried" and self._delete(session, number, facts)
+                    ((head, _),) = session.ask(_PEEK[state])
+                else:
+                    (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
+                    purged += self._was_deleted(line)
+                if purged > before:
+                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
+        return purged
+
+    def resume(self, queue: str) -> None:
+        ((line, _),) = self._wires.ask(b"pause-tube %b 0" % queue.encode())
+        if line not in {b"PAUSED", b"NOT_FOUND"}:
+            raise refused(line, self._wires.address)
+
+    # --- how ---
+
+    def _unreserved(self, session: Session, queue: str, number: bytes) -> JobFacts:
+        facts = self._state(session, number, is_safe=True)
+        if facts is None or facts.tube != queue.encode():
+            raise JobNotFound(queue, number.decode())
+        if facts.state == b"reserved":
+            raise JobReserved(queue, number.decode())
+        return facts
+
+    def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobFacts | None:
+        """*is_safe*: the id is the caller's, and not from this connection."""
+        return self._job_facts(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
+
+    def _delete(self, session: Session, number: bytes, job: JobFacts) -> bool:
+        """Delete what nobody holds. False: somebody holds it, or it is gone.
+
+        A job that was buried with its put, for lack of memory, is not in the log, and deleting it would spoil the log.
+        Kicking writes it there.
+        """
+        if job.is_out_of_log and session.facts().has_log and not self._kick(session, number):
+            now = self._state(session, number)
+            if now is not None and now.is_out_of_log:
+                raise self._cannot_kick(number, job.tube.decode())
+        ((line, _),) = session.ask(b"delete %b" % number)
+        return self._was_deleted(line)
+
+    def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
+        """Of a job that was not held before: it is gone, or somebody held it, who may be done with it by now."""
+        missing = self._state(session, number) is None
+        return (JobNotFound if missing else JobReserved)(queue, number.decode())
+
+    def _was_deleted(self, line: bytes) -> bool:
+        if line not in {b"DELETED", b"NOT_FOUND"}:
+            raise refused(line, self._wires.address)
+        return line == b"DELETED"
+
+    def _kick(self, session: Session, number: bytes) -> bool:
+        return self._was_kicked(session.ask(b"kick-job %b" % number)[0][0])
+
+    def _cannot_kick(self, number: bytes, queue: str, kicked: int = 0) -> BackendFull:
+        others = f"; {kicked} jobs were kicked before it" if kicked else ""
+        return BackendFull(
+            f"{self._wires.shown} has no room in its log, or no memory, to make job {number.decode()} of queue "
+            f"{queue!r} ready: give it more, then kick again{others}"
+        )
+
+    def _was_kicked(self, line: bytes) -> bool:
+        if line not in {b"KICKED", b"NOT_FOUND"}:
+            raise refused(line, self._wires.address)
+        return line == b"KICKED"
+
+    def _job_facts(self, reply: tuple[bytes, bytes]) -> JobFacts | None:
+        line, body = reply
+        if line.startswith(b"OK "):
+            return job_facts(body)
+        if line != b"NOT_FOUND":
+            raise refused(line, self._wires.address)
+        return None
+
+    def _tube_facts(self, reply: tuple[bytes, bytes]) -> TubeFacts:
+        line, body = reply
+        if line.startswith(b"OK "):
+            return tube_facts(body)
+        if line != b"NOT_FOUND":
+            raise refused(line, self._wires.address)
+        return NO_TUBE
+
+
+def _number(queue: str, job_id: str) -> bytes:
+    number = id_of(job_id)
+    if number is None:
+        raise JobNotFound(queue, job_id)
+    return number

@@ -1,0 +1,75 @@
+"""The leanest loops over a bare socket, as ``multiq bench`` sets them beside multiq's."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+from multiq.errors import BackendError
+
+if TYPE_CHECKING:
+    from .connection import Wire
+
+_PATIENCE = 60.0  # seconds for one exchange
+
+
+class BeanstalkLimit(Limit):
+    """A *tube* of its own, on a *wire* of its own."""
+
+    def __init__(self, wire: Wire, tube: str, body: bytes) -> None:
+        self._wire = wire
+        self._put = b"put 1024 0 60 %d\r\n%b\r\n" % (len(body), body)
+        name = tube.encode()
+        self._ask(b"use %b\r\nwatch %b\r\nignore default\r\n" % (name, name), 3)
+
+    def put_one_by_one(self, count: int) -> float:
+        send, read, packet = self._wire.send, self._wire.read_line, self._put
+        start = time.perf_counter()
+        for _ in range(count):
+            deadline = time.monotonic() + _PATIENCE
+            send(packet, deadline)
+            _expect(read(deadline), b"INSERTED ")
+        return count / (time.perf_counter() - start)
+
+    def put_in_batches(self, count: int) -> float:
+        start = time.perf_counter()
+        for at in range(0, count, PUT_AT_ONCE):
+            puts = min(PUT_AT_ONCE, count - at)
+            for line in self._ask(self._put * puts, puts):
+                _expect(line, b"INSERTED ")
+        return count / (time.perf_counter() - start)
+
+    def take_in_batches(self) -> float:
+        """The last ones are deleted and the next ones reserved in one round trip."""
+        reserve = b"reserve-with-timeout 0\r\n" * TAKEN_AT_ONCE
+        start, count = time.perf_counter(), 0
+        held: list[bytes] = []
+        while True:
+            packet = b"".join([b"delete %b\r\n" % job_id for job_id in held]) + reserve
+            replies = self._wire.ask(packet, len(held) + TAKEN_AT_ONCE, time.monotonic() + _PATIENCE)
+            for line, _ in replies[: len(held)]:
+                _expect(line, b"DELETED")
+            held = [line.split()[1] for line, _ in replies[len(held) :] if line.startswith(b"RESERVED ")]
+            count += len(held)
+            if not held:
+                return count / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        """What nobody took is taken now: a tube ends with its last job."""
+        try:
+            if not self._wire.is_closed:
+                self.take_in_batches()
+        finally:
+            self._wire.close()
+
+    def _ask(self, packet: bytes, count: int) -> list[bytes]:
+        """The lines of replies that have no body."""
+        deadline = time.monotonic() + _PATIENCE
+        self._wire.send(packet, deadline)
+        return self._wire.read_lines(count, deadline)
+
+
+def _expect(line: bytes, wanted: bytes) -> None:
+    if not line.startswith(wanted):
+        raise BackendError(f"the server answered {line!r} where {wanted!r} should be")

@@ -1,0 +1,231 @@
+"""Putting jobs: many in one packet, and the truth about each whose reply is missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
+
+from .errors import FAILURES, explain, is_refusal, refused
+from .records import put
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .connection import Wire
+    from .pool import Wires
+    from .server_info import Facts
+
+_MOST_JOBS = 1000  # in one packet
+_MOST_BYTES = 4_000_000  # of bodies in one packet, the last one not counted
+
+
+#: what a put is answered that the server does not take; who gives any other answer may be out of step
+_REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
+
+
+def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+    """Put the jobs in their order. Raises as ``Backend.enqueue`` does."""
+    deadline = wires.deadline()
+    wire = wires.take(deadline)
+    try:
+        facts = wire.facts
+        if facts is None:
+            wire, facts = wires.get_to_know(wire, deadline)
+        for job in jobs:
+            if len(job.body) > facts.max_body:
+                raise _too_large(len(job.body), facts.max_body)  # noqa: TRY301 - nothing was sent
+        if len(jobs) == 1 and wire.used == queue:
+            return _put_alone(wires, wire, queue, jobs[0], deadline)
+        return _Batch(wires, queue, jobs, facts).put(wire, deadline)
+    except MultiqError:
+        raise
+    except BaseException:  # from a signal's handler: a reply may not have been read yet
+        wire.drop()
+        raise
+    finally:
+        wires.put_back(wire)
+
+
+def _put_alone(wires: Wires, wire: Wire, queue: str, job: NewJob, deadline: float) -> list[str]:
+    """What is done most often, without anything that the others need."""
+    try:
+        wire.send(put(job), deadline)
+        line = wire.read_line(deadline)
+    except FAILURES as exc:
+        error = explain(exc, wires.address, wires.timeout)
+        if getattr(exc, "unsent", 0):
+            raise error from exc
+        raise EnqueueUncertain(queue, [job], str(error)) from exc
+    if _is_inserted(line):
+        return [line[9:].decode()]
+    assert wire.facts is not None  # noqa: S101 - they were looked at before
+    return _Batch(wires, queue, [job], wire.facts).refuse(wire, {0: line})
+
+
+class _Batch:
+    """One call's jobs, and what has become of them so far."""
+
+    def __init__(self, wires: Wires, queue: str, jobs: Sequence[NewJob], facts: Facts) -> None:
+        self._wires = wires
+        self._queue = queue
+        self._jobs = jobs
+        self._facts = facts
+        self._accepted: dict[int, str] = {}
+        self._refused: dict[int, bytes] = {}
+
+    def put(self, wire: Wire, deadline: float) -> list[str]:
+        """In packets, those after the first each within a deadline of its own."""
+        self._use(wire, deadline)
+        for at, count in _packets(self._jobs):
+            self._put(wire, at, list(map(put, self._jobs[at : at + count])), deadline)
+            if self._refused:
+                self.refuse(wire, self._refused)
+            deadline = self._wires.deadline()
+        return list(self._accepted.values())
+
+    def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
+        """The server did not take these."""
+        self._refused = refused
+        if all(line.startswith(_REFUSALS) for line in refused.values()):
+            self._dispose_of_buried(wire)
+        else:
+            wire.drop()
+        raise self._refusal()
+
+    def _use(self, wire: Wire, deadline: float) -> None:
+        """In a round trip of its own: what is sent after a ``use`` that is refused goes to the tube used before."""
+        if wire.used == self._queue:
+            return
+        try:
+            ((line, _),) = wire.ask(b"use %b\r\n" % self._queue.encode(), 1, deadline)
+        except FAILURES as exc:
+            raise explain(exc, self._wires.address, self._wires.timeout) from exc
+        if not line.startswith(b"USING "):
+            wire.close()
+            raise refused(line, self._wires.address)
+        wire.used = self._queue
+
+    def _put(self, wire: Wire, at: int, commands: Sequence[bytes], deadline: float) -> None:
+        try:
+            wire.send(b"".join(commands), deadline)
+            lines = wire.read_lines(len(commands), deadline)
+        except FAILURES as exc:
+            self._sort(at, getattr(exc, "partly_read", None) or wire.heard())
+            raise self._failure(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
+        self._sort(at, lines)
+
+    def _sort(self, at: int, lines: Sequence[bytes]) -> None:
+        for place, line in enumerate(lines, at):
+            if _is_inserted(line):
+                self._accepted[place] = line[9:].decode()
+            else:
+                self._refused[place] = line
+
+    def _failure(self, exc: Exception, unsent: int) -> BackendError:
+        """Nobody knows of the jobs without a reply; those from *unsent* on have certainly not been sent as a whole.
+
+        Nor of those that were buried: they should have been deleted, and the server may have been restarted since.
+        """
+        error = explain(exc, self._wires.address, self._wires.timeout)
+        jobs = self._jobs
+        first = len(self._accepted) + len(self._refused)
+        buried = {place for place, line in self._refused.items() if line.startswith(b"BURIED ")}
+        uncertain = [*sorted(buried), *range(first, unsent)]
+        if uncertain:
+            certain = [*sorted(self._refused.keys() - buried), *range(max(first, unsent), len(jobs))]
+            return EnqueueUncertain(
+                self._queue,
+                [jobs[place] for place in uncertain],
+                str(error),
+                accepted=self._accepted,
+                unsent=[jobs[place] for place in certain],
+            )
+        if self._accepted:
+            return EnqueuePartial(self._accepted, len(jobs), str(error))
+        return error
+
+    def _dispose_of_buried(self, wire: Wire) -> None:
+        """What was stored and refused at once must not be found later.
+
+        With a log it has to stay: it is not in the log, and a record that deletes what the log does not know ends the
+        reading of it at the next start, and loses all that came after.
+        """
+        buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
+        if buried and not self._facts.has_log:
+            packet = b"".join(b"delete %b\r\n" % job_id for job_id in buried)
+            try:
+                wire.ask(packet, len(buried), self._wires.deadline())
+            except FAILURES as exc:
+                raise self._failure(exc, 0) from exc
+
+    def _refusal(self) -> BackendError | PayloadTooLarge:
+        if strange := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
+            return self._doubt(strange)
+        place, line = next(iter(self._refused.items()))
+        error: BackendError | PayloadTooLarge = refused(line, self._wires.address)
+        if line == b"JOB_TOO_BIG":
+            cause = error.__cause__
+            error = _too_large(len(self._jobs[place].body), self._facts.max_body)
+            error.__cause__ = cause
+        elif line.startswith(b"BURIED ") and self._facts.has_log:
+            cause = error.__cause__
+            error = BackendFull(
+                f"{error}: it stays buried, as {self._shown_buried()}; when there is memory again, kick it, or kick it "
+                "and then delete it"
+            )
+            error.__cause__ = cause
+        if self._accepted:
+            partial = EnqueuePartial(self._accepted, len(self._jobs), str(error))
+            partial.__cause__ = error
+            return partial
+        return error
+
+    def _doubt(self, strange: Sequence[int]) -> EnqueueUncertain:
+        """Answers that the server does not give to a put say nothing about the job."""
+        error = refused(self._refused[strange[0]], self._wires.address)
+        heard = len(self._accepted) + len(self._refused)
+        certain = [*sorted(self._refused.keys() - set(strange)), *range(heard, len(self._jobs))]
+        doubt = EnqueueUncertain(
+            self._queue,
+            [self._jobs[place] for place in strange],
+            str(error),
+            accepted=self._accepted,
+            unsent=[self._jobs[place] for place in certain],
+        )
+        doubt.__cause__ = error
+        return doubt
+
+    def _shown_buried(self) -> str:
+        return ", ".join(line[7:].decode() for line in self._refused.values() if line.startswith(b"BURIED "))
+
+
+def _is_inserted(line: bytes) -> bool:
+    return line.startswith(b"INSERTED ") and line[9:].isdigit()
+
+
+def _too_large(size: int, limit: int) -> PayloadTooLarge:
+    advice = "start beanstalkd with a larger -z, or store it elsewhere, and enqueue where it is"
+    return PayloadTooLarge(size, limit, advice)
+
+
+def _sent(commands: Sequence[bytes], unsent: int) -> int:
+    """How many of the commands were sent as a whole, when so many bytes of them were not."""
+    count = len(commands)
+    while unsent > 0:
+        count -= 1
+        unsent -= len(commands[count])
+    return count
+
+
+def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:
+    """Where each packet begins, and how many jobs are in it."""
+    at = size = 0
+    for place, job in enumerate(jobs):
+        if place - at >= _MOST_JOBS or size >= _MOST_BYTES:
+            yield at, place - at
+            at, size = place, 0
+        size += len(job.body)
+    yield at, len(jobs) - at

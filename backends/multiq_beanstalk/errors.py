@@ -1,0 +1,75 @@
+"""beanstalkd's refusals and sockets' errors, and what they are called here."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import greenstalk
+
+from multiq.driverkit.resolver import NameTimeoutError
+from multiq.errors import BackendError, BackendFull, BackendTimeout, BackendUnavailable
+
+from .connection import ProtocolError
+
+if TYPE_CHECKING:
+    from multiq.driverkit.net import Address
+
+FAILURES = (OSError, ProtocolError)
+"""What ends a connection."""
+
+_ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
+    b"DRAINING": (
+        BackendUnavailable,
+        "is draining: it takes no new jobs until it is restarted, and works off those that it has",
+    ),
+    b"OUT_OF_MEMORY": (
+        BackendFull,
+        "has no memory, or no room in its log, for another job: work jobs off (that goes on), or give it more",
+    ),
+    b"BURIED": (BackendFull, "has no memory to put the job into its order, and has buried it"),
+    b"JOB_TOO_BIG": (BackendError, "finds the body too large: start it with a larger -z"),
+    b"INTERNAL_ERROR": (BackendError, "has met an error of its own: look at its log"),
+    b"UNKNOWN_COMMAND": (
+        BackendError,
+        "does not know a command: its version is too old, multiq needs beanstalkd 1.8 or newer",
+    ),
+    b"BAD_FORMAT": (BackendError, "does not understand a command of multiq's: which version is it?"),
+}
+
+
+def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
+    """Our error for one of a socket's, or for an answer that is none."""
+    place = shown(address)
+    if isinstance(exc, NameTimeoutError):
+        return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
+    if isinstance(exc, TimeoutError):
+        return BackendTimeout(
+            f"{place} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "
+            "time with ?timeout= in the URL"
+        )
+    if isinstance(exc, ProtocolError):
+        return BackendUnavailable(f"{place} does not speak beanstalkd's protocol: {exc}")
+    if isinstance(exc, OSError):
+        return BackendUnavailable(f"{place} cannot be reached: {exc.strerror or exc}")
+    return BackendUnavailable(f"{place} failed: {exc}")
+
+
+def refused(line: bytes, address: Address) -> BackendError:
+    """Our error for a server's, with greenstalk's as its cause."""
+    word, *values = line.split() or [b""]
+    error, sentence = _ERRORS.get(word, (BackendUnavailable, "gives an answer that it should not give"))
+    made = error(f"{shown(address)} {sentence} ({line[:80].decode('ascii', 'replace')})")
+    known: type[greenstalk.Error] | None = greenstalk.ERROR_RESPONSES.get(word)
+    made.__cause__ = greenstalk.UnknownResponseError(word, values) if known is None else known(values)
+    return made
+
+
+def is_refusal(line: bytes) -> bool:
+    """Whether it is one of the server's ways to say that it did not do it."""
+    word, *_ = line.split() or [b""]
+    return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
+
+
+def shown(address: Address) -> str:
+    """The server as messages name it."""
+    return f"beanstalkd at {address}" if isinstance(address, str) else f"beanstalkd at {address[0]}:{address[1]}"

@@ -1,0 +1,79 @@
+"""A thread that says a word on the connection of a lease that has ended, because beanstalkd may not notice otherwise.
+
+Its timer for a connection goes off at the very microsecond of a reservation's end; if that is found to be not quite
+over, the timer is not set again until something is said on the connection. On an idle server that is what happens
+most of the time (issues 262 and 380, pull request 334 of beanstalkd; seen with 1.12).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from multiq.driverkit.fork import forks
+
+from .clock import now
+
+if TYPE_CHECKING:
+    from .leases import Holding
+
+#: seconds after the end of a lease by our clock, which is a little before the server's: when to say the words
+POKES = (0.01, 0.1, 0.4, 0.9)
+
+_BUSY = 0.02  # seconds until another look at a consumer that is saying something itself
+
+
+class Sentry:
+    """Sleeps until the next lease ends that nobody has settled; starts with the first one."""
+
+    def __init__(self) -> None:
+        self._start_over()
+
+    def _start_over(self) -> None:
+        self._generation = forks.generation
+        self._holdings: weakref.WeakSet[Holding] = weakref.WeakSet()
+        self._changed = threading.Condition()
+        self._next_at = math.inf
+        self._is_running = False
+
+    def expect(self, holding: Holding, ends_at: float) -> None:
+        """A lease of this consumer ends then, or later."""
+        if self._generation != forks.generation:
+            self._start_over()  # threads do not follow into a forked child
+        if holding in self._holdings and ends_at >= self._next_at:
+            return
+        with self._changed:
+            self._holdings.add(holding)
+            self._next_at = min(self._next_at, ends_at)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, name="multiq-beanstalk-sentry", daemon=True).start()
+            self._changed.notify()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                left = self._next_at - now()
+                if left > 0:
+                    self._changed.wait(None if left == math.inf else left)
+                    continue
+                self._next_at = math.inf
+                holdings = list(self._holdings)
+            next_at = min((self._look_at(holding) for holding in holdings), default=math.inf)
+            del holdings
+            with self._changed:
+                self._next_at = min(self._next_at, next_at)
+
+    def _look_at(self, holding: Holding) -> float:
+        """Poke where a lease has ended. Returns when to look again."""
+        if not holding.acquire(0):
+            return now() + _BUSY
+        try:
+            return holding.poke()
+        finally:
+            holding.release()
+
+
+sentry = Sentry()

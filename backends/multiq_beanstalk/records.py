@@ -1,0 +1,88 @@
+"""Jobs on their way in and out: commands, ids, and numbers that the server can read."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import JobRecord, State
+from multiq.errors import NameInvalid
+from multiq.validation import check_name
+
+if TYPE_CHECKING:
+    from multiq.backend import NewJob
+
+    from .server_info import JobFacts
+
+MIN_TTR = 3  # seconds: in its last one the server hands the connection nothing that is not ready at once
+_MOST_SECONDS = 2**32 - 1
+_MOST_ID = 2**64 - 1
+
+RESERVE = b"reserve-with-timeout 0\r\n"
+
+#: what the server answers to it when there is no job
+NOTHING_READY = (b"TIMED_OUT", b"DEADLINE_SOON")
+
+
+class Reserved(NamedTuple):
+    """A job as it came from a reserve."""
+
+    id: bytes
+    body: bytes
+    asked_at: float
+    """Before the reserve was sent: the lease began then or later."""
+
+
+def whole_seconds(seconds: float) -> int:
+    """*seconds*, rounded up: a delay may be longer than asked for, never shorter."""
+    return min(math.ceil(seconds), _MOST_SECONDS)
+
+
+@functools.lru_cache(maxsize=64)
+def lease_seconds(ttr: float) -> int:
+    """A ttr that the server can keep."""
+    return max(MIN_TTR, whole_seconds(ttr))
+
+
+def put(job: NewJob) -> bytes:
+    """The command that adds a job to the tube in use, with its line's end."""
+    body = job.body
+    delay = whole_seconds(job.delay) if job.delay else 0
+    return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, lease_seconds(job.ttr), len(body), body)
+
+
+def id_of(job_id: str) -> bytes | None:
+    """An id as the server writes it; None for what it never gave out."""
+    if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:
+        return job_id.encode()
+    return None
+
+
+def is_queue(tube: str) -> bool:
+    """Whether a tube's name is one that multiq can call a queue by."""
+    try:
+        check_name(tube)
+    except NameInvalid:
+        return False
+    return True
+
+
+def record(queue: str, number: bytes, facts: JobFacts, body: bytes) -> JobRecord:
+    """A job, for whoever asked."""
+    state = State(facts.state.decode())
+    due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, facts.time_left)))
+    return JobRecord(
+        queue=queue,
+        id=number.decode(),
+        state=state,
+        body=body,
+        priority=facts.priority,
+        ttr=float(facts.ttr),
+        attempt=facts.reserves,
+        crashes=facts.crashes,
+        kicks=facts.kicks,
+        due_in=due_in,
+        age=float(facts.age),
+        reason=None,
+    )

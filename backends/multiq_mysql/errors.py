@@ -1,0 +1,155 @@
+"""The server's and PyMySQL's errors: which of them mean that the connection is gone, and what they are called here."""
+
+from __future__ import annotations
+
+import struct
+from typing import TYPE_CHECKING
+
+import pymysql
+from pymysql.constants.CR import CR_MALFORMED_PACKET
+
+from multiq.driverkit.resolver import NameTimeoutError
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+
+from .deadlock_retry import LOCKED
+
+if TYPE_CHECKING:
+    from multiq.errors import MultiqError
+
+_LOST = frozenset(
+    {
+        0,  # PyMySQL: already closed
+        2003,  # cannot connect
+        2006,  # gone away
+        2013,  # lost during the query
+        2014,  # out of sync
+        2026,  # TLS
+        2027,  # malformed
+        2055,  # lost, with the system's error
+        1053,  # shutting down
+        1080,  # forced close
+        1158, 1159, 1160, 1161,  # the server's own network errors
+        1927,  # killed (MariaDB)
+        3169,  # killed (MySQL)
+        4031,  # idle for too long (MySQL)
+    }
+)  # fmt: skip
+
+_UNSENT = frozenset({0, 2006})
+
+READ_ONLY = frozenset({1290, 1792, 1836})
+"""Said by a server that is a replica, or has become one."""
+
+_UNAVAILABLE = {
+    1040: "takes no more connections: raise max_connections, or use fewer processes",
+    1047: "takes no commands: as a node of a Galera cluster it is not, or no longer, part of it; name another node",
+    1129: "has blocked this host after too many failed connections: run FLUSH HOSTS on it",
+    1203: "allows this user no more connections: raise max_user_connections",
+    1226: "allows this user no more connections or queries for now: raise its limits",
+    1290: "is read-only: name the primary, not a replica",
+    1317: "was told to end the query",
+    1792: "is read-only: name the primary, not a replica",
+    1836: "is read-only: name the primary, not a replica",
+    1969: "ended a query that took longer than its max_statement_time",
+    3101: "rolled the transaction back each time, as Group Replication does when another node has changed the same "
+    "rows: let all workers use one node",
+    3024: "ended a query that took longer than its max_execution_time",
+}
+
+_REFUSED = {
+    1044: "does not let this user into the database: GRANT it SELECT, INSERT, UPDATE and DELETE there",
+    1045: "refuses this user or its password",
+    1049: "has no such database: CREATE DATABASE it first",
+    1142: "does not let this user do this: GRANT it SELECT, INSERT, UPDATE and DELETE on the database",
+    1143: "does not let this user do this: GRANT it SELECT, INSERT, UPDATE and DELETE on the database",
+    1227: "does not let this user do this",
+    1130: "lets nobody in from this host",
+    1251: "wants a way of logging in that PyMySQL does not know",
+    1524: "wants a way of logging in that it does not know itself",
+    1598: "writes its binary log by statement, which READ COMMITTED cannot be: set binlog_format to ROW or MIXED",
+    1665: "writes its binary log by statement, which READ COMMITTED cannot be: set binlog_format to ROW or MIXED",
+    1698: "refuses this user: it may only log in from its own account, over the UNIX socket",
+    2061: "wants a way of logging in that PyMySQL lacks: pip install 'PyMySQL[rsa]', or use TLS",
+}
+
+_FULL = {
+    1021: "has a full disk",
+    1037: "is out of memory",
+    1038: "is out of memory for sorting",
+    1041: "is out of memory",
+    1114: "has no room left in its tables",
+    1871: "has no room left for undo",
+}
+
+_TABLES_GONE = {
+    1054: "lacks a column that multiq made: somebody changed its tables, or they are another version's; "
+    "run `multiq schema check`",
+    1146: "lacks a table that multiq made: somebody dropped it, or renamed it; put it back, or make an empty one: run "
+    "what `multiq schema show-sql` prints",
+    1932: "cannot open a table of multiq's: look at the server's log",
+}
+
+
+GARBLED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    RuntimeError,  # a request for a local file, which is never sent; a package that is missing
+    TypeError,
+    ValueError,
+    struct.error,
+)
+"""What PyMySQL stumbles over in a reply that is none."""
+
+
+def malformed(exc: BaseException) -> pymysql.OperationalError:
+    """PyMySQL's own error for what it stumbled over: the connection cannot be used any more."""
+    return pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {repr(exc)[:200]}")
+
+
+def code_of(exc: BaseException) -> int | None:
+    """The number of the server's or the client library's error; None for what has none."""
+    number = exc.args[0] if exc.args else None
+    return number if isinstance(number, int) else None
+
+
+def is_lost(exc: BaseException) -> bool:
+    """Whether the connection cannot be used after this, and what was sent may or may not have been done."""
+    number = code_of(exc)
+    return isinstance(exc, OSError) or number is None or number in _LOST
+
+
+def is_unsent(exc: BaseException) -> bool:
+    """Whether the server cannot have the whole of what was to be sent: PyMySQL has these numbers for nothing else."""
+    return code_of(exc) in _UNSENT
+
+
+def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
+    """Our error for one of theirs, about the server at *place*."""
+    number = code_of(exc)
+    if isinstance(exc, NameTimeoutError):
+        return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
+    if isinstance(exc, TimeoutError) or "timed out" in str(exc):
+        return BackendTimeout(
+            f"{place} did not answer within {timeout:g} s ({exc}): look at the server's load, or wait longer with "
+            "?timeout= in the URL"
+        )
+    if number in LOCKED:
+        return BackendTimeout(
+            f"{place} could not get a lock within {timeout:g} s ({exc}): look for a transaction that is kept open, or "
+            "wait longer with ?timeout= in the URL"
+        )
+    named: tuple[tuple[dict[int, str], type[BackendError]], ...] = (
+        (_UNAVAILABLE, BackendUnavailable),
+        (_REFUSED, BackendUnavailable),
+        (_FULL, BackendFull),
+        (_TABLES_GONE, BackendCorrupt),
+    )
+    for sentences, error in named:
+        if number is not None and number in sentences:
+            return error(f"{place} {sentences[number]} ({exc})")
+    if is_lost(exc):
+        return BackendUnavailable(f"{place} cannot be reached, or went away ({exc})")
+    return BackendError(f"{place} failed: {exc}")

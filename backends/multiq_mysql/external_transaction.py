@@ -1,0 +1,177 @@
+"""Enqueuing inside a transaction of the caller's own, on the caller's own connection.
+
+The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Whatever the session's
+modes, zone, character set and isolation are, the statement means the same (``statements`` tells why).
+
+Such jobs are put among those that became ready again: the caller may commit any time later, when consumers believe
+that they have seen all that is as old (``floors``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import pymysql
+
+from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
+
+from .deadlock_retry import CHANGED, DEADLOCK, REFUSED_BY_GROUP
+from .errors import code_of, explain
+from .records import AGAIN, inserts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from multiq.backend import NewJob
+    from multiq.driverkit.external_transaction import CallerConnection
+
+    from .connection import Database
+    from .dsn import Login
+
+_WANTED = (
+    "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
+    "(mysql+pymysql, mysql+mysqldb; mysql+aiomysql and mysql+asyncmy through run_sync), or Django's connection"
+)
+
+
+class CallersTransaction:
+    """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one."""
+
+    def __init__(self, database: Database, connection: Any) -> None:
+        self._database = database
+        with self._explained():
+            theirs = open_up(connection, (pymysql.connections.Connection, *_mysqlclients()), _WANTED)
+            self._driver = theirs.driver
+            self._execute = _way_in(theirs)
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
+        """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
+        if self._database.max_packet is None:
+            with self._database.borrowed() as ours:  # makes the tables, which would end the caller's transaction
+                ours.ask("SELECT 1")
+        with self._explained():
+            self._check_server()
+        table = f"`{self._database.login.database.replace('`', '``')}`.multiq_jobs"
+        chunk = (self._database.max_packet or 0) // 2
+        statements = inserts(queue, jobs, self._database.true_now, ready=AGAIN, table=table, chunk=chunk)
+        with self._explained(), self._whole(len(statements)):
+            for statement in statements:
+                self._execute(statement)
+
+    @contextlib.contextmanager
+    def _whole(self, statements: int) -> Iterator[None]:
+        """Several statements are all carried out or none, also for a caller who catches the error and commits."""
+        if statements <= 1:
+            yield
+            return
+        begin, end, undo = ("START TRANSACTION", "COMMIT", "ROLLBACK") if self._commits_by_itself() else _SAVEPOINT
+        self._execute(begin)
+        try:
+            yield
+        except BaseException:
+            with contextlib.suppress(Exception):  # the server may have undone everything itself
+                self._execute(undo)
+            raise
+        self._execute(end)
+
+    def _commits_by_itself(self) -> bool:
+        """Whether there is no transaction. Only then a savepoint is gone with the statement that made it."""
+        begin, end, _ = _SAVEPOINT
+        self._execute(begin)
+        try:
+            self._execute(end)
+        except Exception as exc:
+            if code_of(cause_of(exc)) != _NO_SUCH_SAVEPOINT:
+                raise
+            return True
+        return False
+
+    def _check_server(self) -> None:
+        """Raises ``OptionInvalid`` for another server than the URL's: nobody would find the job there.
+
+        Asked once for each of the caller's sessions, with statements that read no table: that would begin a snapshot.
+        """
+        session = self._driver.thread_id()
+        if _checked.get(self._driver) == (self._database.login, session):
+            return
+        (theirs,) = self._execute(_WHERE)
+        if theirs != self._database.incarnation[:-1]:
+            with self._database.borrowed() as connection:
+                ours, groups = connection.ask(_WHERE)[0], [connection.ask(text) for text in _GROUPS]
+            same_group = any(
+                rows and rows[0][1] and rows == tuple(self._execute(text))
+                for text, rows in zip(_GROUPS, groups, strict=True)
+            )
+            if theirs != ours and not same_group:
+                raise OptionInvalid(
+                    f"connection= leads to the server {theirs[0]}:{theirs[1]}, and the URL to {ours[0]}:{ours[1]} "
+                    f"({self._database.login.place}): pass a connection to the URL's server, or name the other one"
+                )
+        _checked[self._driver] = (self._database.login, session)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except MultiqError:
+            raise
+        except Exception as exc:
+            cause = cause_of(exc)
+            if code_of(cause) is None and not isinstance(cause, pymysql.MySQLError | OSError):
+                raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
+            if code_of(cause) == _READ_ONLY:
+                raise OptionInvalid(
+                    f"connection= is in a transaction that was begun READ ONLY ({cause}): begin it READ WRITE"
+                ) from exc
+            if code_of(cause) in {DEADLOCK, CHANGED, REFUSED_BY_GROUP}:
+                raise BackendTimeout(
+                    f"the server has rolled back the transaction of connection= ({cause}): run all of it again"
+                ) from exc
+            raise explain(cause, f"connection= to {self._database.login.place}", self._database.timeout) from exc
+
+
+_READ_ONLY = 1792
+_NO_SUCH_SAVEPOINT = 1305
+_ASYNCIO = ("aiomysql", "asyncmy")  # SQLAlchemy makes them look like the others
+_WHERE = "SELECT @@hostname, @@port"
+_GROUPS = (
+    "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
+    "SHOW GLOBAL VARIABLES LIKE 'group_replication_group_name'",
+)
+"""Nodes of one cluster have the same rows."""
+
+_checked: weakref.WeakKeyDictionary[Any, tuple[Login, int]] = weakref.WeakKeyDictionary()
+"""Sessions of callers that lead to the server of this login."""
+
+_SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
+
+
+def _mysqlclients() -> tuple[type, ...]:
+    """mysqlclient's connections, if it is in use in this process. PyMySQL may have taken its name."""
+    module = sys.modules.get("MySQLdb.connections")
+    return (module.Connection,) if module is not None else ()
+
+
+def _way_in(theirs: CallerConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
+    """How to run a statement: as the library around the driver does it, else that knows of no transaction."""
+    driver = theirs.driver
+    if isinstance(driver, pymysql.connections.Connection):
+        cursor: Any = pymysql.cursors.Cursor  # theirs may make anything of a row
+        return theirs.execute or (lambda text: _rows(cursor(driver), text))
+    if isinstance(driver, _mysqlclients()):
+        cursor = sys.modules["MySQLdb.cursors"].Cursor
+        return theirs.execute or (lambda text: _rows(cursor(driver), text))
+    library = type(driver).__module__.partition(".")[0]
+    if library in _ASYNCIO and theirs.execute is not None:
+        return theirs.execute
+    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {library} {type(driver).__name__}")
+
+
+def _rows(cursor: Any, text: str) -> list[tuple[Any, ...]]:
+    with contextlib.closing(cursor):
+        cursor.execute(text)
+        return list(cursor.fetchall())

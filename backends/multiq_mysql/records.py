@@ -1,0 +1,287 @@
+"""What the backend and its consumers do alike with jobs in the tables."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.driverkit.clock import nanoseconds
+from multiq.errors import OptionInvalid
+
+from .statements import Sql, literal, render, rendered, template
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .connection import Answer, Connection, Database, Session
+
+READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
+
+MICROSECOND = 1_000  # nanoseconds
+SECOND = 1_000_000  # microseconds
+
+SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
+
+_CHUNK = 1_000_000  # bytes of the statement that one INSERT is, about
+_OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
+_LONGEST_ID = 255  # bytes
+_is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
+_UUID_BYTES = 16
+_NO_UUID = b"\xff"  # begins what is no UUID: UTF-8 never does
+
+
+@functools.lru_cache(maxsize=256)
+def microseconds(seconds: float) -> int:
+    """Rounded up: a delay may be longer than asked for, never shorter."""
+    return -(-nanoseconds(seconds) // MICROSECOND)
+
+
+# --- ids -------------------------------------------------------------------------------------------------
+
+
+def packed(job_id: str) -> bytes:
+    """An id as the table keeps it: a UUID in 16 bytes, anything else in as many as it has and one or two more."""
+    return bytes.fromhex(_packed_hex(job_id))
+
+
+def unpacked(kept: bytes) -> str:
+    """The id that ``packed`` was given."""
+    return unhexed(kept.hex())
+
+
+def unhexed(kept: str) -> str:
+    """``unpacked`` of bytes in hex."""
+    if len(kept) == 2 * _UUID_BYTES:
+        text = kept.lower()
+        return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+    return text_of(bytes.fromhex(kept).lstrip(_NO_UUID))
+
+
+def text_of(kept: bytes) -> str:
+    """A text as multiq stores it; what another program has written may be none, and is told with escapes."""
+    try:
+        return kept.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return kept.decode("utf-8", "backslashreplace")
+
+
+def _packed_hex(job_id: str) -> str:
+    if _is_uuid(job_id):
+        return job_id.replace("-", "")
+    text = _NO_UUID + job_id.encode("utf-8", "surrogatepass")
+    return (_NO_UUID + text if len(text) == _UUID_BYTES else text).hex()
+
+
+# --- enqueue ---------------------------------------------------------------------------------------------
+
+
+def inserts(
+    queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
+) -> list[str]:
+    """The statements that add jobs in their order: one, unless it would be longer than about *chunk* bytes.
+
+    *ready* is the state of those without a delay.
+    """
+    head, tail = _insert_into(table)
+    name = literal(queue.encode())
+    statements = []
+    rows: list[str] = []
+    size = 0
+    for job in jobs:
+        row = _row(name, job, now, ready)
+        size += len(row) + 1
+        if rows and size > chunk:
+            statements.append(head + ",".join(rows) + tail)
+            rows, size = [], len(row)
+        rows.append(row)
+    if rows:
+        statements.append(head + ",".join(rows) + tail)
+    return statements
+
+
+def body_limit(packet: int) -> int:
+    """The largest body in bytes that fits into a statement of so many, in hex, whatever else is in it."""
+    return max(0, (packet - _OVERHEAD) // 2)
+
+
+@functools.lru_cache(maxsize=16)
+def _insert_into(table: str) -> tuple[str, str]:
+    """What stands before and behind the rows."""
+    head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
+    return head, tail
+
+
+def _row(name: str, job: NewJob, now: str, ready: int) -> str:
+    job_id = _packed_hex(job.id)
+    if len(job_id) > 2 * _LONGEST_ID:
+        raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
+    return f"({name},x'{job_id}',{_settings(job.priority, job.delay, job.ttr, now, ready)},x'{job.body.hex()}')"
+
+
+@functools.lru_cache(maxsize=256)
+def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> str:
+    """A new row from state to enqueued_at: the same for most jobs."""
+    state, place = (DELAYED, f"{now}+{microseconds(delay)}") if delay > 0 else (ready, priority)
+    return f"{state:d},{place},{priority:d},{microseconds(ttr):d},{now}"
+
+
+# --- looking ---------------------------------------------------------------------------------------------
+
+
+class Outlook(NamedTuple):
+    """What a queue has to offer, now and by the mere passing of time. Microseconds."""
+
+    queue: str
+    now: int
+    paused_for: int
+    """0 or less: it is not paused."""
+    has_ready: bool
+    due_in: int | None
+    """Until a delayed job is due; None: for longer than was looked ahead."""
+    lease_ends_in: int | None
+    """The same of a lease's end."""
+
+    @property
+    def has_due(self) -> bool:
+        """Whether time has made a job ready that is not promoted yet."""
+        return any(left <= 0 for left in self._times())
+
+    @property
+    def without_due(self) -> Outlook:
+        """The same if nothing of what is due can be had now."""
+        due_in, lease_ends_in = (
+            None if left is None or left <= 0 else left for left in (self.due_in, self.lease_ends_in)
+        )
+        return self._replace(due_in=due_in, lease_ends_in=lease_ends_in)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether a job could be reserved."""
+        return self.paused_for <= 0 and (self.has_ready or self.has_due)
+
+    @property
+    def has_past_pause(self) -> bool:
+        """Whether the row of a pause is still there that is over. Without a row its end would be in 1970."""
+        return -self.now < self.paused_for <= 0
+
+    @property
+    def changes_in(self) -> int | None:
+        """Until a job may become reservable if nobody does anything."""
+        return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
+
+    def _times(self) -> Iterator[int]:
+        return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
+
+
+def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]], horizon: int) -> str:
+    """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead.
+
+    Without a horizon nobody asks for the first of what is due, only whether there is anything.
+    """
+    order = Sql("ASC" if horizon else "DESC")
+    parts = [
+        rendered("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, order=order, **floor)
+        for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
+    ]
+    return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
+
+
+def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
+    """What ``look`` answered, in the order of *queues*, and how many seconds it took the server."""
+    took = 0
+    found = []
+    for (text,) in rows:
+        number, now, paused_for, has_ready, due_in, lease_ends_in, micros = text.split()
+        times = (None if left == "-" else int(left) for left in (due_in, lease_ends_in))
+        found.append((int(number), Outlook(queues[int(number)], int(now), int(paused_for), has_ready == "1", *times)))
+        took = max(took, int(micros))
+    return took / SECOND, [outlook for _, outlook in sorted(found)]
+
+
+# --- what is due becomes ready ---------------------------------------------------------------------------
+
+
+def due(outlook: Outlook) -> list[str]:
+    """The statements that lock a slice of what is due in a queue, as it was at the time of the look."""
+    states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
+    return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
+
+
+def promoted(found: Sequence[Answer]) -> list[str]:
+    """The statement that makes ready what ``due`` has found; none for nothing."""
+    seqs = sorted(seq for rows, _ in found for (seq,) in rows)
+    return [render("promote", seqs=seqs)] if seqs else []
+
+
+def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
+    """Make ready what was due at the time of a look, in slices. What somebody has locked stays as it is."""
+    for state in (RESERVED, DELAYED):
+        some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
+        while connection.run(some) == SLICE and time.monotonic() < give_up_at:
+            pass
+
+
+def _due(queue: str, state: int, now: int) -> str:
+    return render("due", queue=queue.encode(), state=state, now=now, limit=SLICE)
+
+
+def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
+    """One slice, one transaction. Returns how many."""
+    found = session.begin(_due(queue, state, now))
+    promoting = promoted(found)
+    if promoting:
+        session.commit(*promoting)
+    else:
+        session.roll_back()
+    return len(found[0].rows)
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """A job as ``peek`` and ``jobs`` read it."""
+
+    seq: int
+    id: bytes
+    state: int
+    place: int
+    priority: int
+    ttr: int
+    age: int
+    attempt: int
+    crashes: int
+    kicks: int
+    left: int
+    reason: bytes | None
+    body: bytes
+
+    def record(self, queue: str) -> JobRecord:
+        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        state = effective_state(self.state, is_due=self.left <= 0)
+        return JobRecord(
+            queue=queue,
+            id=unpacked(self.id),
+            state=state,
+            body=self.body,
+            priority=self.priority,
+            ttr=self.ttr / SECOND,
+            attempt=self.attempt,
+            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            kicks=self.kicks,
+            due_in={State.READY: 0.0, State.BURIED: None}.get(state, self.left / SECOND),
+            age=self.age / SECOND,
+            reason=None if self.reason is None else text_of(self.reason),
+        )
+
+
+def effective_state(code: int, *, is_due: bool) -> State:
+    """A job's state, for which a due time in the past is ready."""
+    if code == AGAIN or (code in {DELAYED, RESERVED} and is_due):
+        return State.READY
+    return STORED_STATES[code]

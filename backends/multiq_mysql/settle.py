@@ -1,0 +1,207 @@
+"""Verdicts as statements: which of them may be carried out, and how.
+
+The short way is for acks, which are nearly all there is: they are deleted under the condition that their lease is
+live, and the count of rows tells whether all were. Any other batch is locked and read first.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from typing import TYPE_CHECKING, Any
+
+from multiq.backend import Abandon, Ack, Bury, GiveBack, Release, Touch
+from multiq.errors import LeaseLost
+
+from . import receipts
+from .records import RESERVED, microseconds
+from .statements import render
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from multiq.backend import Verdict
+
+    from .connection import Answer, Database, Session
+    from .receipts import Proof, Ticket
+
+Fence = tuple[int, int]
+"""A job's seq and its reservation's token."""
+
+Key = tuple[Fence, type]
+"""A verdict, for who repeats it: its fence and its kind."""
+
+_CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
+
+_MOST_DOUBTS = 100_000  # verdicts
+
+_ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
+
+
+def fence_of(verdict: Verdict) -> Fence:
+    """What is not one of our tokens fits no job."""
+    seq, _, token = verdict.lease.token.partition(":")
+    try:
+        return int(seq) % 2**63, int(token) % 2**64
+    except ValueError:
+        return 0, 0
+
+
+class Doubts:
+    """Verdicts of transactions of which nobody knows whether they were committed, until their caller has the answer.
+
+    Other calls of the same consumer may come between a lost reply and its repetition.
+    """
+
+    def __init__(self) -> None:
+        self._pending: dict[Key, list[tuple[Proof | None, LeaseLost | None]]] = {}
+
+    def about(self, batch: Batch) -> bool:
+        """Whether any of these verdicts may have been carried out by an earlier call."""
+        return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
+
+    def proofs(self, batch: Batch) -> list[Proof]:
+        """Those that would be found if they were."""
+        return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
+
+    def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
+        """How this verdict was answered by a transaction whose proof was *found*; twice if it is named twice."""
+        return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
+
+    def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
+        """The reply to this transaction was lost, or (None) did not get to the caller. A touch is simply made again."""
+        for key, answer in zip(batch.named(), answers, strict=True):
+            if key[1] is not Touch:
+                self._pending.setdefault(key, []).append((proof, answer))
+        while len(self._pending) > _MOST_DOUBTS:  # callers that never came back
+            del self._pending[next(iter(self._pending))]
+
+    def end(self, batch: Batch) -> None:
+        """The caller gets its answers now."""
+        if self._pending:
+            for key in batch.named():
+                self._pending.pop(key, None)
+
+
+class Batch:
+    """The verdicts of one call."""
+
+    def __init__(self, database: Database, verdicts: Sequence[Verdict]) -> None:
+        self.verdicts = verdicts
+        self.fences = [fence_of(verdict) for verdict in verdicts]
+        self._database = database
+
+    def named(self) -> list[Key]:
+        """What tells the verdicts apart when they are repeated."""
+        return [(fence, type(verdict)) for fence, verdict in zip(self.fences, self.verdicts, strict=True)]
+
+    @property
+    def is_short(self) -> bool:
+        """Whether there are only acks, each of another job."""
+        return all(type(verdict) is Ack for verdict in self.verdicts) and len({seq for seq, _ in self.fences}) == len(
+            self.fences
+        )
+
+    def acks(self, ticket: Ticket) -> list[str]:
+        """The short way's statements, one for each reserve that the jobs came from. The first takes the ticket."""
+        now = self._database.now
+        if len(self.fences) == 1:
+            ((seq, token),) = self.fences
+            return [render("ack_with_ticket", seqs=seq, token=token, now=now, ticket=ticket.writer)]
+        seqs = defaultdict(list)
+        for seq, token in self.fences:
+            seqs[token].append(seq)
+        statements: list[str] = []
+        for token, numbers in seqs.items():
+            numbers.sort()
+            if statements:
+                statements.append(render("ack", seqs=numbers, token=token, now=now))
+            else:
+                statements.append(render("ack_with_ticket", seqs=numbers, token=token, now=now, ticket=ticket.writer))
+        return statements
+
+    def are_done(self, acks: Iterable[Answer]) -> bool:
+        """Whether the short way has deleted all jobs. The ticket counts as one."""
+        return sum(ack.affected for ack in acks) == len(self.fences) + 1
+
+    def all_done(self) -> list[LeaseLost | None]:
+        """The answers if all went well."""
+        return [None] * len(self.verdicts)
+
+    def lock(self, session: Session, doubts: Doubts) -> tuple[list[LeaseLost | None], list[str]]:
+        """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
+
+        *doubts* are about verdicts that may have been carried out by an earlier call.
+        """
+        now = self._database.now
+        queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
+        asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
+        expected = doubts.proofs(self)
+        if expected:  # behind the lock, which waits for a transaction that is still going on
+            asked.append(receipts.asked(expected))
+        found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
+        proofs = receipts.found(expected, more.pop()) if expected else {}
+        places = {queue: answer.rows[0][0] for queue, answer in zip(queues, more, strict=True)}
+        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubts, proofs)
+
+    def _judge(
+        self,
+        rows: dict[int, tuple[int, int, int]],
+        places: dict[str, int],
+        doubts: Doubts,
+        proofs: Mapping[Proof, int],
+    ) -> tuple[list[LeaseLost | None], list[str]]:
+        answers: list[LeaseLost | None] = []
+        steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
+        repeated: Counter[Key] = Counter()
+        is_doubtful = doubts.about(self)
+        longest = (self._database.max_packet or 0) // 4
+        for verdict, key in zip(self.verdicts, self.named(), strict=True):
+            seq, token = key[0]
+            found_token, state, is_live = rows.get(seq, (0, -1, 0))
+            if is_doubtful and (given := doubts.answers(key, proofs)):
+                answers.append(given[min(repeated[key], len(given) - 1)])
+                repeated[key] += 1
+            elif found_token == token and state == RESERVED and is_live:
+                steps[_step(verdict, places, longest)].append(seq)
+                answers.append(None)
+                if type(verdict) is not Touch:
+                    del rows[seq]  # one verdict is all that a reservation takes
+            else:
+                answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
+        # touch first: on one job it cannot come after another verdict, which would have ended the lease
+        order = sorted(steps, key=lambda step: step[0] != "touch")
+        return answers, [self._statement(step, steps[step]) for step in order]
+
+    def _statement(self, step: tuple[Any, ...], seqs: list[int]) -> str:
+        verb, *values = step
+        return render(verb, seqs=sorted(seqs), now=self._database.now, **dict(values))
+
+
+def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
+    """What is to be done, so that jobs with which the same is done share a statement. *longest*: reason, in bytes."""
+    match verdict:
+        case Release(delay=delay, priority=priority, reason=reason):
+            return (
+                "release",
+                ("delay", microseconds(delay)),
+                ("priority", priority),
+                ("reason", _bytes(reason, longest)),
+            )
+        case Bury(lease=lease, reason=reason):
+            place = places[lease.queue]
+            places[lease.queue] = place + 1  # the longest buried is kicked first, also of one batch
+            return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
+        case Abandon(reason=reason):
+            return ("abandon", ("reason", _bytes(reason, longest)))
+        case _:
+            return (next(verb for kind, verb in _ONE_STEP if type(verdict) is kind),)
+
+
+def _bytes(reason: str | None, longest: int) -> bytes | None:
+    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot, and be longer than a packet."""
+    if reason is None:
+        return None
+    kept = reason[: longest + 1].encode("utf-8", "backslashreplace")
+    if len(kept) <= longest:
+        return kept
+    return kept[: longest - len(_CUT)].decode("utf-8", "ignore").encode() + _CUT

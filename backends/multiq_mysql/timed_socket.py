@@ -1,0 +1,128 @@
+"""Sockets whose deadline and size limit are those of a whole reply.
+
+PyMySQL's timeouts are those of one ``recv``: a server that sends a byte now and then holds a call for as long as it
+likes. PyMySQL reads through ``socket.makefile``, which calls ``recv_into``, and writes with ``sendall``: both look at
+the deadline here, and set the socket's own timeout only if that is off by more than a tenth of a second, as that is a
+system call.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import ssl
+from time import monotonic
+from typing import TYPE_CHECKING, Any
+
+from multiq.driverkit.tls import handshake
+
+if TYPE_CHECKING:
+    from pymysql.connections import Connection
+
+_SLACK = 0.1  # seconds that a read may end later than the deadline
+_LARGEST_REPLY = 640_000_000  # bytes, as in the Redis driver
+
+
+class _Bounds(socket.socket):
+    """What both kinds of socket have in common."""
+
+    deadline = math.inf
+    """When all reads and writes end; monotonic."""
+    period: float | None = None
+    """Seconds from the begin of each write until its reply is read: sets the deadline anew. None: it stays."""
+    _received = 0  # bytes since the last write
+
+    def bound(self) -> None:
+        """Before a read or write. Raises ``TimeoutError`` after the deadline."""
+        left = self.deadline - monotonic()
+        if left <= 0:
+            raise TimeoutError("timed out")
+        timeout = self.gettimeout()
+        if timeout is None or not left <= timeout <= left + _SLACK:
+            self.settimeout(math.ceil(left / _SLACK) * _SLACK)
+
+    def begin(self) -> None:
+        """Before a write that asks for a new reply."""
+        self._received = 0
+        if self.period is not None:
+            self.deadline = monotonic() + self.period
+        self.bound()
+
+    def counted(self, size: int) -> int:
+        """After a read of so many bytes."""
+        self._received += size
+        if self._received > _LARGEST_REPLY:
+            raise ConnectionError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
+        return size
+
+
+_recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
+
+
+class TimedSocket(_Bounds):
+    """TCP without TLS, or a UNIX socket."""
+
+    def recv_into(self, *args: Any) -> int:
+        self.bound()
+        return self.counted(_recv_into(self, *args))
+
+    def sendall(self, *args: Any) -> None:
+        self.begin()
+        _sendall(self, *args)  # its timeout is that of all of it
+
+
+class TimedTlsSocket(_Bounds, ssl.SSLSocket):
+    """TLS."""
+
+    def recv_into(self, *args: Any) -> int:
+        self.bound()
+        return self.counted(super().recv_into(*args))
+
+    def sendall(self, *args: Any) -> None:
+        self.begin()
+        super().sendall(*args)
+
+    def send(self, *args: Any) -> int:
+        self.bound()  # ``sendall`` is many of these
+        return super().send(*args)
+
+
+class TimedTls:
+    """Stands for the ``SSLContext`` of one connection, of which PyMySQL calls nothing but ``wrap_socket``."""
+
+    def __init__(self, context: ssl.SSLContext) -> None:
+        self._context = context
+
+    def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
+        """The handshake, within the deadline of *sock*."""
+        wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
+        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - login says so to the context
+        wrapped.deadline = sock.deadline
+        return wrapped
+
+
+def timed(sock: socket.socket, deadline: float) -> TimedSocket:
+    """The same connection as one that keeps a deadline; *sock* is of no use after this."""
+    made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
+    made.deadline = deadline
+    return made
+
+
+def patience(connection: Connection[Any], seconds: float) -> None:
+    """From now on each statement and its whole reply may take so many *seconds*."""
+    sock = _socket_of(connection)
+    if sock is not None:
+        sock.period = seconds
+
+
+def end_at(connection: Connection[Any], deadline: float) -> None:
+    """From now on all statements together have to end at *deadline*."""
+    sock = _socket_of(connection)
+    if sock is not None:
+        sock.deadline, sock.period = deadline, None
+
+
+def _socket_of(connection: Any) -> _Bounds | None:
+    """None: it is closed, or its socket is not one of ours."""
+    sock = connection._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
+    return sock if isinstance(sock, _Bounds) else None

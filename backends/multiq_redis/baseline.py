@@ -1,0 +1,102 @@
+"""The leanest loops over a socket and hiredis, as ``multiq bench`` sets them beside multiq's."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from typing import TYPE_CHECKING, Any
+
+from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+
+from .connection import pack
+
+if TYPE_CHECKING:
+    from .connection import Wire, Word
+
+_PATIENCE = 60.0  # seconds for one exchange
+
+_PUT = """
+    local scored = {}
+    for i = 1, #ARGV, 2 do
+        scored[i], scored[i + 1] = i, ARGV[i]
+    end
+    redis.call('HSET', KEYS[1], unpack(ARGV))
+    redis.call('ZADD', KEYS[2], unpack(scored))
+"""
+_TAKE = """
+    if #ARGV > 1 then
+        redis.call('ZREM', KEYS[3], unpack(ARGV, 2))
+        redis.call('HDEL', KEYS[1], unpack(ARGV, 2))
+    end
+    local ready = redis.call('ZRANGE', KEYS[2], 0, ARGV[1] - 1)
+    if #ready == 0 then return ready end
+    redis.call('ZREMRANGEBYRANK', KEYS[2], 0, #ready - 1)
+    local held = {}
+    for i = 1, #ready do
+        held[2 * i - 1], held[2 * i] = 1, ready[i]
+    end
+    redis.call('ZADD', KEYS[3], unpack(held))
+    return {ready, redis.call('HMGET', KEYS[1], unpack(ready))}
+"""
+
+
+class RedisLimit(Limit):
+    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. The *wire* is its own.
+
+    Tries everything once, and so raises ``hiredis.ReplyError`` where an account may not do it.
+    """
+
+    def __init__(self, wire: Wire, base: str, body: bytes) -> None:
+        self._wire = wire
+        self._body = body
+        self._list = f"{base}:limit-list"
+        self._keys = tuple(f"{base}:limit-{name}" for name in ("bodies", "ready", "reserved"))
+        self._ask("LPUSH", self._list, body)
+        self._ask("EVAL", _PUT, len(self._keys), *self._keys, "first", body)  # from here on the server knows them
+        self._ask("EVAL", _TAKE, len(self._keys), *self._keys, 1)
+        self._delete()
+
+    def put_one_by_one(self, count: int) -> float:
+        """``LPUSH``."""
+        ask, name, body = self._wire.ask, self._list, self._body
+        start = time.perf_counter()
+        for _ in range(count):
+            ask(pack(("LPUSH", name, body)), time.monotonic() + _PATIENCE)
+        return count / (time.perf_counter() - start)
+
+    def put_in_batches(self, count: int) -> float:
+        start = time.perf_counter()
+        for first in range(0, count, PUT_AT_ONCE):
+            jobs: list[Word] = []
+            for number in range(first, min(first + PUT_AT_ONCE, count)):
+                jobs += (number, self._body)
+            self._run(_PUT, *jobs)
+        return count / (time.perf_counter() - start)
+
+    def take_in_batches(self) -> float:
+        """The last ones are forgotten and the next ones moved in one script."""
+        start, count = time.perf_counter(), 0
+        held: list[bytes] = []
+        while True:
+            answer = self._run(_TAKE, TAKEN_AT_ONCE, *held)
+            if not answer:
+                return count / (time.perf_counter() - start)
+            held = answer[0]
+            count += len(held)
+
+    def close(self) -> None:
+        if self._wire.is_free:
+            self._delete()
+        self._wire.close()
+
+    def _delete(self) -> None:
+        self._ask("DEL", self._list, *self._keys)
+
+    def _run(self, text: str, *words: Word) -> Any:
+        return self._ask("EVALSHA", _SHAS[text], len(self._keys), *self._keys, *words)
+
+    def _ask(self, *words: Word) -> Any:
+        return self._wire.ask(pack(words), time.monotonic() + _PATIENCE)
+
+
+_SHAS = {text: hashlib.sha1(text.encode()).hexdigest() for text in (_PUT, _TAKE)}  # noqa: S324 - Redis' own choice

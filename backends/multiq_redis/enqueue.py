@@ -1,0 +1,110 @@
+"""Batches on their way in: one script for each line, and for a large batch several, none of which holds the server up.
+
+What one script takes it takes whole. Of a batch that needs several, a server that is full, or gone, in between has
+taken a part, which ``EnqueuePartial`` tells. What was sent and not answered is ``EnqueueUncertain``: a repetition adds
+nothing twice.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from multiq.errors import BackendError, EnqueuePartial, EnqueueUncertain
+
+from .pipeline import call_together
+from .records import new_jobs, pack_ids
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .client import Callers
+    from .partitions import Lines
+
+MOST_JOBS = 1000  # of one script: 2.5 ms of the server
+MOST_BYTES = 8_000_000  # of bodies in one script
+
+
+def enqueue_batch(callers: Callers, lines: Lines, queue: str, jobs: Sequence[NewJob]) -> None:
+    """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if it is sure that a part was taken."""
+    if lines.spread == 1 and _fits(jobs):
+        arguments = new_jobs(jobs)
+        try:
+            callers.call("enqueue", queue, arguments)
+        except BackendError as exc:
+            if exc.may_be_done:
+                raise uncertain(exc, queue, jobs) from exc
+            raise
+        return
+    taken: set[str] = set()
+    for parts in _rounds(lines, queue, jobs):
+        with callers.borrowed() as caller:
+            calls = [caller.new_call("enqueue", line, new_jobs(part)) for line, part in parts.items()]
+            replies = call_together(caller, calls)
+        failures: list[BackendError] = []
+        in_doubt: set[str] = set()
+        for part, reply in zip(parts.values(), replies, strict=True):
+            ids = {job.id for job in part}
+            if not isinstance(reply, BackendError):
+                taken |= ids
+                continue
+            failures.append(reply)
+            if reply.may_be_done:
+                in_doubt |= ids
+        if failures:
+            _fail(failures, queue, jobs, taken, in_doubt)
+
+
+def _rounds(lines: Lines, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
+    """What goes in one round trip, and then in the next: for each line at most as much as one script may take."""
+    by_line: dict[str, list[NewJob]] = {}
+    for job, packed in zip(jobs, pack_ids([job.id for job in jobs]), strict=True):
+        by_line.setdefault(lines.home(queue, packed), []).append(job)
+    waiting = {line: _slices(some) for line, some in by_line.items()}
+    while True:
+        parts = {line: part for line, slices in waiting.items() if (part := next(slices, None))}
+        if not parts:
+            return
+        yield parts
+
+
+def _slices(jobs: Sequence[NewJob]) -> Iterator[list[NewJob]]:
+    part: list[NewJob] = []
+    size = 0
+    for job in jobs:
+        if part and (len(part) == MOST_JOBS or size + len(job.body) > MOST_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(job)
+        size += len(job.body)
+    if part:
+        yield part
+
+
+def _fits(jobs: Sequence[NewJob]) -> bool:
+    return len(jobs) <= MOST_JOBS and sum(len(job.body) for job in jobs) <= MOST_BYTES
+
+
+def uncertain(error: BackendError, queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
+    """What to raise from the error of a call with all jobs that the server may have carried out."""
+    return EnqueueUncertain(queue, jobs, str(error), client_ids=True)
+
+
+def _fail(
+    failures: Sequence[BackendError], queue: str, jobs: Sequence[NewJob], taken: set[str], in_doubt: set[str]
+) -> NoReturn:
+    accepted = {at: job.id for at, job in enumerate(jobs) if job.id in taken}
+    if in_doubt:
+        why = next(failure for failure in failures if failure.may_be_done)
+        raise EnqueueUncertain(
+            queue,
+            [job for job in jobs if job.id in in_doubt],
+            str(why),
+            accepted=accepted,
+            unsent=[job for job in jobs if job.id not in in_doubt and job.id not in taken],
+            client_ids=True,
+        ) from why
+    if accepted:
+        raise EnqueuePartial(accepted, len(jobs), str(failures[0])) from failures[0]
+    raise failures[0]

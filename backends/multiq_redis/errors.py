@@ -1,0 +1,130 @@
+"""Redis' errors: which are worth another try, and what the others are called here."""
+
+from __future__ import annotations
+
+import re
+import ssl
+
+import hiredis
+
+from multiq.driverkit.resolver import NameTimeoutError
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+
+#: passes by itself: a script of somebody else's, a start, a slot on its way to another node, an election
+PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
+
+#: this server will not do it, but another one may: a primary that became a replica
+ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
+
+#: it answers questions and changes nothing
+REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
+
+FAILURES = (OSError, hiredis.ProtocolError)
+"""What ends a connection."""
+
+_ERRORS: dict[str, tuple[type[BackendError], str]] = {
+    "OOM": (
+        BackendFull,
+        "is at its maxmemory, and nothing was stored: work jobs off (that goes on), or raise maxmemory",
+    ),
+    "MISCONF": (
+        BackendUnavailable,
+        "refuses all writes because it cannot save to its disk: look at the disk and the server's log",
+    ),
+    "READONLY": (BackendUnavailable, "is a replica and takes no writes: name the primary, or use redis+sentinel://"),
+    "NOAUTH": (BackendUnavailable, "wants a password: write it into the URL, as in redis://:password@host"),
+    "WRONGPASS": (BackendUnavailable, "does not accept this user and password: check both in the URL"),
+    "NOPERM": (
+        BackendUnavailable,
+        "does not allow this user what multiq needs (docs/redis.md lists the commands and keys for ACL SETUSER)",
+    ),
+    "DENIED": (BackendUnavailable, "is in protected mode: set a password on the server, or bind it to this network"),
+    "LOADING": (BackendTimeout, "is still loading its data from the disk: try again later"),
+    "BUSY": (BackendTimeout, "runs somebody's script that does not end: see SCRIPT KILL, and SLOWLOG for which"),
+    "TRYAGAIN": (BackendTimeout, "is moving the queue to another node, which took too long: try again later"),
+    "CLUSTERDOWN": (BackendUnavailable, "says that its cluster is down: see CLUSTER INFO"),
+    "MASTERDOWN": (BackendUnavailable, "is a replica that lost its primary"),
+    "NOREPLICAS": (BackendUnavailable, "refuses writes for lack of replicas: see min-replicas-to-write"),
+    "WRONGTYPE": (
+        BackendCorrupt,
+        "has a key of multiq's that holds something else: rename it, or use another ?prefix= in the URL",
+    ),
+    "MOVED": (
+        BackendUnavailable,
+        "is part of a cluster: use redis+cluster:// in the URL, so that multiq follows the queues to their nodes",
+    ),
+    "ASK": (BackendUnavailable, "is moving the queue to another node"),
+    "NOSCRIPT": (BackendUnavailable, "forgets its scripts as soon as they are loaded: try again later"),
+}
+
+_CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
+_INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
+_AUTH = ("invalid password", "without any password configured", "invalid username-password")
+TOO_MANY_CLIENTS = "max number of clients"
+_IN_SCRIPT = "user_script"
+
+
+def code_of(error: hiredis.ReplyError) -> str:
+    """The word that says what kind of error it is. Redis 6.2 hides it inside a script's error."""
+    text = str(error)
+    first = _CODE.match(text)
+    code = first[1] if first else "ERR"
+    if code == "ERR":
+        inside = _INSIDE.search(text)
+        code = inside[1] if inside and _IN_SCRIPT in text else code
+        if any(words in text for words in _AUTH):
+            code = "WRONGPASS"
+    return code
+
+
+def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
+    """Where a MOVED or an ASK points. The host may be empty: the same as before."""
+    host, _, port = str(error).split()[2].rpartition(":")
+    return host, int(port)
+
+
+def explain(exc: Exception, place: str, timeout: float) -> BackendError:
+    """Our error for one of a server's or a socket's."""
+    if isinstance(exc, hiredis.ReplyError):
+        return _explain_reply(exc, place)
+    if isinstance(exc, TimeoutError):
+        return BackendTimeout(f"{place} {_explain_timeout(exc, timeout)}")
+    if isinstance(exc, ssl.SSLCertVerificationError):
+        return BackendUnavailable(
+            f"{place} cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with "
+            "?ca= in the URL, and the host as the certificate has it"
+        )
+    if isinstance(exc, ssl.SSLError):
+        return BackendUnavailable(f"{place} does not speak TLS as expected ({exc.reason}): is it a TLS port?")
+    if isinstance(exc, hiredis.ProtocolError):
+        return BackendUnavailable(f"{place} does not speak Redis' protocol ({exc}): is it a TLS port, or no Redis?")
+    return BackendUnavailable(f"{place} cannot be reached: {getattr(exc, 'strerror', None) or exc}")
+
+
+def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
+    if isinstance(exc, NameTimeoutError):
+        return f"has a name that was not found within {timeout:g} s: look at this machine's DNS"
+    return (
+        f"did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more time with "
+        "?timeout= in the URL"
+    )
+
+
+def _explain_reply(exc: hiredis.ReplyError, place: str) -> BackendError:
+    code = code_of(exc)
+    if code in _ERRORS:
+        error, sentence = _ERRORS[code]
+        return error(f"{place} {sentence} ({_short(exc)})")
+    text = str(exc)
+    if TOO_MANY_CLIENTS in text:
+        return BackendUnavailable(f"{place} has too many clients ({_short(exc)}): raise its maxclients, or close some")
+    if _IN_SCRIPT in text:
+        return BackendCorrupt(
+            f"{place} has something in a queue's keys that multiq did not write, or a newer multiq did: {_short(exc)}"
+        )
+    return BackendUnavailable(f"{place} refused: {_short(exc)}")
+
+
+def _short(exc: Exception) -> str:
+    text = str(exc)
+    return text if len(text) <= 200 else text[:197] + "..."

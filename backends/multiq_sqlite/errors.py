@@ -1,0 +1,126 @@
+"""SQLite's errors: which are worth another try, how that is made, and what the others are called here."""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import time
+from typing import TYPE_CHECKING, TypeVar
+
+from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
+
+from .lock_owner import refuse_own_lock, writer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.errors import MultiqError
+
+_T = TypeVar("_T")
+
+_FIRST_PAUSE = 0.0002  # seconds between two tries for the lock; a commit holds it about as long
+_LONGEST_PAUSE = 0.003
+_PAUSE_GROWTH = 1.5
+_LOOK_AFTER, _LOOK_EACH = 0.1, 1.0  # seconds of waiting, until it is looked who has the lock, and again
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
+
+_ERRORS: dict[int, tuple[type[BackendError], str]] = {
+    sqlite3.SQLITE_FULL: (BackendFull, "has no room to grow: the disk or the quota is full, and nothing was stored"),
+    sqlite3.SQLITE_NOTADB: (BackendCorrupt, "is not an SQLite database, or is encrypted: name another file"),
+    sqlite3.SQLITE_CORRUPT: (BackendCorrupt, "is damaged: keep a copy, then try `sqlite3 FILE .recover`"),
+    sqlite3.SQLITE_CANTOPEN: (
+        BackendUnavailable,
+        "cannot be opened: this user needs to read and write the file and its folder, where SQLite keeps its log",
+    ),
+    sqlite3.SQLITE_READONLY: (
+        BackendUnavailable,
+        "cannot be written: this user needs to write the file and its folder, and the disk must not be read-only",
+    ),
+    sqlite3.SQLITE_PERM: (BackendUnavailable, "cannot be used: this user lacks the permission"),
+    sqlite3.SQLITE_AUTH: (BackendUnavailable, "cannot be used: an authorizer forbids it"),
+    sqlite3.SQLITE_IOERR: (BackendUnavailable, "cannot be read or written: look at the disk and the system's log"),
+    sqlite3.SQLITE_NOLFS: (BackendUnavailable, "cannot grow: its file system takes no large files"),
+    sqlite3.SQLITE_NOMEM: (BackendUnavailable, "cannot be used: the process ran out of memory"),
+}
+
+_UNREADABLE = ("JSON cannot hold BLOB values", "Could not decode to UTF-8", "cannot store ", "integer overflow")
+_TABLES_GONE = ("no such table", "no such column", "no such index", "no query solution", "already exists")
+
+
+class Unreadable(BackendCorrupt):
+    """A record in the file is not as multiq writes it."""
+
+    def __init__(self, why: object) -> None:
+        super().__init__(f"the file holds a record that multiq has not written, and that cannot be read ({why})")
+
+
+def is_busy(exc: sqlite3.Error) -> bool:
+    """Whether somebody else holds a lock that this call needs."""
+    return primary_code(exc) in _BUSY
+
+
+def patiently(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+    """The result of *attempt*, made again and again for *timeout* seconds while the file at *path* is locked.
+
+    SQLite's own waiting pauses up to 100 ms at a time; ours asks a few hundred times a second, spread at random.
+
+    Raises ``LockedByCaller`` where waiting cannot help.
+    """
+    try:
+        return attempt()  # nearly always: measure no time for it
+    except sqlite3.OperationalError as exc:
+        if not is_busy(exc):
+            raise
+    now = time.monotonic()
+    give_up_at, look_at = now + timeout, now + _LOOK_AFTER
+    pause = _FIRST_PAUSE
+    while True:
+        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the waiting, guards nothing
+        try:
+            return attempt()
+        except sqlite3.OperationalError as exc:
+            now = time.monotonic()
+            if not is_busy(exc) or now >= give_up_at:
+                raise
+            if now >= look_at:
+                refuse_own_lock(path)
+                look_at = now + _LOOK_EACH
+        pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
+
+
+def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
+    """Our error for one of SQLite's about the file at *path*."""
+    code = primary_code(exc)
+    if code in _BUSY:
+        return BackendTimeout(
+            f"{path} was locked by {_who(path)} for {timeout:g} s ({exc}): look for a program that keeps a write "
+            "transaction open, or wait longer with ?timeout= in the URL"
+        )
+    if code in _ERRORS:
+        error, sentence = _ERRORS[code]
+        return error(f"{path} {sentence} ({exc})")
+    if any(words in str(exc) for words in _UNREADABLE):
+        return Unreadable(exc)
+    if any(words in str(exc) for words in _TABLES_GONE):
+        return BackendCorrupt(
+            f"{path} does not hold the tables that multiq made: somebody dropped, renamed or replaced one ({exc}); "
+            "restore it, or drop everything named multiq_* to start empty"
+        )
+    return BackendError(f"SQLite failed on {path}: {exc}")
+
+
+def _who(path: str) -> str:
+    pid = writer(path)
+    if pid == os.getpid():
+        return (
+            "a transaction of this very process (to enqueue inside a transaction of your own, pass its connection: "
+            "enqueue(..., connection=connection))"
+        )
+    return "another connection, of another process or this one," if pid is None else f"the process {pid}"
+
+
+def primary_code(exc: sqlite3.Error) -> int:
+    """Which of SQLite's errors it is, as in ``sqlite3.SQLITE_BUSY``."""
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF  # extended codes keep the primary one in their lowest byte

@@ -1,0 +1,231 @@
+"""Enqueuing inside a transaction of the caller's own, on the caller's own connection.
+
+The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. A savepoint makes the
+batch whole or nothing also for a caller who catches the error and commits.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
+
+from . import schema
+from .connection import Transaction
+from .errors import explain, is_busy, primary_code
+from .opening import require_library
+from .records import insert, size_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from multiq.backend import NewJob
+    from multiq.driverkit.clock import Clock
+    from multiq.driverkit.external_transaction import CallerConnection
+
+    from .connection import Database, Parameters
+
+_LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 has no name for
+
+_WANTED = (
+    "a sqlite3.Connection, a Connection or Session of SQLAlchemy's over one (sqlite+aiosqlite:// through run_sync, "
+    "too), or Django's connection"
+)
+
+
+class CallersTransaction:
+    """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one to this file."""
+
+    def __init__(self, database: Database, connection: Any) -> None:
+        require_library()
+        self._database = database
+        with self._explained():
+            self._theirs = open_up(connection, (sqlite3.Connection,), _WANTED)
+            self._sqlite = _sqlite_connection(self._theirs)
+
+    def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
+        """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
+        with self._explained():
+            # first: any statement of theirs may pin what they see of the file
+            has_tables = self._tables_are_made(size_of(jobs))
+            self._theirs.begin()
+            name = self._schema_name()
+
+            def add() -> None:
+                if not has_tables:
+                    self._make_tables(name)
+                insert(Transaction(self._sqlite), queue, jobs, clock(), name)
+
+            self._write(add)
+
+    # --- the file ---
+
+    def _schema_name(self) -> str:
+        """What the connection calls our file: main, or the name that it is attached under."""
+        # as bytes, because their text_factory may make anything of a text
+        listed = self._cursor().execute(
+            "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
+        )
+        files = [(_decoded(name, x), _decoded(file or b"", x)) for name, file, x in listed]
+        for name, file in files:
+            if file and _is_same(file, self._database.path):
+                return '"' + name.replace('"', '""') + '"'
+        theirs = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
+        raise OptionInvalid(
+            f"connection= is open on {theirs}, but the jobs are in {self._database.path}: pass a connection to that "
+            "file, or ATTACH it"
+        )
+
+    def _tables_are_made(self, size: int) -> bool:
+        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked.
+
+        Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
+        """
+        patience = 0.0 if self._sqlite.in_transaction else self._database.timeout
+        with self._database.borrowed() as connection:
+            if not connection.prepare(patience):
+                return False
+            connection.refuse_if_full(size)
+            return True
+
+    def _make_tables(self, name: str) -> None:
+        """Their transaction holds the lock, so the tables can only be made inside it, and go if it rolls back."""
+        cursor = self._cursor()
+        if name == '"main"':
+            schema.bring_up(cursor, self._database.path)
+        elif schema.version(cursor, self._database.path, name) != schema.VERSION:
+            raise BackendTimeout(
+                f"{self._database.path} has not been used with this multiq yet, and this transaction has it locked, "
+                "so that its tables cannot be made: use the queue once before, for instance ask for its stats"
+            )
+
+    # --- the transaction ---
+
+    def _write(self, work: Callable[[], None]) -> None:
+        """Do *work* in their transaction, whole or not at all.
+
+        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: they may commit while they
+        handle an exception from outside that left its generator, and with it half a batch, as it was.
+        """
+        began = self._begin_if_python_would()
+        try:
+            self._sqlite.execute("SAVEPOINT multiq")
+            work()
+            self._sqlite.execute("RELEASE multiq")  # a COMMIT, if they have no transaction open
+        except BaseException:
+            self._quietly("ROLLBACK TO multiq")
+            self._quietly("RELEASE multiq")
+            if began:
+                self._quietly("ROLLBACK")
+            raise
+
+    def _begin_if_python_would(self) -> bool:
+        """By its old rules sqlite3 opens a transaction before it runs an INSERT, for the caller to commit."""
+        level = self._sqlite.isolation_level
+        if self._sqlite.in_transaction or level is None or getattr(self._sqlite, "autocommit", _LEGACY) != _LEGACY:
+            return False
+        self._sqlite.execute(f"BEGIN {level}")
+        return True
+
+    def _quietly(self, text: str) -> None:
+        """Undo after an error, of which SQLite may have undone everything itself."""
+        with contextlib.suppress(sqlite3.Error):
+            self._sqlite.execute(text)
+
+    def _cursor(self) -> sqlite3.Cursor:
+        cursor = self._sqlite.cursor()
+        if isinstance(cursor, sqlite3.Cursor):
+            cursor.row_factory = None  # theirs may make anything of a row
+        return cursor
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        try:
+            yield
+        except MultiqError:
+            raise
+        except Exception as exc:
+            cause = cause_of(exc)
+            if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
+                raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
+            raise self._named(cause) from exc
+
+    def _named(self, exc: sqlite3.Error) -> MultiqError:
+        if is_busy(exc):
+            return BackendTimeout(
+                f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
+                "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
+            )
+        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
+            return OptionInvalid(
+                f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
+                "without mode=ro and immutable=1, and with PRAGMA query_only off"
+            )
+        return explain(exc, self._database.path, self._database.timeout)
+
+
+class _AsyncioConnection:
+    """aiosqlite's connection, as far as it is used here, through what SQLAlchemy has put in front of it."""
+
+    def __init__(self, theirs: CallerConnection) -> None:
+        self._adapter = theirs.adapter
+        self._driver = theirs.driver
+
+    def cursor(self) -> _AsyncioCursor:
+        return _AsyncioCursor(self._adapter.cursor())
+
+    @property
+    def in_transaction(self) -> bool:
+        return bool(self._driver.in_transaction)
+
+    @property
+    def isolation_level(self) -> str | None:
+        level: str | None = self._driver.isolation_level
+        return level
+
+    def execute(self, text: str, parameters: Parameters = ()) -> _AsyncioCursor:
+        return self.cursor().execute(text, parameters)
+
+
+class _AsyncioCursor:
+    """A cursor whose ``execute`` returns it, as that of ``sqlite3`` does."""
+
+    def __init__(self, cursor: Any) -> None:
+        self._cursor = cursor
+        self.fetchone = cursor.fetchone
+        self.fetchall = cursor.fetchall
+
+    def execute(self, text: str, parameters: Parameters = ()) -> _AsyncioCursor:
+        self._cursor.execute(text, parameters)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.fetchall())
+
+
+def _sqlite_connection(theirs: CallerConnection) -> sqlite3.Connection:
+    """What runs statements on the connection inside."""
+    if isinstance(theirs.driver, sqlite3.Connection):
+        return theirs.driver
+    if type(theirs.driver).__module__.partition(".")[0] == "aiosqlite":
+        return cast("sqlite3.Connection", _AsyncioConnection(theirs))
+    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {type(theirs.driver).__name__}")
+
+
+def _decoded(text: bytes, x: bytes) -> str:
+    """A text of a database whose encoding makes an x of the bytes *x*: UTF-8, or UTF-16 in either order."""
+    if len(x) == 1:
+        return os.fsdecode(text)
+    return text.decode("utf-16-le" if x[0] else "utf-16-be", "replace")
+
+
+def _is_same(one: str, other: str) -> bool:
+    try:
+        return Path(one).samefile(other)
+    except OSError:
+        return False

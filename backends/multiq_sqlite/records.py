@@ -1,0 +1,224 @@
+"""What the backend and its consumers do alike with jobs in the tables."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import msgspec
+
+from multiq.backend import STORED_STATES, JobRecord, State
+from multiq.driverkit.clock import SECOND, nanoseconds
+
+from .errors import Unreadable
+from .statements import qualified
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from multiq.backend import NewJob
+
+    from .connection import Connection, Transaction
+
+READY, DELAYED, RESERVED, BURIED = range(4)  # as the tables name them, in the order of STORED_STATES
+
+SLICE = 1_000  # jobs that one transaction promotes, kicks or purges: some milliseconds of the write lock
+BREATH = 0.0005  # seconds between two slices, in which somebody else may have the lock
+
+_LARGEST_INSERT = 128  # rows
+_INLINE = 2048  # bytes of the largest body that is kept in its job's row
+
+_ROW = 200  # bytes of a job without its body: ids, names and numbers, in the table and in two indexes
+
+_T = TypeVar("_T")
+
+_decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | None, int | None]]).decode
+
+
+class Outlook(NamedTuple):
+    """What a queue has to offer, now and by the mere passing of time."""
+
+    queue: str
+    paused_until: int
+    has_ready: bool
+    due_at: int | None
+    lease_ends_at: int | None
+
+    def has_work(self, now: int) -> bool:
+        """Whether a job could be reserved."""
+        return self.paused_until <= now and (self.has_ready or self.has_due(now))
+
+    def has_past_pause(self, now: int) -> bool:
+        """Whether the row of a pause is still there that is over."""
+        return 0 < self.paused_until <= now
+
+    def has_due(self, now: int) -> bool:
+        """Whether time has made a job ready that is not promoted yet."""
+        return any(at <= now for at in self._times())
+
+    def next_change_at(self, now: int) -> int | None:
+        """When a job may become reservable if nobody does anything."""
+        if self.paused_until > now:
+            return self.paused_until
+        return min(self._times(), default=None)
+
+    def _times(self) -> Iterator[int]:
+        return (at for at in (self.due_at, self.lease_ends_at) if at is not None)
+
+
+def as_json(values: list[int] | tuple[str, ...]) -> str:
+    """A list as one parameter, for ``json_each``."""
+    return msgspec.json.encode(values).decode()
+
+
+def outlooks(packed: str) -> list[Outlook]:
+    """What ``look`` answered."""
+    return [
+        Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at)
+        for queue, paused_until, has_ready, due_at, lease_ends_at in unpacked(_decode_outlooks, packed)
+    ]
+
+
+def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
+    """What a statement has packed into one row. Raises ``Unreadable`` if a column holds what multiq does not write."""
+    try:
+        return decode(packed)
+    except msgspec.DecodeError as exc:
+        raise Unreadable(exc) from exc
+
+
+def due(delay: float, now: int) -> tuple[int, int]:
+    """The state and the due time of a job that is delayed from now."""
+    return (DELAYED, now + nanoseconds(delay)) if delay > 0 else (READY, 0)
+
+
+def clean(reason: str | None) -> str | None:
+    """A reason that can be stored: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
+    return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
+
+
+# --- enqueue ---------------------------------------------------------------------------------------------
+
+
+def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main") -> None:
+    """Add jobs in their order; one that is there already stays as it is."""
+    start = 0
+    while start < len(jobs):
+        size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))  # few sizes, each prepared once
+        _insert_some(transaction, queue, jobs[start : start + size], now, schema)
+        start += size
+
+
+def is_large(body: bytes) -> bool:
+    """Whether a body is kept apart from its job."""
+    return len(body) > _INLINE
+
+
+def size_of(jobs: Sequence[NewJob]) -> int:
+    """About how many bytes they take."""
+    return sum(len(job.body) for job in jobs) + _ROW * len(jobs)
+
+
+def _insert_some(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str) -> None:
+    parameters: list[Any] = []
+    for job in jobs:
+        body = None if is_large(job.body) else job.body
+        parameters += (queue, now, job.id, *due(job.delay, now), job.priority, round(job.ttr * SECOND), body)
+    transaction.execute_text(_insert_text(len(jobs), schema), parameters)
+    for job in jobs:
+        if is_large(job.body):
+            large = {"queue": queue, "id": job.id, "body": job.body}
+            transaction.execute_text(qualified("enqueue_body", schema), large)
+
+
+@functools.lru_cache(maxsize=64)
+def _insert_text(rows: int, schema: str) -> str:
+    head, values, tail = qualified("enqueue", schema).partition("(?, ?, ?, ?, ?, ?, ?, ?)")
+    return head + ", ".join([values] * rows) + tail
+
+
+# --- what is due becomes ready ---------------------------------------------------------------------------
+
+
+def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
+    """Make what is due ready, a slice at most. Returns how many, and whether that was all."""
+    promoted = 0
+    for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
+        if at is not None and at <= now:
+            asked = {"queue": outlook.queue, "state": state, "now": now, "limit": SLICE}
+            promoted += move(transaction, "promote", "due", asked)
+    return promoted, promoted < SLICE
+
+
+def move(transaction: Transaction, verb: str, which: str, parameters: dict[str, Any]) -> int:
+    """Do *verb* to those jobs that ``sql/<which>.sql`` finds. Returns how many."""
+    seqs, count = transaction.execute(which, parameters).fetchone()
+    if count:
+        transaction.execute(verb, {"seqs": seqs})
+    return int(count)
+
+
+def look(connection: Connection, queues: str) -> list[Outlook]:
+    """The outlooks of *queues*, a JSON list, without a transaction."""
+    return outlooks(connection.select("look", {"queues": queues})[0][0])
+
+
+def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
+    """The same inside a transaction."""
+    return outlooks(transaction.execute("look", {"queues": queues}).fetchone()[0])
+
+
+# --- records ---------------------------------------------------------------------------------------------
+
+
+_KINDS = {(int, str, *[int] * 8, kind) for kind in (str, type(None))}
+
+
+class Row(NamedTuple):
+    """A job as ``peek`` and ``jobs`` read it."""
+
+    seq: int
+    id: str
+    state: int
+    priority: int
+    due_at: int
+    ttr: int
+    enqueued_at: int
+    attempt: int
+    crashes: int
+    kicks: int
+    reason: str | None
+    body: bytes
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """What a listing is sorted by."""
+        return (self.priority if self.state == READY else self.due_at, self.seq)
+
+    def record(self, queue: str, now: int) -> JobRecord:
+        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        kinds = tuple(map(type, self))
+        if kinds[:11] not in _KINDS or kinds[11] is not bytes:
+            raise Unreadable(f"columns of number {self.seq}")
+        state = effective_state(self.state, self.due_at, now)
+        return JobRecord(
+            queue=queue,
+            id=self.id,
+            state=state,
+            body=self.body,
+            priority=self.priority,
+            ttr=self.ttr / SECOND,
+            attempt=self.attempt,
+            crashes=self.crashes + (self.state == RESERVED and state is State.READY),
+            kicks=self.kicks,
+            due_in={State.READY: 0.0, State.BURIED: None}.get(state, (self.due_at - now) / SECOND),
+            age=max(0, now - self.enqueued_at) / SECOND,
+            reason=self.reason,
+        )
+
+
+def effective_state(code: int, due_at: int, now: int) -> State:
+    """A job's state, for which a due time in the past is ready."""
+    if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
+        raise Unreadable(f"a state of {code!r} and a due time of {due_at!r}")
+    return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]

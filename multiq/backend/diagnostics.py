@@ -1,0 +1,54 @@
+"""What ``multiq doctor`` and ``multiq schema`` ask of a driver: findings about a server, the state of its tables."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Literal
+
+import msgspec
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """One thing that ``doctor`` looked at, and whether it is as jobs need it.
+
+    ``ok``; ``warn``: works, with a weakness that somebody should know of; ``bad``: jobs will be lost or stuck;
+    ``unknown``: could not be found out, so nothing is promised.
+    """
+
+    level: Literal["ok", "warn", "bad", "unknown"]
+    what: str
+    """What was looked at, as the server's manual calls it: ``maxmemory-policy``."""
+    why: str
+    """What was found, and what follows from it."""
+    advice: str = ""
+    """What to do about it."""
+
+
+class SchemaState(msgspec.Struct, frozen=True):
+    """How the tables of a store stand to what this multiq needs."""
+
+    state: Literal["ready", "missing", "older", "newer"]
+    """``ready``: fit for this multiq; that includes newer ones that say so. ``newer``: of no use to this one."""
+    found: int
+    """The version of the tables; 0: there are none."""
+    needed: int
+    """The version that this multiq makes."""
+
+
+class Schema(ABC):
+    """The tables of a store whose changes are numbered migrations, run by a person: ``multiq schema``."""
+
+    @abstractmethod
+    def check(self) -> SchemaState:
+        """Look, and change nothing. Raises ``BackendError``."""
+
+    @abstractmethod
+    def up(self) -> list[str]:
+        """Run what is missing; safe while jobs are worked off, and when somebody else does the same. Their names.
+
+        Raises ``SchemaNotReady`` if this user may not, ``BackendError``.
+        """
+
+    @abstractmethod
+    def sql(self, since: int = 0) -> str:
+        """What ``up`` would run for tables of version *since*, as a script. Asks nobody."""

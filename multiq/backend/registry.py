@@ -1,0 +1,111 @@
+"""Drivers, found by the entry-point group ``multiq.backends``. None is imported before it is asked for."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING, Any, cast
+
+from multiq.errors import BackendNotInstalled
+from multiq.settings.url import parse_url, split
+
+if TYPE_CHECKING:
+    from .base import Backend
+
+GROUP = "multiq.backends"
+
+#: scheme -> driver, where they differ
+ALIASES = {"rediss": "redis"}
+
+
+def open_backend(url: str) -> Backend:
+    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+    scheme = split(url).scheme
+    name = scheme.partition("+")[0]
+    driver = load_driver(ALIASES.get(name, name))
+    return driver.from_url(parse_url(url, driver.options))
+
+
+def load_driver(name: str) -> type[Backend]:
+    """The driver's class. Raises ``BackendNotInstalled`` with the installed names, or what could not be imported."""
+    return cast("type[Backend]", load(GROUP, name))
+
+
+def load(group: str, name: str) -> Any:
+    """What a backend of this *name* brings under an entry-point *group*. Raises as ``load_driver`` does."""
+    from stevedore.driver import DriverManager
+    from stevedore.exception import MultipleMatches, NoMatches
+    from stevedore.extension import error_on_conflict
+
+    try:
+        manager: DriverManager[Any] = DriverManager(
+            group,
+            name,
+            on_load_failure_callback=_reraise,
+            on_missing_entrypoints_callback=_say_nothing,
+            conflict_resolver=error_on_conflict,
+        )
+    except NoMatches as exc:
+        raise BackendNotInstalled(_not_installed(name)) from exc
+    except MultipleMatches as exc:
+        raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
+    except ImportError as exc:
+        raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
+    return manager.driver
+
+
+def installed(group: str = GROUP) -> list[str]:
+    """The names of all installed drivers, or of what they bring under *group*, sorted, without importing them."""
+    from importlib.metadata import entry_points
+
+    return sorted({point.name for point in entry_points(group=group)})
+
+
+def backends_with(power: str) -> list[str]:
+    """The installed backends that claim *power*; one that cannot be imported is passed over."""
+    found = []
+    for name in installed():
+        try:
+            declared = load_driver(name).declared
+        except BackendNotInstalled:
+            continue
+        if declared.claim(power):
+            found.append(name)
+    return found
+
+
+def backends_with_a_schema() -> list[str]:
+    """The installed backends whose tables ``multiq schema`` brings up; one that cannot be imported is passed over."""
+    from .base import Backend
+
+    found = []
+    for name in installed():
+        try:
+            driver = load_driver(name)
+        except BackendNotInstalled:
+            continue
+        if driver.schema is not Backend.schema:
+            found.append(name)
+    return found
+
+
+def _say_nothing(_names: object) -> None:
+    """A missing driver is told by the error, not by a warning beside it."""
+
+
+def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:
+    raise exc
+
+
+def _not_installed(name: str) -> str:
+    names = installed()
+    close = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else _extra(name)
+    return f"no backend {name!r} is installed (there are: {', '.join(names) or 'none'}){hint}"
+
+
+def _extra(name: str) -> str:
+    """The advice to install the extra that brings a driver's client library, if there is such an extra."""
+    from importlib.metadata import metadata
+
+    extras = metadata("multiq").get_all("Provides-Extra") or []
+    return f"; pip install 'multiq[{name}]'" if name in extras else ""

@@ -1,0 +1,169 @@
+"""What crosses the seam: jobs, leases, verdicts, records and counts. Bytes, seconds and ids; nothing else."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, TypeAlias
+
+import msgspec
+
+from multiq.errors import OptionInvalid
+from multiq.formatting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+PRIORITY_DEFAULT = 1024
+PRIORITY_MAX = 2**32 - 1  # beanstalkd's range, so that a priority means the same everywhere
+TTR_DEFAULT = 60.0
+TTR_MIN = 1.0
+DELAY_MAX = 100 * 365 * 86400.0  # a century in seconds: larger numbers are mistakes of unit
+
+
+class State(enum.StrEnum):
+    """Where a job stands. A job past its due time, or whose lease has ended, is READY."""
+
+    READY = "ready"
+    DELAYED = "delayed"
+    RESERVED = "reserved"
+    BURIED = "buried"
+    GONE = "gone"
+    """Acked or deleted. Never stored: only a handle says so of a job that is not there any more."""
+
+
+STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+
+
+def check_state(state: str) -> State:
+    """One of the four stored states, by name. Raises ``OptionInvalid``."""
+    if state in STORED_STATES:
+        return State(state)
+    name = state.value if isinstance(state, State) else state
+    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
+    raise OptionInvalid(f"a job's state must be one of {', '.join(STORED_STATES)}, got {shown(name)}{not_kept}")
+
+
+def check_states(states: Iterable[str] | str) -> list[State]:
+    """States, from one name or several."""
+    return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
+
+
+class NewJob(msgspec.Struct, frozen=True):
+    """A job to enqueue. ``delay`` >= 0 and ``ttr`` >= 1 are seconds; a smaller ``priority`` goes first."""
+
+    body: bytes
+    id: str
+    """Chosen by the caller (a UUIDv7). A backend without ``client_ids`` ignores it and returns its own."""
+    priority: int = PRIORITY_DEFAULT
+    delay: float = 0.0
+    ttr: float = TTR_DEFAULT
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The proof that a job was handed out to its holder, until ``ttr`` seconds after reserve or touch."""
+
+    queue: str
+    id: str
+    token: str
+    """The fence: tells this reservation from every other one of the same job."""
+    body: bytes
+    priority: int
+    ttr: float
+    attempt: int
+    """1-based number of this reservation; given-back ones are not counted where the backend can tell."""
+    crashes: int
+    """How many earlier reservations ended without a verdict."""
+    kicks: int
+    """How many times the job came back from being buried."""
+    age: float
+    """Seconds since the job was enqueued (or rescheduled), by the server's clock."""
+
+
+class Ack(msgspec.Struct, frozen=True):
+    """The job is done: forget it."""
+
+    lease: Lease
+
+
+class Release(msgspec.Struct, frozen=True):
+    """Ready again, or delayed by ``delay`` seconds. ``priority`` None keeps it."""
+
+    lease: Lease
+    delay: float = 0.0
+    priority: int | None = None
+    reason: str | None = None
+
+
+class Bury(msgspec.Struct, frozen=True):
+    """Set aside until a person acts."""
+
+    lease: Lease
+    reason: str | None = None
+
+
+class Touch(msgspec.Struct, frozen=True):
+    """The full ttr again, from now."""
+
+    lease: Lease
+
+
+class GiveBack(msgspec.Struct, frozen=True):
+    """Ready again as if it had never been reserved: no attempt is counted where the backend can tell."""
+
+    lease: Lease
+
+
+class Abandon(msgspec.Struct, frozen=True):
+    """Ready again in its old place, its attempt counted: its worker died, which another process reports in time.
+
+    With ``portable_leases`` it is counted as a crash; elsewhere only the dead worker could have reported it.
+    """
+
+    lease: Lease
+    reason: str | None = None
+
+
+Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
+
+
+class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """What ``peek`` and ``jobs`` tell of a job. None stands for what this backend cannot know."""
+
+    queue: str
+    id: str
+    state: State
+    body: bytes
+    priority: int
+    ttr: float
+    attempt: int | None
+    """How many reservations there were so far."""
+    crashes: int | None
+    kicks: int | None
+    due_in: float | None
+    """Seconds until a delayed job is due or a reserved job's lease ends; 0 for a ready job; None for a buried one."""
+    age: float | None
+    """Seconds since it was enqueued (or rescheduled)."""
+    reason: str | None
+    """The reason of the last verdict that takes one."""
+
+
+class Page(msgspec.Struct, frozen=True):
+    """A part of a listing. ``after`` asks for the next part; None: this was the last.
+
+    Without ``lists_jobs`` it says that there are more, and asking for them raises ``Unsupported``.
+    """
+
+    jobs: list[JobRecord]
+    after: str | None
+
+
+class QueueStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Counts of a queue's jobs by state. None stands for what this backend cannot know."""
+
+    queue: str
+    ready: int | None
+    delayed: int | None
+    reserved: int | None
+    buried: int | None
+    paused_for: float | None
+    """Seconds until the queue resumes by itself; None: it is not paused."""

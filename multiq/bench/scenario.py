@@ -1,0 +1,259 @@
+"""One repeat of one workload on one contestant: its queue, its hands, its clocks, and what is known of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+
+from multiq.backend import STORED_STATES, State
+
+from .adapter import Counters
+from .processes import Hands, WorkerOptions
+from .run_log import Journals
+from .verification import Evidence, Sent
+from .work import numbers_of, sweep
+
+if TYPE_CHECKING:
+    from array import array
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from multiq.backend.capabilities import Capabilities
+
+    from .adapter import Place
+    from .app import BenchApp
+    from .processes import Hand, WorkerHand
+    from .run_log import Run
+
+R = TypeVar("R")
+
+PATIENCE = 60.0
+"""Seconds without any progress after which nothing more is waited for: what is missing then is a violation."""
+
+_START = 60.0  # seconds that a worker may take until its processes have begun
+_QUIET = 1.5  # seconds: nothing in the store, nothing running, and jobs missing for so long: they do not come any more
+_LOOK = 0.002  # seconds between looks at the journals
+_REST = 0.01  # seconds between looks at the store
+
+_STORED = (State.READY, State.DELAYED, State.BURIED)
+
+
+class Cost(msgspec.Struct):
+    """What the measured part of a repeat has cost."""
+
+    seconds: float = 0.0
+    cpu: float | None = 0.0
+    """Seconds of CPU of the hands."""
+    before: Counters = Counters()
+    after: Counters = Counters()
+
+    def metrics(self, jobs: int) -> dict[str, float | None]:
+        """By the names of ``COSTS``; per job where they are."""
+        spent = self.after.since(self.before)
+
+        def each(amount: float | None, scale: float = 1.0) -> float | None:
+            return None if amount is None or not jobs else amount * scale / jobs
+
+        return {
+            "commands": each(spent.commands),
+            "bytes": None if spent.received is None or spent.sent is None else each(spent.received + spent.sent),
+            "client CPU": each(self.cpu, 1e6),
+            "server CPU": each(spent.cpu, 1e6),
+            "server memory": None if spent.memory is None else spent.memory / 1e6,
+        }
+
+
+class Crew:
+    """A worker and its journals."""
+
+    def __init__(self, worker: WorkerHand, journals: Journals) -> None:
+        self.worker = worker
+        self.journals = journals
+
+    def wait_until_ready(self, processes: int) -> None:
+        """Until all of its processes have begun to reserve."""
+        self.wait_until_begun(processes)
+        time.sleep(0.05)  # from its journal to its first reserve
+
+    def wait_until_begun(self, processes: int = 1) -> None:
+        """Until so many of its processes have a journal."""
+        give_up_at = time.monotonic() + _START
+        while len(self.journals.look()) < processes and time.monotonic() < give_up_at:
+            time.sleep(_LOOK)
+
+    def wait_until_ended(self, runs: int) -> None:
+        """Until so many runs have ended, or none has for a while."""
+        self.wait_until_begun()
+        ended, changed_at = 0, time.monotonic()
+        while ended < runs and time.monotonic() - changed_at < PATIENCE:
+            time.sleep(_LOOK)
+            before, ended = ended, self.journals.ended()
+            if ended != before:
+                changed_at = time.monotonic()
+
+
+class Stage:
+    """What a workload works with. *app* is this process's own, for looking and tidying up; *folder* is made here."""
+
+    def __init__(self, app: BenchApp, place: Place, queue: str, folder: Path, *, own: str = "") -> None:
+        """*own* is what the names of queues begin with that nobody but this run can have made."""
+        self.app = app
+        self.queue = queue
+        self._own = own
+        self._there_before = set(app.backend.queues())
+        self.evidence = Evidence(sent=[], runs=[])
+        self._place = place
+        self._folder = folder
+        folder.mkdir()
+        self._hands = Hands(app.url, are_processes=self.capabilities.shared is True)
+        self._journals: list[Journals] = []
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return self.app.backend.capabilities
+
+    @property
+    def enqueued(self) -> int:
+        """Jobs whose enqueue was acknowledged."""
+        return sum(sent.jobs for sent in self.evidence.sent)
+
+    # --- doing ---
+
+    def take(self, function: Callable[..., R], *arguments: Any) -> Hand[R]:
+        """A hand, ready to do *function* on this repeat's queue."""
+        return self._hands.take(function, self.queue, *arguments)
+
+    def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
+        """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
+        hand = self.take(function, *arguments)
+        cost = Cost()
+        with self.measured(cost):
+            hand.go()
+            done = hand.result(patience)
+        cost.cpu = done.cpu
+        cost.seconds = (done.result[-1].returned - done.result[0].called) / 1e9
+        self.evidence.sent += done.result
+        return cost
+
+    @contextlib.contextmanager
+    def measured(self, cost: Cost) -> Iterator[None]:
+        """Note what the server counts meanwhile, and the time."""
+        cost.before = self._place.counters()
+        began = time.monotonic()
+        yield
+        cost.seconds = time.monotonic() - began
+        cost.after = self._place.counters()
+
+    @contextlib.contextmanager
+    def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[Crew]:
+        """A worker of so many processes, stopped at the end. Its runs, and its CPU time, are noted then.
+
+        *runs* is how many to expect, if not one for each job that was enqueued already.
+        """
+        folder = self._folder / f"journals-{len(self._journals)}"
+        folder.mkdir()
+        journals = Journals(folder)
+        self._journals.append(journals)
+        capacity = 4 * (self.enqueued if runs is None else runs) + 1000
+        crew = Crew(self._hands.hire(WorkerOptions(self.queue, folder, capacity, processes)), journals)
+        try:
+            yield crew
+            crew.worker.stop()
+        finally:
+            self.evidence.runs += journals.runs()
+        if cost is not None and cost.cpu is not None:
+            cpu = journals.cpu()
+            cost.cpu = None if cpu is None else cost.cpu + cpu
+
+    def drain(self, crew: Crew, runs: int | None = None) -> None:
+        """Wait until *runs* of them (if not one for each job) have ended and the store has nothing left."""
+        expected = self.enqueued if runs is None else runs
+        crew.wait_until_begun()
+        ended, changed_at = -1, time.monotonic()
+        while ended <= _again_and_again(expected):
+            now, before = time.monotonic(), ended
+            ended = crew.journals.ended()
+            if ended != before:
+                changed_at = now
+            if ended < expected and now - changed_at < _QUIET:
+                time.sleep(_LOOK)
+                continue
+            left = self.left()
+            if left == 0 and (ended >= expected or now - changed_at >= _QUIET):
+                return  # what is missing now is lost, and the accounting says so
+            if left is None and now - changed_at >= _QUIET:
+                return
+            if now - changed_at >= PATIENCE:
+                return  # what the store keeps is left over, and the accounting says so
+            time.sleep(_REST)
+
+    def sweep(self) -> None:
+        """Take what is ready, batch by batch, in this process: the order is looked at where it is promised."""
+        most = _again_and_again(self.enqueued)
+        runs = sweep(self.app, self.queue, most)
+        self.evidence.in_order = self.capabilities.total_order is True
+        while runs:  # a store may say "nothing" while it has some: once more
+            self.evidence.runs += runs
+            most -= len(runs)
+            runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
+
+    # --- looking, and tidying up ---
+
+    def left(self) -> int | None:
+        """Jobs in the store, in any state; None if it cannot tell."""
+        counts = self._counts().values()
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def empty(self) -> None:
+        """Take out all that is ready, by its number: jobs that the work was not about."""
+        self.evidence.emptied += self._numbers()
+
+    def close(self) -> Evidence:
+        """End all hands, ask the store what it has left, and remove that. Returns all that is known."""
+        self._hands.__exit__()
+        for journals in self._journals:
+            journals.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self.evidence.left = self._counts()
+        found = self._numbers()  # asked for, whatever the store counts
+        self.evidence.emptied += found
+        self.evidence.found_after = len(found)
+        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # whatever it counts, here as well
+        self.evidence.elsewhere = dict(self._removed_elsewhere())
+        return self.evidence
+
+    def _removed_elsewhere(self) -> Iterator[tuple[str, int | None]]:
+        """The queues that came to be meanwhile, and what the store counts in them. They hold nothing any more then."""
+        for name in sorted(set(self.app.backend.queues()) - self._there_before - {self.queue}):
+            if name.startswith(self._own):
+                counts = self._counts(name).values()
+                yield name, None if None in counts else sum(count for count in counts if count is not None)
+                self.app.backend.purge(name, list(_STORED))
+
+    def _counts(self, queue: str = "") -> dict[str, int | None]:
+        stats = self.app.backend.stats(queue or self.queue)
+        return {state: getattr(stats, state) for state in STORED_STATES}
+
+    def _numbers(self) -> array[int]:
+        return numbers_of(self.app, self.queue, _again_and_again(self.enqueued))
+
+
+def _again_and_again(jobs: int) -> int:
+    """Runs of so many jobs beyond which it is certain that the store hands out the same ones again and again."""
+    return 2 * jobs + 1000
+
+
+def timeline(runs: list[Run], began: int, parts: int = 40) -> list[tuple[float, float]]:
+    """Jobs finished per second over time, in about so many parts of at least 20 ms. *began* is in ns."""
+    ends = sorted(run.end for run in runs if run.is_finished)
+    if not ends:
+        return []
+    width = max((ends[-1] - began) / parts, 20e6)
+    counts = [0] * (int((ends[-1] - began) / width) + 1)
+    for end in ends:
+        counts[max(0, int((end - began) / width))] += 1
+    return [(index * width / 1e9, count * 1e9 / width) for index, count in enumerate(counts)]

@@ -1,0 +1,208 @@
+"""Who runs: from what was named on the command line to servers that can be measured, and nothing left behind.
+
+A name starts a throwaway server, a URL names somebody's. There, a run has queues of its own, whose names nobody else
+could have chosen, and removes them again; it never looks into any other.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, cast
+
+import msgspec
+
+from multiq.backend import State
+from multiq.backend.registry import ALIASES, installed, load, load_driver, open_backend
+from multiq.errors import BackendNotInstalled, MultiqError
+from multiq.settings.url import redact, split
+
+from .adapter import GROUP, Bench, Durability, Place
+from .environment import file_system_of, is_volatile
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+    from multiq.backend import Backend, QueueStats
+
+    from .adapter import Profile
+
+PLANTED = "planted"
+"""Backends with a bug each, for the bench's own tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
+
+_PATIENCE = 15.0  # seconds that a queue may take to be empty: leases of workers that were killed have to end
+_REMOVED = (State.READY, State.DELAYED, State.BURIED)
+
+
+class FolderVolatile(MultiqError):
+    """Nothing can be durable in the folder that throwaway servers would get."""
+
+
+class QueueInUse(MultiqError):
+    """A queue that a run would use holds jobs."""
+
+
+class QueueLeftBehind(MultiqError):
+    """A run's queue could not be removed from a server that is not ours."""
+
+
+class Entrant(msgspec.Struct):
+    """A backend in a run, and the queues that the run has there."""
+
+    name: str
+    """As it was given, a URL masked; numbered where the run would have it twice."""
+    backend: str
+    """The driver's: ``redis``."""
+    place: Place
+    is_ours: bool
+    """Whether nobody else's jobs are there."""
+    mark: str
+    """What sets the queues of this run apart from all others."""
+    queues: list[str] = msgspec.field(default_factory=list)
+    """Those that were asked for so far."""
+
+    @property
+    def url(self) -> str:
+        return self.place.url
+
+    @property
+    def prefix(self) -> str:
+        """What the names of all queues of this run begin with."""
+        return f"multiq.bench.{self.mark}."
+
+    def queue(self, word: str) -> str:
+        """A queue of this run. Raises ``QueueInUse`` where it holds jobs the first time, ``BackendError``."""
+        name = f"{self.prefix}{word}"
+        if name not in self.queues:
+            if not self.is_ours:
+                self._refuse_if_used(name)
+            self.queues.append(name)
+        return name
+
+    def remove_queues(self) -> None:
+        """From a server that is somebody else's. Raises ``QueueLeftBehind``, ``BackendError``."""
+        if self.is_ours or not self.queues:
+            return
+        with open_backend(self.url) as backend:
+            while self.queues:
+                _remove(backend, self.queues[-1], self.name)
+                self.place.sweep(self.queues.pop())
+
+    def _refuse_if_used(self, name: str) -> None:
+        with open_backend(self.url) as backend:
+            stats = backend.stats(name)
+        if _count(stats):
+            raise QueueInUse(
+                f"queue {name!r} of {self.name} holds {_count(stats):,} jobs already: this run would take them for its "
+                f"own; look what they are, and purge them: multiq purge {name} -c {self.name}"
+            )
+
+
+class UrlPlace(Place):
+    """A server whose driver brings no bench: it can be measured from outside, and tells nothing."""
+
+    def __init__(self, url: str, backend: str) -> None:
+        self.url = url
+        self._backend = backend
+
+    def version(self) -> str:
+        return self._backend
+
+    def durability(self) -> Durability:
+        return Durability("unknown", {})
+
+
+@contextmanager
+def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | None = None) -> Iterator[list[Entrant]]:
+    """All that run, until the end of the ``with``; *folder* is for the servers that it starts.
+
+    Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
+    ``BackendError``.
+    """
+    if profile == "durable" and is_volatile(folder) and any(map(_is_ours, given)):
+        raise FolderVolatile(
+            f"{folder} lies in memory ({file_system_of(folder)}), where nothing can be durable: name a folder on a "
+            "disk for the servers, as in TMPDIR=/var/tmp multiq bench ..."
+        )
+    entrants: list[Entrant] = []
+    with ExitStack() as stack:
+        for number, (name, text) in enumerate(zip(_shown(given), given, strict=True)):
+            place, backend = _place(text, profile, folder / str(number), stack)
+            entrant = Entrant(name, backend, place, _is_ours(text), mark or os.urandom(5).hex())
+            stack.callback(entrant.remove_queues)
+            entrants.append(entrant)
+        yield entrants
+
+
+def load_bench(backend: str) -> type[Bench] | None:
+    """What a driver brings for the bench; None if it brings nothing. Raises ``BackendNotInstalled``."""
+    if backend not in installed(GROUP):
+        load_driver(backend)  # so that one that is not there is told as everywhere
+        return None
+    return cast("type[Bench]", load(GROUP, backend))
+
+
+def _place(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple[Place, str]:
+    """A place that lives as long as the *stack*, and its driver's name."""
+    if text.startswith(f"{PLANTED}:"):
+        return UrlPlace(f"{PLANTED}://{text.partition(':')[2].lstrip('/')}", PLANTED), PLANTED
+    if "://" in text:
+        scheme = split(text).scheme.partition("+")[0]
+        backend = ALIASES.get(scheme, scheme)
+        bench = load_bench(backend)
+        return stack.enter_context(bench.at(text)) if bench else UrlPlace(text, backend), backend
+    return stack.enter_context(_startable(text).throwaway(_made(folder), profile)), text
+
+
+def _is_ours(text: str) -> bool:
+    """Whether nobody else's jobs are there: a server of the bench's own, or a planted backend."""
+    return "://" not in text or text.startswith(f"{PLANTED}:")
+
+
+def _startable(name: str) -> type[Bench]:
+    """Raises ``BackendNotInstalled`` for what is no backend, or none that the bench can start."""
+    bench = load_bench(name)
+    if bench is None:
+        raise BackendNotInstalled(
+            f"the {name} backend does not say how to start a server of its own (those do: "
+            f"{', '.join(installed(GROUP))}): give the URL of one that runs already"
+        )
+    return bench
+
+
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
+def _shown(given: Sequence[str]) -> list[str]:
+    """Unique names: ``redis``, ``redis 2``."""
+    masked = [text if _is_ours(text) else redact(text) for text in given]
+    shown: list[str] = []
+    for at, name in enumerate(masked):
+        number = masked[:at].count(name) + 1
+        shown.append(name if number == 1 else f"{name} {number}")
+    return shown
+
+
+def _remove(backend: Backend, queue: str, server: str) -> None:
+    """All its jobs; those that a killed worker held when their leases have ended."""
+    give_up_at = time.monotonic() + _PATIENCE
+    backend.resume(queue)
+    while True:
+        backend.purge(queue, _REMOVED)
+        stats = backend.stats(queue)
+        if not _count(stats):
+            return
+        if time.monotonic() > give_up_at:
+            raise QueueLeftBehind(
+                f"queue {queue!r} of {server} still holds {_count(stats):,} jobs, {stats.reserved or 0:,} of them "
+                f"reserved: when their leases have ended, multiq purge {queue} -c {server}"
+            )
+        time.sleep(0.1)
+
+
+def _count(stats: QueueStats) -> int:
+    return sum(count or 0 for count in (stats.ready, stats.delayed, stats.reserved, stats.buried))

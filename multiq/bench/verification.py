@@ -1,0 +1,298 @@
+"""The proof: what was enqueued, beside what was run, beside what the store still has. Anything odd is a violation.
+
+Jobs are told apart by the number that each one carries as its argument. No count is set off against another: a job
+that is missing is lost, however many others came twice, and whatever the store says that it holds.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections import defaultdict
+from itertools import accumulate, chain, pairwise
+from typing import TYPE_CHECKING, NamedTuple
+
+import msgspec
+
+from multiq.formatting import many
+
+from .report import Accounting, Violation
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping, Sequence
+
+    from .run_log import Run
+
+TOLERANCE = 2_000_000
+"""Nanoseconds: two clocks that tick at slightly different rates are no early start."""
+
+_MS = 1e6
+
+
+class Sent(NamedTuple):
+    """One call that enqueued jobs, of consecutive numbers."""
+
+    first: int
+    jobs: int
+    called: int
+    """When the call began: CLOCK_MONOTONIC, ns."""
+    returned: int
+    """When the enqueue was acknowledged."""
+    delay: float = 0.0
+    """Seconds."""
+    priority: int = 0
+    intended: int = 0
+    """When it was to begin, by the schedule: what a latency counts from. 0: there was no schedule."""
+
+
+class Evidence(msgspec.Struct, kw_only=True):
+    """All that is known of the jobs of one repeat."""
+
+    sent: list[Sent]
+    runs: list[Run]
+    emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    """Numbers of the jobs that were taken out unread when the work was over, each as often as it was handed out."""
+    found_after: int = 0
+    """How many of those were found after the workload was done with its queue, which should have been empty then."""
+    left: Mapping[str, int | None] = {}
+    """State -> jobs that the store counted in it when the workload was done; None: it cannot tell."""
+    elsewhere: Mapping[str, int | None] = {}
+    """Queue that was not there before the work -> jobs that the store counts in it after the work; None: it cannot."""
+    purged: int = 0
+    """How many the store then said that it had deleted, when it was told to delete all but reserved jobs."""
+    fails: Mapping[int, int] = {}
+    """Job number -> how many of its runs were to fail."""
+    killed: Mapping[int, int] = {}
+    """Process that was killed -> when, in ns: what it held is run again."""
+    in_order: bool = False
+    """Whether one consumer was promised the order of priority, then age, all jobs being there before it began."""
+    complaint: str | None = None
+    """Why the work could not be carried through, or its figure not be had."""
+    is_through: bool = False
+    """With a complaint: all jobs were worked off, and only the figure is missing."""
+
+
+def account(evidence: Evidence) -> Accounting:
+    """What became of the jobs."""
+    ledger = _Ledger(evidence)
+    found = [
+        ledger.failed(),
+        ledger.lost(),
+        ledger.doubled(),
+        ledger.early(),
+        ledger.out_of_order(),
+        ledger.overlap(),
+        ledger.invented(),
+        ledger.left_over(),
+    ]
+    checked = ["lost", "doubled", "early", "overlap", "invented", "left over"]
+    if evidence.in_order:
+        checked.insert(3, "out of order")
+    return Accounting(
+        enqueued=ledger.enqueued,
+        finished=ledger.enqueued - len(ledger.missing),
+        runs=len(evidence.runs),
+        explained=ledger.explained,
+        violations=[violation for violation in found if violation is not None],
+        checked=checked,
+    )
+
+
+class _Ledger:
+    """The evidence by job. Each question is a method; its answer is a violation, or None."""
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._evidence = evidence
+        self._sent = sorted(evidence.sent)
+        self._firsts = [sent.first for sent in self._sent]
+        self.enqueued = sum(sent.jobs for sent in self._sent)
+        self._strangers: list[int] = []
+        self._by_number: dict[int, list[Run]] = defaultdict(list)
+        for run in sorted(evidence.runs, key=lambda run: run.start):
+            if self._sent_with(run.number) is None:
+                self._strangers.append(run.number)
+            else:
+                self._by_number[run.number].append(run)
+        finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
+        self._emptied = bytearray(
+            self.enqueued
+        )  # how often each job was taken out, up to 255: a million are a megabyte
+        self._strangers += self._note_emptied()
+        self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
+        """Neither run to the end nor taken out of the queue."""
+        self.explained = sum(min(len(runs) - 1, self._may_rerun(runs)) for runs in self._by_number.values())
+
+    def failed(self) -> Violation | None:
+        complaint = self._evidence.complaint
+        return None if complaint is None else Violation("failed", 1, complaint)
+
+    def lost(self) -> Violation | None:
+        """Neither run to the end, nor handed out when the queue was emptied.
+
+        That the store still counts some is no excuse: a job that is never handed out is of no use. Only where the work
+        broke off may what is missing be among those that the store still has.
+        """
+        if not self.missing or (self._broke_off and self._left != 0):
+            return None
+        number = self.missing[0]
+        how = "begun and never ended" if number in self._by_number else "never begun"
+        example = f"job {number} was enqueued, was {how}, and the store does not hand it out"
+        return Violation("lost", len(self.missing), example)
+
+    def doubled(self) -> Violation | None:
+        """Handed out more often than failures and killed processes explain."""
+        found = [(number, runs, 0) for number, runs in self._by_number.items() if self._is_doubled(runs, 0)]
+        if self._evidence.emptied:
+            found = [
+                (number, self._by_number.get(number, []), taken)
+                for number, taken in self._jobs()
+                if self._is_doubled(self._by_number.get(number, []), taken)
+            ]
+        if not found:
+            return None
+        number, runs, taken = found[0]
+        why = "not all of them explained" if runs and self._may_rerun(runs) else "nothing explains more than one"
+        times = f"handed out {len(runs) + taken} times" if taken else f"run {len(runs)} times"
+        example = f"job {number} was {times}, {why}: {_times(runs, taken)}"
+        return Violation("doubled", len(found), example)
+
+    def early(self) -> Violation | None:
+        """Begun before it was due, or before it was enqueued at all."""
+        found = []
+        for number, runs in self._by_number.items():
+            sent = self._sent_with(number)
+            if sent is not None:
+                due = sent.called + round(sent.delay * 1e9)
+                found += [(due - run.start, run, sent) for run in runs if run.start < due - TOLERANCE]
+        if not found:
+            return None
+        by, run, sent = max(found)
+        example = f"job {run.number}, delayed by {sent.delay:.3f} s, was begun {by / _MS:.1f} ms before it was due"
+        return Violation("early", len(found), example)
+
+    def out_of_order(self) -> Violation | None:
+        """Begun before one that was to go first: a lower priority number, or as low and older."""
+        if not self._evidence.in_order:
+            return None
+        firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
+        places = [self._place(run.number) for run in firsts]
+        found = []
+        next_due: tuple[int, int] | None = None  # the job that was to go first, of all that began later
+        for place in reversed(places):
+            if next_due is not None and place > next_due:
+                found.append((place, next_due))
+            next_due = place if next_due is None else min(place, next_due)
+        if not found:
+            return None
+        (priority, number), (first_priority, first_number) = found[-1]
+        return Violation(
+            "out of order",
+            len(found),
+            f"job {number} of priority {priority} was begun before job {first_number} of priority {first_priority}",
+        )
+
+    def overlap(self) -> Violation | None:
+        """Two runs of one job at one time."""
+        found = [
+            (first, second)
+            for runs in self._by_number.values()
+            for first, second in pairwise(runs)
+            if second.start < self._ended(first)
+        ]
+        if not found:
+            return None
+        first, second = found[0]
+        example = f"job {first.number} was begun by process {second.pid} while process {first.pid} ran it"
+        return Violation("overlap", len(found), example)
+
+    def invented(self) -> Violation | None:
+        if not self._strangers:
+            return None
+        numbers = set(self._strangers)
+        return Violation("invented", len(numbers), f"job {min(numbers)} was run, and nobody enqueued it")
+
+    def left_over(self) -> Violation | None:
+        """In the store although all work is done. Where the work broke off, that is no news."""
+        after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
+        if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
+            return None
+        if not (after or left or purged):
+            return self._left_elsewhere()
+        states = ", ".join(f"{count} {state}" for state, count in self._evidence.left.items() if count)
+        counted = f"the store counts {states}" if states else "the store counts none"
+        example = f"when all work was done, {counted}, and hands out {after or 'none'}"
+        example += f"; a purge then deletes {purged}" if purged else ""
+        return Violation("left over", max(after, left, purged), example)
+
+    def _left_elsewhere(self) -> Violation:
+        """In queues that no job was sent to."""
+        queue, count = next(iter(self._evidence.elsewhere.items()))
+        jobs = "jobs, and does not say how many" if count is None else many(count, "job")
+        total = sum(1 if count is None else count for count in self._evidence.elsewhere.values())
+        example = f"when all work was done, the store had {jobs} in queue {queue!r}, which was not there before"
+        return Violation("left over", max(1, total), example)
+
+    # --- small questions ---
+
+    @property
+    def _broke_off(self) -> bool:
+        return self._evidence.complaint is not None and not self._evidence.is_through
+
+    @property
+    def _left(self) -> int | None:
+        """Jobs that the store counted at the end, in any state; None: it cannot tell."""
+        counts = self._evidence.left.values()
+        return None if None in counts else sum(count for count in counts if count is not None)
+
+    def _jobs(self) -> Iterator[tuple[int, int]]:
+        """The number of each job that was enqueued, and how often it was taken out when the queue was emptied."""
+        numbers = chain.from_iterable(range(sent.first, sent.first + sent.jobs) for sent in self._sent)
+        return zip(numbers, self._emptied, strict=True)
+
+    def _note_emptied(self) -> list[int]:
+        """Count what was taken out; returns the numbers of those that nobody enqueued.
+
+        Where the work broke off, it is not known what was enqueued.
+        """
+        strangers = []
+        before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
+        for number in self._evidence.emptied:
+            place = bisect_right(self._firsts, number) - 1
+            if place < 0 or number >= self._sent[place].first + self._sent[place].jobs:
+                strangers.append(number)
+                continue
+            at = before[place] + number - self._firsts[place]
+            self._emptied[at] = min(255, self._emptied[at] + 1)
+        return [] if self._broke_off else strangers
+
+    def _is_doubled(self, runs: Sequence[Run], taken: int) -> bool:
+        return len(runs) + taken > 1 and len(runs) + taken - 1 > (self._may_rerun(runs) if runs else 0)
+
+    def _sent_with(self, number: int) -> Sent | None:
+        index = bisect_right(self._firsts, number) - 1
+        if index < 0:
+            return None
+        sent = self._sent[index]
+        return sent if number < sent.first + sent.jobs else None
+
+    def _place(self, number: int) -> tuple[int, int]:
+        sent = self._sent_with(number)
+        return (0 if sent is None else sent.priority), number
+
+    def _may_rerun(self, runs: Sequence[Run]) -> int:
+        """How many runs beyond the first are explained: one for each that failed, or whose process was killed.
+
+        A killed process may have finished jobs that it had not settled yet: those come again, too.
+        """
+        killed: Collection[int] = self._evidence.killed
+        return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)
+
+    def _ended(self, run: Run) -> int:
+        """When a run was over; one that was cut short ended with its process."""
+        return run.end or self._evidence.killed.get(run.pid, run.start)
+
+
+def _times(runs: Sequence[Run], taken: int = 0) -> str:
+    start = runs[0].start if runs else 0
+    parts = [f"process {run.pid} at +{(run.start - start) / _MS:.1f} ms" for run in runs[:4]]
+    return ", ".join([*parts, f"{many(taken, 'time')} when the queue was emptied"] if taken else parts)

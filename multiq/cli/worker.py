@@ -1,0 +1,285 @@
+"""``multiq worker``: runs an app's jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from multiq.errors import MultiqError
+from multiq.queue_weights import POLICIES
+
+from .options import complete_queue, connection_option, traceback_option, verbose_option
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from multiprocessing.process import BaseProcess
+
+    from multiq.app import App
+
+_log = logging.getLogger("multiq.cli")
+
+_MOST_TOLD = 10  # tasks that this worker does not run
+
+
+@click.command(short_help="Run an app's jobs.")
+@click.argument("app_path", metavar="[APP]", required=False)
+@click.option(
+    "-q",
+    "--queues",
+    multiple=True,
+    metavar="NAMES",
+    shell_complete=complete_queue,
+    help="Queues to work on: high,default in this order; or high=3,low=1.",
+)
+@click.option(
+    "--policy",
+    type=click.Choice(POLICIES),
+    metavar="POLICY",
+    help="Order of queues: strict, weighted or round-robin.",
+)
+@click.option("-p", "--processes", type=int, metavar="N", help="Worker processes under a supervisor; 0: no supervisor.")
+@click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process.")
+@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
+@click.option("--prefetch", type=int, metavar="N", help="At most so many short jobs reserved ahead.")
+@click.option("--grace", type=float, metavar="SECONDS", help="How long running jobs may go on after SIGTERM.")
+@click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may go on after its timeout.")
+@click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
+@click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
+@click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
+@click.option("--recycle-time", type=float, metavar="SECONDS", help="Replace each process after about so long.")
+@click.option("--memory", type=int, metavar="MIB", help="Replace a process that uses more; alone, exit with 12.")
+@click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
+@click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
+@click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
+@click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
+@click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
+@click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
+@click.option("--check", is_flag=True, help="Check only: exit with 0 if this worker would start.")
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    metavar="LEVEL",
+    help="debug, info, warning or error.",
+)
+@click.option(
+    "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
+)
+@click.option("--log-jobs", is_flag=True, help="Log a line for each job that is done (by default only at debug).")
+@connection_option
+@verbose_option
+@traceback_option
+def worker(*, check: bool, **options: Any) -> int:
+    """Run the jobs of APP (module:attribute, like shop.tasks:app), or of the app that the settings name.
+
+    \b
+      multiq worker shop.tasks:app -q high,default -p 2 -t 4
+
+    Without -q it serves all queues of the app's tasks. What is not given comes from the settings.
+
+    The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
+    SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the code that is there then, SIGQUIT shows what runs.
+    """
+    if check:
+        return _work(check=True, **options)
+    with _stopping_while_it_starts() as end:
+        end.code = _work(check=False, **options)
+    return end.code
+
+
+def _work(
+    *,
+    app_path: str | None,
+    queues: tuple[str, ...],
+    policy: str | None,
+    processes: int | None,
+    threads: int | None,
+    concurrency: int | None,
+    prefetch: int | None,
+    grace: float | None,
+    kill_after: float | None,
+    max_jobs: int | None,
+    max_time: float | None,
+    recycle_jobs: int | None,
+    recycle_time: float | None,
+    memory: int | None,
+    once: bool,
+    stop_when_empty: bool,
+    force: bool,
+    health_file: str | None,
+    http: str | None,
+    watch: bool,
+    check: bool,
+    log_level: str | None,
+    log_format: str | None,
+    log_jobs: bool,
+) -> int:
+    from multiq.logging import setup_logging
+    from multiq.worker import Worker
+    from multiq.worker.processes import auto_reload
+
+    if once and max_jobs is not None:
+        raise click.UsageError("--once is --max-jobs 1: give one of the two")
+    from .apps import default_app
+
+    try:
+        app_path = app_path or default_app()
+        app = _load(app_path)
+    except (MultiqError, click.UsageError) as exc:
+        if watch:
+            auto_reload.wait_if_rolled(exc)
+        raise
+    log = app.settings.log
+    is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
+    if log_format == "json" and not is_ours:
+        _log.warning("--log-format has no effect: the app has set up logging itself")
+    runner = Worker(
+        app,
+        queues=_names(queues),
+        policy=policy,
+        processes=_processes(app, processes),
+        threads=threads,
+        concurrency=concurrency,
+        prefetch=prefetch,
+        grace=grace,
+        kill_after=kill_after,
+        max_jobs=1 if once else max_jobs,
+        max_time=max_time,
+        stop_when_empty=stop_when_empty or once,
+        recycle_jobs=recycle_jobs,
+        recycle_time=recycle_time,
+        memory=memory,
+        force=force,
+        health_file=health_file,
+        http=http,
+        log_jobs=log_jobs or None,
+    )
+    if watch:
+        auto_reload.check_library()
+        if not _processes(app, processes):
+            raise click.UsageError("--watch needs a supervisor: give -p 1 or more")
+    if check:
+        return 0
+    runner.owns_process = True
+    runner.check = [sys.executable, *sys.orig_argv[1:], "--check"]
+    _announce(app, app_path, runner.queues)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(app)
+        if watch:
+            stack.enter_context(auto_reload.watching(auto_reload.folders_of(app_path.partition(":")[0])))
+        before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
+        code = runner.run()
+    _leave(before, code)
+    return code
+
+
+def _processes_begun() -> list[BaseProcess]:
+    """With ``multiprocessing``, as far as they have not ended."""
+    module = sys.modules.get("multiprocessing.process")
+    return [] if module is None else module.active_children()
+
+
+def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
+    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+
+    Such a process goes on, as it does when a supervisor's child ends.
+    """
+    from multiq.formatting import many
+    from multiq.worker.processes import fork
+
+    pools = getattr(sys.modules.get("concurrent.futures.thread"), "_threads_queues", ())  # joined at the exit, too
+    left = [
+        thread for thread in threading.enumerate() if thread not in before and (not thread.daemon or thread in pools)
+    ]
+    processes = [process for process in _processes_begun() if process not in before and not process.daemon]
+    if left or processes:
+        _log.warning(
+            "%s and %s that jobs have begun did not end; the worker ends without them",
+            many(len(left), "thread"),
+            "1 process" if len(processes) == 1 else f"{len(processes)} processes",
+        )
+        for process in _processes_begun():
+            if process.daemon:  # as the interpreter does it
+                process.terminate()
+        logging.shutdown()
+        fork.flush()
+        os._exit(code)
+
+
+class _End:
+    """Where a signal ends this process, before the worker takes it and afterwards."""
+
+    code = 0
+
+    def __call__(self, number: int, _frame: object) -> None:
+        from multiq.worker.processes import reload
+
+        # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
+        # unless this is a roll: then there are children of before
+        if not reload.note(number):
+            os._exit(self.code)
+
+
+@contextlib.contextmanager
+def _stopping_while_it_starts() -> Iterator[_End]:
+    """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
+    from multiq.worker.processes import fork, reload
+
+    end = _End()
+    if threading.current_thread() is not threading.main_thread():
+        yield end
+        return
+    taken = {number: fork.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    # what a worker does at these is of no use yet; without a handler they would end the process
+    for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
+        taken[number] = fork.take(number, reload.note)
+    try:
+        yield end
+    finally:
+        for number, token in taken.items():
+            fork.give_back(number, token)
+
+
+def _load(path: str) -> App:
+    from .apps import load_app
+
+    app = load_app(path)
+    if not app.tasks:
+        raise click.UsageError(f"{path} has no tasks, so every job would be buried: name the module that defines them")
+    return app
+
+
+def _processes(app: App, given: int | None) -> int:
+    """One under a supervisor, unless somebody said otherwise, or the backend lives in this process only."""
+    if given is None:
+        given = app.settings.worker.processes
+    if given is None:
+        return 1 if app.backend.declared.shared else 0
+    return given
+
+
+def _names(words: Sequence[str]) -> list[str] | None:
+    """Queues, separated by commas or in several options; None: those of the settings."""
+    return [name.strip() for word in words for name in word.split(",")] or None
+
+
+def _announce(app: App, path: str, queues: Sequence[str]) -> None:
+    from multiq import __version__
+    from multiq.formatting import many, safe
+    from multiq.settings.url import redact
+
+    _log.info("multiq %s runs %s, %s, on %s", __version__, path, many(len(app.tasks), "task"), safe(redact(app.url)))
+    if not app.backend.capabilities.shared:
+        _log.warning("the %s backend lives in this process: no other one can enqueue", app.backend.declared.backend)
+    elsewhere = [
+        f"{task.name} ({task.default.queue})" for task in app.tasks.values() if task.default.queue not in queues
+    ]
+    if elsewhere:
+        shown = ", ".join(elsewhere[:_MOST_TOLD]) + (", ..." if len(elsewhere) > _MOST_TOLD else "")
+        _log.warning("not run here, as -q or worker.queues does not name their queues: %s", shown)

@@ -1,0 +1,374 @@
+"""What all topics stand on: the words that tests are written in."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
+
+import pytest
+
+from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, NewJob, Release, State, Touch
+from multiq.backend.capabilities import Gap
+from multiq.errors import LeaseLost, MultiqError
+from multiq.ids import new_id
+
+from .requirements import (
+    MEANINGLESS,
+    NOT_TRIED,
+    REFUSED,
+    REQUIRES,
+    WITHOUT,
+    NotTriedError,
+    noted,
+    promise,
+    requires,
+    without,
+)
+from .threads import Background
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from multiq.backend import Backend, JobRecord, Lease, Verdict
+    from multiq.backend.capabilities import Capabilities
+
+    from .callers import CallersConnection
+    from .harness import Harness
+    from .proxy import Proxy
+
+T = TypeVar("T")
+
+__all__ = ["ALL", "LONG", "SETTLING_IN", "VERDICTS", "Topic", "Witness", "promise", "requires", "without"]
+
+LONG = 3600.0  # seconds: a delay or lease that no test sees the end of, unless its clock is moved there
+ALL = 1000  # more jobs than any test has in a queue
+SETTLING_IN = 0.15  # seconds that a thread gets to fall asleep in a reserve
+
+
+class Witness(Consumer):
+    """A driver's consumer, and a memory of the leases that it got, so that no test leaves a job reserved."""
+
+    def __init__(self, inner: Consumer) -> None:
+        self.queues = inner.queues
+        self.held: dict[str, Lease] = {}
+        self.is_closed = False
+        self._inner = inner
+
+    @property
+    def asked_at(self) -> float:  # type: ignore[override]
+        return self._inner.asked_at
+
+    def reorder(self, queues: Sequence[str]) -> None:
+        self._inner.reorder(queues)
+        self.queues = self._inner.queues
+
+    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+        return self._remember(self._inner.reserve(limit, timeout))
+
+    def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
+        return self._forget(verdicts, self._inner.settle(verdicts))
+
+    def exchange(
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+    ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        answers, leases = self._inner.exchange(verdicts, limit, timeout)
+        return self._forget(verdicts, answers), self._remember(leases)
+
+    def interrupt(self) -> None:
+        self._inner.interrupt()
+
+    def close(self) -> None:
+        self.is_closed = True
+        self._inner.close()
+
+    def _remember(self, leases: list[Lease]) -> list[Lease]:
+        self.held.update({lease.token: lease for lease in leases})
+        return leases
+
+    def _forget(self, verdicts: Sequence[Verdict], answers: list[LeaseLost | None]) -> list[LeaseLost | None]:
+        for verdict in verdicts:
+            if not isinstance(verdict, Touch):
+                self.held.pop(verdict.lease.token, None)
+        return answers
+
+
+class Topic:
+    """One topic of the contract. A driver's test class names its harness: ``harness_class = AcmeHarness``.
+
+    Each test has a fresh harness, a backend, the name of an unused queue, and what the backend can do.
+    """
+
+    harness_class: ClassVar[Callable[[], Harness]]
+
+    harness: Harness
+    backend: Backend
+    queue: str
+    can: Capabilities
+
+    @pytest.fixture(autouse=True)
+    def _stage(self, request: pytest.FixtureRequest) -> Iterator[None]:
+        self.harness = type(self).harness_class()
+        self._request = request
+        self._backends: list[Backend] = []
+        self._consumers: list[Witness] = []
+        self._threads: list[Background[Any]] = []
+        self._proxies: list[Proxy] = []
+        self._worker: Witness | None = None
+        try:
+            self.backend = self.another_backend()
+            self.can = self.harness.capabilities(self.backend)
+            self._check_powers(request.function)
+            self.queue = self.another_queue()
+            yield
+        finally:
+            self._leave()
+
+    # --- who takes part ---
+
+    @property
+    def worker(self) -> Witness:
+        """The consumer of a test that needs only one."""
+        if self._worker is None:
+            self._worker = self.another_consumer()
+        return self._worker
+
+    def another_backend(self) -> Backend:
+        """One more backend object on the same store."""
+        backend = self.harness.open()
+        self._backends.append(backend)
+        return backend
+
+    def another_queue(self, ending: str = "") -> str:
+        return self.harness.fresh_queue(ending)
+
+    def another_consumer(self, *queues: str, backend: Backend | None = None) -> Witness:
+        """One more consumer, of these queues or of the test's own."""
+        consumer = Witness((backend or self.backend).consumer(queues or (self.queue,)))
+        self._consumers.append(consumer)
+        return consumer
+
+    # --- what the harness may lack ---
+
+    def proxied(self) -> tuple[Proxy, Backend]:
+        """A proxy, and a backend all of whose connections go through it."""
+        try:
+            proxy, backend = self.harness.proxied()
+        except NotTriedError as exc:
+            self.not_tried(str(exc))
+        self._proxies.append(proxy)
+        self._backends.append(backend)
+        backend.stats(self.queue)
+        assert proxy.accepted > 0, "Harness.proxied() opened a backend that does not go through its proxy"
+        return proxy, backend
+
+    def transaction(self) -> AbstractContextManager[CallersConnection]:
+        """A caller's own connection."""
+        try:
+            return self.harness.transaction()
+        except NotTriedError as exc:
+            self.not_tried(str(exc))
+
+    # --- enqueuing ---
+
+    @staticmethod
+    def new(body: bytes = b"x", **options: Any) -> NewJob:
+        return NewJob(body, options.pop("id", None) or new_id(), **options)
+
+    def enqueue(self, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
+        """One job; its id."""
+        (job_id,) = self.backend.enqueue(queue or self.queue, [self.new(body, **options)])
+        return job_id
+
+    def enqueue_all(self, *bodies: bytes, queue: str | None = None, **options: Any) -> list[str]:
+        """One batch; its ids."""
+        return self.backend.enqueue(queue or self.queue, [self.new(body, **options) for body in bodies])
+
+    # --- consuming ---
+
+    def reserve(self, limit: int = ALL, *, by: Consumer | None = None) -> list[Lease]:
+        """What is due now."""
+        return (by or self.worker).reserve(limit, 0)
+
+    def take(self, *, by: Consumer | None = None) -> Lease:
+        """The next job, which must be there."""
+        leases = self.reserve(1, by=by)
+        assert len(leases) == 1, "no job was handed out, though one should be ready"
+        return leases[0]
+
+    def bodies(self, *, by: Consumer | None = None) -> list[bytes]:
+        """The bodies of all that is due, in the order of being handed out one by one."""
+        bodies = []
+        while leases := self.reserve(1, by=by):
+            bodies.append(leases[0].body)
+        return bodies
+
+    def settle(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
+        """Settle, and insist that each verdict was accepted."""
+        answers = (by or self.worker).settle(verdicts)
+        assert answers == [None] * len(verdicts), "a verdict was refused while its lease was alive"
+
+    def refused(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
+        """Settle, and insist that each verdict was refused."""
+        answers = (by or self.worker).settle(verdicts)
+        assert [type(answer) for answer in answers] == [LeaseLost] * len(verdicts)
+
+    # --- looking ---
+
+    def peek(self, job_id: str, queue: str | None = None) -> JobRecord:
+        return self.backend.peek(queue or self.queue, job_id)
+
+    def state(self, job_id: str) -> State:
+        return self.peek(job_id).state
+
+    def counts(self, queue: str | None = None) -> tuple[int | None, ...]:
+        """How many jobs are ready, delayed, reserved and buried."""
+        stats = self.backend.stats(queue or self.queue)
+        return stats.ready, stats.delayed, stats.reserved, stats.buried
+
+    def tells(self, value: T | None, expected: T, power: str) -> bool:
+        """Whether a backend tells what is expected; None will do only where it lacks the power to know."""
+        return value == expected if self.can.claim(power) else value in {expected, None}
+
+    def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
+        """Whether all came, in this order, or in any where a queue is several lines. For tests of something else."""
+        if self.can.total_order:
+            return list(seen) == list(expected)
+        return len(seen) == len(expected) and all(one in seen for one in expected)
+
+    def about(self, value: float | None, expected: float) -> bool:
+        """Whether a time is as expected, give or take what this harness's clock cannot tell."""
+        tolerance = 2.0 + self.can.delay_resolution if self.harness.real_time else 0.002
+        return value is not None and abs(value - expected) <= tolerance
+
+    # --- given ---
+
+    def given(self, state: State, body: bytes = b"x", **options: Any) -> str:
+        """The id of a job in this state, alone to be moved there: the queue has no other ready job."""
+        if state is State.DELAYED:
+            return self.enqueue(body, **{"delay": LONG, **options})
+        job_id = self.enqueue(body, **options)
+        if state is State.RESERVED:
+            self._take_that(job_id)
+        elif state is State.BURIED:
+            self.settle(Bury(self._take_that(job_id)))
+        return job_id
+
+    def _take_that(self, job_id: str) -> Lease:
+        lease = self.take()
+        assert lease.id == job_id
+        return lease
+
+    def abandoned(self, *, by: Consumer | None = None, **options: Any) -> Lease:
+        """A lease that has ended without a verdict, of a job that nobody has taken since."""
+        self.enqueue(ttr=self.short_ttr, **options)
+        lease = self.take(by=by)
+        self.harness.past(self.in_(self.short_ttr))
+        return lease
+
+    # --- time ---
+
+    @property
+    def short_delay(self) -> float:
+        """Seconds that a test can wait for, however coarse the backend's delays are."""
+        return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
+
+    @property
+    def short_ttr(self) -> float:
+        """Seconds of a lease that a test can outlast, and not by accident."""
+        return max(self.can.min_ttr, 1.5 if self.harness.real_time else 10.0)
+
+    def in_(self, seconds: float) -> float:
+        """The moment that is *seconds* from now."""
+        return self.harness.now() + seconds
+
+    def nothing_before(self, moment: float, *, by: Consumer | None = None) -> None:
+        """Nothing is handed out while it is too early. A machine that stalled past *moment* proves nothing."""
+        leases = self.reserve(1, by=by)
+        assert not leases or self.harness.now() >= moment, "a job was handed out too early"
+
+    # --- several at once ---
+
+    def background(self, work: Callable[[], T]) -> Background[T]:
+        """Start *work* in a thread of its own."""
+        thread = Background(work)
+        self._threads.append(thread)
+        return thread
+
+    def waiting(self, consumer: Witness, limit: int = 1) -> Background[list[Lease]]:
+        """*consumer*, asleep in a reserve that will outlast the test."""
+        thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
+        time.sleep(SETTLING_IN)
+        return thread
+
+    def woken(self, waiting: Background[T]) -> T:
+        """What the one who waited came back with."""
+        return waiting.result(self.harness.patience)
+
+    def eventually(self, holds: Callable[[], bool]) -> None:
+        """Wait until something that another thread does has happened."""
+        give_up_at = time.monotonic() + self.harness.patience
+        while not holds():
+            assert time.monotonic() < give_up_at, f"it did not happen within {self.harness.patience:g} s"
+            time.sleep(0.005)
+
+    # --- refusals ---
+
+    def _check_powers(self, function: object) -> None:
+        for power in noted(function, REQUIRES):
+            gap = self.can.claim(power)
+            if isinstance(gap, Gap):
+                # plain words: pytest-xdist sends properties between processes
+                self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
+                pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
+        for power in noted(function, WITHOUT):
+            if self.can.claim(power):
+                self.does_not_apply(f"this backend has {power}")
+
+    def does_not_apply(self, why: str) -> NoReturn:
+        """Leave a test that asks nothing of this backend."""
+        self._request.node.user_properties.append((MEANINGLESS, why))
+        pytest.skip(f"does not apply: {why}")
+
+    def not_tried(self, why: str) -> NoReturn:
+        """Leave a test that this harness has no hook for: nothing is known then."""
+        self._request.node.user_properties.append((NOT_TRIED, why))
+        pytest.skip(f"not tried: {why}")
+
+    # --- the end ---
+
+    def _leave(self) -> None:
+        for thread, consumer in ((thread, consumer) for thread in self._threads for consumer in self._consumers):
+            if thread.is_alive():
+                consumer.interrupt()
+        for thread in self._threads:
+            thread.join(self.harness.patience)
+        for consumer in self._consumers:
+            self._give_up(consumer)
+        for backend in self._backends:
+            backend.close()
+        for proxy in self._proxies:
+            proxy.close()
+        self.harness.close()
+
+    def _give_up(self, consumer: Witness) -> None:
+        """Nothing stays reserved in somebody's store."""
+        with contextlib.suppress(MultiqError):
+            if consumer.held:
+                acks = [Ack(lease) for lease in consumer.held.values()]
+                if consumer.is_closed:
+                    consumer = Witness(self.backend.consumer(consumer.queues))
+                consumer.settle(acks)
+            consumer.close()
+
+
+#: one of each kind of verdict about a lease
+VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
+    "ack": Ack,
+    "release": lambda lease: Release(lease, priority=7, reason="stale"),
+    "bury": lambda lease: Bury(lease, reason="stale"),
+    "touch": Touch,
+    "give_back": GiveBack,
+    "abandon": Abandon,
+}

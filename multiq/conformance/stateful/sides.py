@@ -1,0 +1,248 @@
+"""The two sides of a random walk: a backend or its model, called by numbers that mean the same to both."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.errors import JobError
+from multiq.ids import new_id
+
+from .steps import WAYS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from multiq.backend import Backend, Consumer, JobRecord, Lease, QueueStats, Verdict
+    from multiq.backend.capabilities import Capabilities
+    from multiq.conformance.harness import Harness
+
+    from .steps import (  # fmt: skip
+        Delete,
+        Enqueue,
+        EnqueueAgain,
+        Exchange,
+        Kick,
+        KickJob,
+        List,
+        Pause,
+        Peek,
+        Purge,
+        Reorder,
+        Reschedule,
+        Reserve,
+        Resume,
+        Say,
+        Settle,
+    )
+
+PAGE = 3  # jobs: small, so that listings have pages
+
+
+class Side:
+    """A backend, its consumers, and what it calls the jobs. Jobs and leases are numbered as they come."""
+
+    def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
+        self.backend = backend
+        self.queues = queues
+        self.time = time
+        self.consumers: list[Consumer] = [backend.consumer([queues[at] for at in way]) for way in WAYS]
+        self.leases: list[list[Lease]] = [[] for _ in WAYS]
+        self.places: list[tuple[str, NewJob]] = []  # job number -> its queue and how it was enqueued
+        self.ids: list[str] = []  # job number -> the id that it goes by now
+        self._numbers: dict[tuple[str, str], int] = {}
+
+    # --- the verbs, each with an answer that can be compared ---
+
+    def enqueue(self, step: Enqueue) -> Answer:
+        queue = self.queues[step.queue]
+        jobs = [NewJob(job.body, new_id(), job.priority, self.time.delay(job.ticks), self.time.ttr(job.ttr))
+                for job in step.jobs]  # fmt: skip
+        for job, job_id in zip(jobs, self.backend.enqueue(queue, jobs), strict=True):
+            self.places.append((queue, job))
+            self.ids.append("")
+            self._call(len(self.ids) - 1, job_id)
+        return len(jobs)
+
+    def enqueue_again(self, step: EnqueueAgain) -> Answer:
+        number = self._number(step.job)
+        queue, job = self.places[number]
+        # what is still there stays as it is; what is gone comes anew
+        again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
+        ids = self.backend.enqueue(queue, [again])
+        return [self._known(queue, job_id) for job_id in ids]
+
+    def reserve(self, step: Reserve) -> Answer:
+        return self._got(step.consumer, self.consumers[step.consumer].reserve(step.limit, 0))
+
+    def reorder(self, step: Reorder) -> Answer:
+        consumer = self.consumers[step.consumer]
+        return consumer.reorder(consumer.queues[::-1])
+
+    def settle(self, step: Settle) -> Answer:
+        holder = self._holder(step.consumer)
+        return self._refusals(self.consumers[holder].settle(self._verdicts(holder, step.verdicts)))
+
+    def exchange(self, step: Exchange) -> Answer:
+        holder = self._holder(step.consumer)
+        refusals, leases = self.consumers[holder].exchange(self._verdicts(holder, step.verdicts), step.limit, 0)
+        return self._refusals(refusals), self._got(holder, leases)
+
+    def kick(self, step: Kick) -> Answer:
+        return self.backend.kick(self.queues[step.queue], step.limit)
+
+    def kick_job(self, step: KickJob) -> Answer:
+        return self._on_job(step.job, self.backend.kick_job)
+
+    def reschedule(self, step: Reschedule) -> Answer:
+        def reschedule(queue: str, job_id: str) -> None:
+            number = self._numbers[queue, job_id]
+            self._call(number, self.backend.reschedule(queue, job_id, self.time.delay(step.ticks)))
+
+        return self._on_job(step.job, reschedule)
+
+    def delete(self, step: Delete) -> Answer:
+        return self._on_job(step.job, self.backend.delete)
+
+    def peek(self, step: Peek) -> Answer:
+        return self._on_job(step.job, lambda queue, job_id: self._record(self.backend.peek(queue, job_id)))
+
+    def listing(self, step: List) -> Answer:
+        """Page by page. What has one due time has no order among itself, so it comes as a set."""
+        queue, after, seen = self.queues[step.queue], None, []
+        for _ in range(1000):
+            page = self.backend.jobs(queue, step.state, limit=PAGE, after=after)
+            seen += [self._record(record) for record in page.jobs]
+            after = page.after
+            if after is None:
+                return seen
+        raise AssertionError("the listing does not come to an end")
+
+    def pause(self, step: Pause) -> Answer:
+        return self.backend.pause(self.queues[step.queue], self.time.delay(step.ticks))
+
+    def resume(self, step: Resume) -> Answer:
+        return self.backend.resume(self.queues[step.queue])
+
+    def purge(self, step: Purge) -> Answer:
+        return self.backend.purge(self.queues[step.queue], step.states)
+
+    def stats(self) -> list[Answer]:
+        return [self._stats(self.backend.stats(queue)) for queue in self.queues]
+
+    def names(self) -> Answer:
+        return [self.queues.index(name) for name in self.backend.queues() if name in self.queues]
+
+    def close(self) -> None:
+        for consumer, leases in zip(self.consumers, self.leases, strict=True):
+            consumer.settle([Ack(lease) for lease in leases])
+            consumer.close()
+
+    # --- how ---
+
+    def _call(self, number: int, job_id: str) -> None:
+        self.ids[number] = job_id
+        self._numbers[self.places[number][0], job_id] = number
+
+    def _number(self, recent: int) -> int:
+        return max(0, len(self.ids) - 1 - recent)
+
+    def _known(self, queue: str, job_id: str) -> int:
+        return self._numbers.get((queue, job_id), -1)
+
+    def _on_job(self, recent: int, verb: Callable[[str, str], Answer]) -> Answer:
+        number = self._number(recent)
+        try:
+            return verb(self.places[number][0], self.ids[number])
+        except JobError as exc:
+            return type(exc).__name__
+
+    def _holder(self, at: int) -> int:
+        """One of the consumers that have got a lease, if any has: nobody else has anything to settle."""
+        holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
+        return holders[at % len(holders)] if holders else at
+
+    def _verdicts(self, consumer: int, said: Sequence[Say]) -> list[Verdict]:
+        leases = self.leases[consumer]
+        return [self._verdict(say, leases[max(0, len(leases) - 1 - say.lease)]) for say in said if leases]
+
+    def _verdict(self, say: Say, lease: Lease) -> Verdict:
+        match say.kind:
+            case "ack":
+                return Ack(lease)
+            case "release":
+                return Release(lease, self.time.delay(say.ticks), say.priority, say.reason)
+            case "bury":
+                return Bury(lease, say.reason)
+            case "touch":
+                return Touch(lease)
+            case "abandon":
+                return Abandon(lease, say.reason)
+            case _:
+                return GiveBack(lease)
+
+    @staticmethod
+    def _refusals(answers: Sequence[Exception | None]) -> Answer:
+        return [None if answer is None else type(answer).__name__ for answer in answers]
+
+    def _got(self, consumer: int, leases: list[Lease]) -> Answer:
+        self.leases[consumer] += leases
+        return [self._lease(lease) for lease in leases]
+
+    def _lease(self, lease: Lease) -> dict[str, Answer]:
+        return {
+            "job": self._known(lease.queue, lease.id), "body": lease.body, "priority": lease.priority,
+            "ttr": lease.ttr, "attempt": lease.attempt, "crashes": lease.crashes, "kicks": lease.kicks,
+            "age": Seconds(lease.age),
+        }  # fmt: skip
+
+    def _record(self, record: JobRecord) -> dict[str, Answer]:
+        return {
+            "job": self._known(record.queue, record.id), "state": str(record.state), "body": record.body,
+            "priority": record.priority, "ttr": record.ttr, "attempt": record.attempt, "crashes": record.crashes,
+            "kicks": record.kicks, "reason": record.reason,
+            "due in": None if record.due_in is None else Seconds(record.due_in),
+            "age": None if record.age is None else Seconds(record.age),
+        }  # fmt: skip
+
+    @staticmethod
+    def _stats(stats: QueueStats) -> dict[str, Answer]:
+        paused_for = None if stats.paused_for is None else Seconds(stats.paused_for)
+        return {
+            "ready": stats.ready, "delayed": stats.delayed, "reserved": stats.reserved, "buried": stats.buried,
+            "paused for": paused_for,
+        }  # fmt: skip
+
+
+class Seconds(float):
+    """A time that a backend tells, which is compared with the model's as exactly as the clock allows."""
+
+
+Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these: whatever two sides can be compared by
+
+
+class Pace:
+    """How long a tick is, and how delays and leases are measured in ticks."""
+
+    def __init__(self, harness: Harness, can: Capabilities) -> None:
+        self.is_real = harness.real_time
+        if self.is_real:
+            self.step = 2 * max(can.delay_resolution, 0.3)  # half of it is a delay that the backend can tell
+        else:
+            # no round number, if the backend can tell others: what cuts or rounds delays is found out. A power of two
+            # divides it, so that sums of ticks are exact, and it is a whole number of microseconds
+            self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
+        self._shortest = can.min_ttr
+
+    def delay(self, ticks: int) -> float:
+        return self._length(ticks) if ticks else 0.0
+
+    def ttr(self, ticks: int) -> float:
+        while self._length(ticks) < max(1.0, self._shortest):
+            ticks += 1
+        return self._length(ticks)
+
+    def _length(self, ticks: int) -> float:
+        """In real time an end lies in the middle between two ticks, so that nothing happens close to it."""
+        # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
+        return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

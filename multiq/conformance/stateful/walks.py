@@ -1,0 +1,281 @@
+"""Random walks: the same steps taken by a backend and by the memory backend, every answer compared.
+
+A walk is a list of steps drawn by hypothesis; of one that shows a difference the shortest part is told. Time moves in
+ticks. With a clock that is set by hand a tick is exact, and whatever is due falls together with what happens. In real
+time every delay and lease ends half a tick from anything else, so that no honest backend depends on a few
+milliseconds; a walk that a stalled machine could not keep up with is given up, without a verdict.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from typing import TYPE_CHECKING
+
+from multiq.backend import STORED_STATES, State
+from multiq.backend.memory import MemoryBackend
+from multiq.driverkit.clock import ManualClock
+
+from .sides import Pace, Seconds, Side
+from .steps import (  # fmt: skip
+    QUEUES,
+    Delete,
+    Enqueue,
+    EnqueueAgain,
+    Exchange,
+    Kick,
+    KickJob,
+    List,
+    Pause,
+    Peek,
+    Purge,
+    Reorder,
+    Reschedule,
+    Reserve,
+    Resume,
+    Settle,
+    Tick,
+    draw_walks,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Iterator, Sequence
+
+    from multiq.backend import Backend
+    from multiq.backend.capabilities import Capabilities
+    from multiq.conformance.harness import Harness
+
+    from .sides import Answer
+    from .steps import Step
+
+MARGIN = 0.4  # of a tick: how much of it a real-time backend may take for what happens between two ticks
+TOGETHER = 8  # walks that wait for real time side by side
+
+
+class FellBehindError(Exception):
+    """This machine could not keep up with real time, which says nothing of the backend."""
+
+
+class Walk:
+    """One backend and its model, step by step."""
+
+    def __init__(self, harness: Harness, backend: Backend, can: Capabilities, pace: Pace) -> None:
+        self._harness = harness
+        self._can = can
+        self._pace = pace
+        self._clock = ManualClock()
+        queues = [harness.fresh_queue() for _ in range(QUEUES)]
+        self._real = Side(backend, queues, self._pace)
+        self._model = Side(MemoryBackend(clock=self._clock), queues, self._pace)
+        self._started = 0.0
+        self._ticks = 0
+        self._told: list[str] = []
+
+    def stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
+        """Take all steps, in stages: each yields the moment at which the next has to begin.
+
+        Raises ``AssertionError`` with the story of the walk at the first difference, and ``FellBehindError``.
+        """
+        self._started = self._harness.now()
+        try:
+            for step in (*steps, *_AT_THE_END):
+                if isinstance(step, Tick):
+                    yield self._tick(step.ticks)
+                elif self._takes_place(step):
+                    self._take(step)
+                self._compare_quickly("stats", self._real.stats(), self._model.stats())
+            self._compare_quickly("names", self._real.names(), self._model.names())
+        finally:
+            self._leave()
+
+    def _take(self, step: Step) -> None:
+        verb = _VERBS[type(step)]
+        # told before it is tried: an exception is part of the story, too
+        self._told.append(f"{step}")
+        try:
+            real = getattr(self._real, verb)(step)
+        except Exception as exc:
+            exc.add_note(self._story())
+            raise
+        model = getattr(self._model, verb)(step)
+        if isinstance(step, List):
+            real, model = _in_groups(real, model, step.state)
+        self._told[-1] += f"\n      -> {real}"
+        self._compare_quickly(f"{step}", real, model)
+
+    def _takes_place(self, step: Step) -> bool:
+        if isinstance(step, List):
+            return bool(self._can.lists_jobs)
+        about_a_job = isinstance(step, EnqueueAgain | KickJob | Reschedule | Delete | Peek)
+        return not about_a_job or bool(self._model.ids)
+
+    def _tick(self, ticks: int) -> float:
+        self._told.append(f"{ticks * self._pace.step:g} s pass")
+        self._ticks += ticks
+        self._clock.advance(ticks * self._pace.step)
+        return self._started + self._ticks * self._pace.step
+
+    # --- comparing ---
+
+    def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
+        """Compare, unless real time has run away from the model's: then nobody knows which of the two is right."""
+        late = self._harness.now() - (self._started + self._ticks * self._pace.step)
+        if self._pace.is_real and late > MARGIN * self._pace.step:
+            raise FellBehindError
+        self._compare(what, real, model)
+
+    def _compare(self, what: str, real: Answer, model: Answer) -> None:
+        for path, ours, theirs in _differences(real, model):
+            if not self._agree(path, ours, theirs):
+                raise AssertionError(
+                    f"{what}: {path or 'the answer'} is {ours!r}, and should be {theirs!r}\n{self._story()}"
+                )
+
+    def _agree(self, path: str, real: Answer, model: Answer) -> bool:
+        field = path.rpartition(".")[2]
+        if real is None and model is not None and field in _UNKNOWN_WITHOUT:
+            return not self._can.claim(_UNKNOWN_WITHOUT[field])
+        if isinstance(real, Seconds) and isinstance(model, Seconds):
+            tolerance = self._pace.step / 2 + self._can.delay_resolution if self._pace.is_real else 1e-5
+            return abs(real - model) <= tolerance
+        return bool(real == model)
+
+    def _story(self) -> str:
+        lines = [f"{number:4}. {told}" for number, told in enumerate(self._told, 1)]
+        return "the walk, with this backend's answers:\n" + "\n".join(lines)
+
+    def _leave(self) -> None:
+        """Nothing of a walk stays in the store; the next one has other queues."""
+        self._real.close()
+        for queue in self._real.queues:
+            self._real.backend.resume(queue)
+            self._real.backend.purge(queue, [State.READY, State.DELAYED, State.BURIED])
+
+
+#: everything that is left is looked at and handed out, so that no difference stays unseen
+_AT_THE_END: tuple[Step, ...] = (
+    *(List(queue, state) for queue in range(QUEUES) for state in STORED_STATES),
+    *(Resume(queue) for queue in range(QUEUES)),
+    Reserve(consumer=0, limit=1000),
+)
+
+_VERBS: dict[type, str] = {
+    Enqueue: "enqueue", EnqueueAgain: "enqueue_again", Reserve: "reserve", Settle: "settle", Exchange: "exchange",
+    Kick: "kick", KickJob: "kick_job", Reschedule: "reschedule", Delete: "delete", Peek: "peek", List: "listing",
+    Pause: "pause", Resume: "resume", Purge: "purge", Reorder: "reorder",
+}  # fmt: skip
+
+#: what a backend may answer None to, and the power that would make that a lie
+_UNKNOWN_WITHOUT = {
+    "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
+}  # fmt: skip
+
+
+def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[str, Answer, Answer]]:
+    """Each place where two answers have something to compare, with the way to it."""
+    if isinstance(real, dict) and isinstance(model, dict) and real.keys() == model.keys():
+        for name in model:
+            yield from _differences(real[name], model[name], f"{path}.{name}".lstrip("."))
+    elif isinstance(real, list | tuple) and isinstance(model, list | tuple) and len(real) == len(model):
+        for at, (ours, theirs) in enumerate(zip(real, model, strict=True)):
+            yield from _differences(ours, theirs, f"{path}[{at}]")
+    else:
+        yield path, real, model
+
+
+def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
+    """Two listings; jobs that the model has due at one moment are put into one order, because no one is promised."""
+    if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
+        return real, model
+    real_sorted: list[Answer] = []
+    model_sorted: list[Answer] = []
+    for _, group in itertools.groupby(model, key=lambda record: round(record["due in"], 3)):
+        theirs = list(group)
+        ours = real[len(real_sorted) : len(real_sorted) + len(theirs)]
+        real_sorted += sorted(ours, key=lambda record: int(record["job"]))
+        model_sorted += sorted(theirs, key=lambda record: int(record["job"]))
+    return real_sorted, model_sorted
+
+
+def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
+    """Draw ``harness.walks`` random walks and take them. Returns how many were finished in time."""
+    return take_walks(harness, backend, can, draw_walks(can, harness.walks, real_time=harness.real_time))
+
+
+def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
+    """Take these walks. Returns how many were finished in time.
+
+    Raises with the story of a short one that shows a difference.
+    """
+    taker = _Taker(harness, backend, can)
+    if harness.real_time:
+        return sum(taker.side_by_side(walks[at : at + TOGETHER]) for at in range(0, len(walks), TOGETHER))
+    for steps in walks:
+        error = taker.failure(steps)
+        if error is not None:
+            taker.take(taker.shortened(steps))
+            raise error  # the short one failed only after all the others
+    return len(walks)
+
+
+class _Taker:
+    """Takes walks, one after the other or, where waiting is what costs, side by side."""
+
+    def __init__(self, harness: Harness, backend: Backend, can: Capabilities) -> None:
+        self._harness = harness
+        self._backend = backend
+        self._can = can
+        self._pace = Pace(harness, can)
+
+    def take(self, steps: Sequence[Step]) -> None:
+        """One walk, on a clock that is set by hand. Raises at the first difference."""
+        for moment in self._stages(steps):
+            self._harness.advance(moment - self._harness.now())
+
+    def side_by_side(self, walks: Sequence[Sequence[Step]]) -> int:
+        """Several walks in real time, a little after one another, so that none makes the others late.
+
+        Returns how many were finished in time. Raises at the first difference, which need not come again.
+        """
+        finished = 0
+        started = self._harness.now()
+        apart = self._pace.step / len(walks)
+        waiting = [(started + at * apart, at, self._stages(steps)) for at, steps in enumerate(walks)]
+        try:
+            while waiting:
+                moment, at, stages = heapq.heappop(waiting)
+                self._harness.advance(moment - self._harness.now())
+                try:
+                    heapq.heappush(waiting, (next(stages), at, stages))
+                except StopIteration:
+                    finished += 1
+                except FellBehindError:
+                    continue
+        finally:
+            for _, _, stages in waiting:
+                stages.close()
+        return finished
+
+    def shortened(self, steps: list[Step]) -> list[Step]:
+        """Leave out all that the failure does not need: large parts first, then step by step."""
+        size = len(steps)
+        while size:
+            at = 0
+            while at < len(steps):
+                shorter = steps[:at] + steps[at + size :]
+                if self.failure(shorter) is not None:
+                    steps = shorter
+                else:
+                    at += size
+            size //= 2
+        return steps
+
+    def failure(self, steps: Sequence[Step]) -> Exception | None:
+        try:
+            self.take(steps)
+        except Exception as exc:  # noqa: BLE001 - whatever goes wrong, the shortest way to it is what helps
+            return exc
+        return None
+
+    def _stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
+        return Walk(self._harness, self._backend, self._can, self._pace).stages(steps)

@@ -1,0 +1,64 @@
+"""All topics, and the classes that a driver's tests are made of."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .topics.abandon import AbandonTests
+from .topics.ack import AckTests
+from .topics.bury import BuryTests
+from .topics.capabilities import CapabilitiesTests
+from .topics.concurrency import ConcurrencyTests
+from .topics.delete import DeleteTests
+from .topics.enqueue import EnqueueTests
+from .topics.errors import ErrorsTests, NamesTests
+from .topics.give_back import GiveBackTests
+from .topics.hangs import HangsTests
+from .topics.kick import KickTests
+from .topics.kick_job import KickJobTests
+from .topics.lease import LeaseTests
+from .topics.lifecycle import LifecycleTests
+from .topics.looking import JobsTests, PeekTests, QueuesTests, StatsTests
+from .topics.lost_replies import LostRepliesTests
+from .topics.pause import PauseTests
+from .topics.purge import PurgeTests
+from .topics.release import ReleaseTests
+from .topics.reorder import ReorderTests
+from .topics.reschedule import RescheduleTests
+from .topics.reserve import ReserveTests
+from .topics.settle import SettleTests
+from .topics.touch import TouchTests
+from .topics.transaction import TransactionTests
+from .topics.waiting import WaitingTests
+from .topics.waking import WakingTests
+from .topics.walk import WalkTests
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .case import Topic
+    from .harness import Harness
+
+#: in the order of the contract, what takes longest last
+TOPICS: tuple[type[Topic], ...] = (
+    CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
+    TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
+    PeekTests, JobsTests, StatsTests, QueuesTests, PauseTests, PurgeTests, ErrorsTests, NamesTests, LifecycleTests,
+    TransactionTests, WaitingTests, WakingTests, LostRepliesTests, HangsTests, ConcurrencyTests, WalkTests,
+)  # fmt: skip
+
+
+def topic_name(topic: type) -> str:
+    """What a topic is called in reports: ``KickJobTests`` and a driver's ``TestKickJob`` are ``KickJob``."""
+    return topic.__name__.removeprefix("Test").removesuffix("Tests")
+
+
+def suite(harness_class: Callable[[], Harness]) -> dict[str, type[Topic]]:
+    """The whole suite for a harness, as pytest collects it: ``globals().update(suite(AcmeHarness))``."""
+    return {name: _test_class(name, topic, harness_class) for topic in TOPICS for name in [f"Test{topic_name(topic)}"]}
+
+
+def _test_class(name: str, topic: type[Topic], harness_class: Callable[[], Harness]) -> type[Topic]:
+    # a plain function would become a method where it is looked up
+    made_by = harness_class if isinstance(harness_class, type) else staticmethod(harness_class)
+    return type(name, (topic,), {"harness_class": made_by, "__doc__": topic.__doc__})

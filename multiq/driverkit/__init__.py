@@ -1,0 +1,1 @@
+"""What drivers share: sockets, TLS, wake-ups, forks, clocks, checked replies, transactions of the application."""

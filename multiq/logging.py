@@ -1,0 +1,359 @@
+"""Logging: a subscriber to the events, and two formats for the command line. Arguments of jobs are never logged."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import textwrap
+import time
+from collections import defaultdict
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from . import events as ev
+from .formatting import abridge, many, safe
+from .job import running
+from .outage_log import Outage
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .app import App
+    from .events import Event
+    from .job import JobContext
+
+_log = logging.getLogger("multiq.worker")
+
+_OWN = frozenset({"multiq", "multiq_sqlite", "multiq_redis", "multiq_beanstalk", "multiq_mysql"})  # packages
+NEVER_SLOW = float("inf")
+
+_INDENT = "    "
+_LINE_ENDS = "\n\t"  # JSON writes them as escapes
+_LONGEST_LINE = 8_000  # characters
+_LONGEST_TRACE = 16_000  # characters: an error's text may be as long as whatever it complains of
+
+
+def setup_logging(level: str = "info", format: str = "text", *, over_app: bool = False) -> bool:  # noqa: A002
+    """Log to standard error, as text or as lines of JSON, unless the program has set up logging itself.
+
+    If the root logger has handlers, they and its level stay, and multiq's records go to them. A level that the program
+    has set stays, too; that of multiq's own logger gives way if *level* comes from a command line (*over_app*).
+    Returns whether the format is this one.
+    """
+    add_job_fields()
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.partition(".")[0] == "multiq" and isinstance(logger, logging.Logger):
+            logger.disabled = False  # as dictConfig and fileConfig make all loggers that they do not name
+    ours = logging.getLogger("multiq")
+    if over_app or ours.level == logging.NOTSET:
+        ours.setLevel(level.upper())
+    if logging.root.handlers:
+        return False
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter(has_colours=_has_colours()))
+    logging.root.addHandler(handler)
+    if logging.root.level == logging.WARNING:  # Python's own default
+        logging.root.setLevel(level.upper())
+    return True
+
+
+def add_job_fields() -> None:
+    """Have each record that is made in a job say which: ``multiq_task``, ``multiq_job_id``, ``multiq_queue``,
+    ``multiq_attempt``. Outside of jobs they are empty texts, so that any format may name them. Once per process.
+    """
+    make = logging.getLogRecordFactory()
+    if isinstance(make, _RecordFactory):
+        return
+    logging.setLogRecordFactory(_RecordFactory(make))
+
+
+def log_events(app: App, *, each_job: bool = False) -> None:
+    """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
+
+    A job that is done is told at the level debug, and at info with *each_job*: a line for each costs as much as a
+    short job does.
+    """
+    if app.events.logged:
+        return
+    app.events.logged = True
+    for kind, usual in _LEVELS.items():
+        level = logging.INFO if each_job and kind is ev.JobDone else usual
+        if _log.isEnabledFor(level):
+            app.events.subscribe(kind, _Line(level))
+    outages = _Outages()
+    app.events.subscribe(ev.BackendDown, outages.went_down)
+    app.events.subscribe(ev.BackendUp, outages.came_back)
+    limit = slow_after(app)
+
+    def look(event: ev.JobFailed) -> None:
+        if event.seconds > limit:
+            log_slow(event.job, event.seconds)
+
+    if limit < NEVER_SLOW:
+        app.events.subscribe(ev.JobFailed, look)
+
+
+def slow_after(app: App) -> float:
+    """Seconds beyond which a job is told of as slow; ``NEVER_SLOW`` where nobody would read it."""
+    limit = app.settings.log.slow_job
+    return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
+
+
+def log_slow(job: JobContext, seconds: float) -> None:
+    """A job took so long, to its end or into an error. No event: a runner asks ``slow_after`` once, and compares."""
+    _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
+
+
+def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
+    """What a worker process has worked off in so many seconds."""
+    jobs = done + retried + buried
+    rate = round(jobs / seconds, 1) if seconds > 0 else None
+    counts = {"done": done, "retried": retried, "buried": buried}
+    _write(logging.INFO, "summary", {"worker": worker, "jobs": jobs, "seconds": seconds, "rate": rate, **counts})
+
+
+class TextFormatter(logging.Formatter):
+    """``2027-01-31 12:00:01.234 info    done      mail.reset [mail] 0190f... attempt 1 in 3 ms``, in local time.
+
+    Records of other loggers begin with the logger's name, and end with the job that they were made in.
+    """
+
+    def __init__(self, *, has_colours: bool = False) -> None:
+        super().__init__()
+        self._has_colours = has_colours
+
+    def format(self, record: logging.LogRecord) -> str:
+        clock = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.created))
+        level = f"{record.levelname.lower():<7}"
+        if self._has_colours and record.levelno in _COLOURS:
+            level = f"\x1b[{_COLOURS[record.levelno]}m{level}\x1b[0m"
+        message = record.getMessage()
+        if record.name.partition(".")[0] != "multiq":
+            message = f"{record.name}: {message}"
+        job = _job_of(record)
+        if job:
+            message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
+        # what a job raised may hold anything, terminal codes too
+        line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
+        if record.exc_info:
+            # indented, or a line end in an error's text would begin what looks like another record
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            line += "\n" + textwrap.indent(safe(trace, keep="\n"), _INDENT, lambda _: True)
+        return line
+
+
+class JsonFormatter(logging.Formatter):
+    """One JSON object a line: ``time`` (seconds since 1970), ``level``, ``logger``, ``message``, an event's fields.
+
+    Records made in a job have its ``task``, ``queue``, ``job_id`` and ``attempt``.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        fields: dict[str, Any] = {
+            "time": round(record.created, 3),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **_job_of(record),
+            **getattr(record, "multiq", {}),
+        }
+        plain = {name: _plain(value) for name, value in fields.items()}
+        if record.exc_info:
+            trace = abridge(self.formatException(record.exc_info), _LONGEST_TRACE)
+            plain["traceback"] = safe(trace, keep=_LINE_ENDS)
+        return msgspec.json.encode(plain).decode()
+
+
+def _cut(text: str) -> str:
+    """A text of one line in a length that a log can take: the name of an argument may have any."""
+    if len(text) <= _LONGEST_LINE:
+        return text
+    half = _LONGEST_LINE // 2
+    return f"{text[:half]} [... {len(text) - 2 * half:,} characters ...] {text[-half:]}"
+
+
+def _plain(value: Any) -> Any:
+    """A field's value as JSON can hold it, and as any terminal can show the line."""
+    if value is None or isinstance(value, int | float):
+        return value
+    return safe(_cut(value if isinstance(value, str) else str(value)), keep=_LINE_ENDS)
+
+
+class _RecordFactory:
+    """What makes records: the program's own way, and the job that runs here."""
+
+    def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
+        self._make = make
+
+    def __call__(self, *args: Any, **kwargs: Any) -> logging.LogRecord:
+        record = self._make(*args, **kwargs)
+        job = running.get(None)
+        # names with a prefix: logging refuses an `extra` of the program's that has a name which is there already
+        record.multiq_task = "" if job is None else job.task
+        record.multiq_job_id = "" if job is None else job.id
+        record.multiq_queue = "" if job is None else job.queue
+        record.multiq_attempt = "" if job is None else job.attempt
+        return record
+
+
+def _job_of(record: logging.LogRecord) -> dict[str, Any]:
+    """The job that a record was made in. That of an event names its job itself."""
+    if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
+        return {}
+    return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
+
+
+def _has_colours() -> bool:
+    """Whether standard error is a terminal, and nothing says that it is to stay plain."""
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    return not is_plain and sys.stderr is not None and sys.stderr.isatty()
+
+
+class _Line:
+    """Logs events at one level."""
+
+    def __init__(self, level: int) -> None:
+        self._level = level
+
+    def __call__(self, event: Event) -> None:
+        # a failed job's traceback is what its author needs
+        trace = event.error if isinstance(event, ev.JobFailed) else None
+        _write(self._level, *_describe(event), trace)
+
+
+class _Outages:
+    """Logs the outages of each worker of an app: at once, at growing intervals, and how long each one took."""
+
+    def __init__(self) -> None:
+        self._outages: defaultdict[str, Outage] = defaultdict(Outage)
+
+    def went_down(self, event: ev.BackendDown) -> None:
+        outage = self._outages[event.worker]
+        if outage.is_news(str(event.error)):
+            word, fields = _describe(event)
+            if outage.tries > 1:
+                fields |= {"down_for": outage.lasted, "tries": outage.tries}
+            _write(logging.ERROR, word, fields)
+
+    def came_back(self, event: ev.BackendUp) -> None:
+        word, fields = _describe(event)
+        outage = self._outages.pop(event.worker, None)
+        if outage is not None:
+            fields |= {"was_down_for": outage.lasted, "tries": outage.tries}
+        _write(logging.WARNING, word, fields)
+
+
+def _write(level: int, word: str, fields: dict[str, Any], trace: BaseException | None = None) -> None:
+    parts = [f"{word:<9}"]
+    parts += [
+        _PHRASES[name](value) if name in _PHRASES else f"{name} {value}"
+        for name, value in fields.items()
+        if value is not None
+    ]
+    exc_info = None if trace is None else (type(trace), trace, _of_the_app(trace))
+    _log.log(level, " ".join(parts), extra={"multiq": {"event": word, **fields}}, exc_info=exc_info)
+
+
+def _of_the_app(error: BaseException) -> TracebackType | None:
+    """Its traceback without multiq's own frames, and those before them; at debug, all of it."""
+    frames: list[TracebackType] = []
+    trace = error.__traceback__
+    while trace is not None:
+        name = str(trace.tb_frame.f_globals.get("__name__", ""))
+        if name == "multiq.worker.execution.runner":
+            frames.clear()  # what stands before the task's own code: event loops, middleware's stack
+        elif name.partition(".")[0] not in _OWN:
+            frames.append(trace)
+        trace = trace.tb_next
+    if not frames or _log.isEnabledFor(logging.DEBUG):
+        return error.__traceback__
+    result = None
+    for frame in reversed(frames):
+        result = TracebackType(result, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return result
+
+
+_COLOURS = {logging.DEBUG: 2, logging.WARNING: 33, logging.ERROR: 31, logging.CRITICAL: 31}  # of a terminal: dim, ...
+
+_LEVELS: dict[type[Event], int] = {
+    ev.JobStarted: logging.DEBUG,
+    ev.JobDone: logging.DEBUG,
+    ev.JobFailed: logging.WARNING,
+    ev.JobRetried: logging.WARNING,
+    ev.JobBuried: logging.ERROR,
+    ev.JobTimedOut: logging.WARNING,
+    ev.JobOverdue: logging.ERROR,
+    ev.JobCrashed: logging.ERROR,
+    ev.JobLost: logging.WARNING,
+    ev.WorkerStarted: logging.INFO,
+    ev.WorkerPaused: logging.INFO,
+    ev.WorkerResumed: logging.INFO,
+    ev.WorkerStopping: logging.INFO,
+    ev.WorkerStopped: logging.INFO,
+}
+
+_WORDS: dict[type[Event], str] = {
+    ev.JobStarted: "start",
+    ev.JobDone: "done",
+    ev.JobFailed: "failed",
+    ev.JobRetried: "retry",
+    ev.JobBuried: "buried",
+    ev.JobTimedOut: "timed out",
+    ev.JobOverdue: "overdue",
+    ev.JobCrashed: "crashed",
+    ev.JobLost: "lost",
+    ev.WorkerStarted: "working",
+    ev.WorkerPaused: "paused",
+    ev.WorkerResumed: "resumed",
+    ev.WorkerStopping: "stopping",
+    ev.WorkerStopped: "stopped",
+    ev.BackendDown: "down",
+    ev.BackendUp: "up",
+}
+
+
+def _describe(event: Event) -> tuple[str, dict[str, Any]]:
+    fields: dict[str, Any] = {}
+    for name in event.__struct_fields__:
+        value = getattr(event, name)
+        if name == "job":
+            fields.update(_job_fields(value))
+        elif name == "error":
+            if not isinstance(event, ev.JobFailed):  # that one brings its traceback
+                fields["error"] = f"{type(value).__name__}: {value}"
+        else:
+            fields[name] = value
+    return _WORDS[type(event)], fields
+
+
+def _job_fields(job: JobContext) -> dict[str, Any]:
+    return {"task": job.task, "queue": job.queue, "job_id": job.id, "attempt": job.attempt}
+
+
+_PHRASES: dict[str, Callable[[Any], str]] = {
+    "task": str,
+    "job_id": str,
+    "worker": str,
+    "jobs": lambda number: many(number, "job"),
+    "rate": lambda number: f"{number:,} a second",
+    "queue": lambda queue: f"[{queue}]",
+    "queues": lambda queues: "on " + ", ".join(queues),
+    "seconds": lambda seconds: f"in {_duration(seconds)}",
+    "delay": lambda seconds: f"again in {_duration(seconds)}",
+    "timeout": lambda seconds: f"after {_duration(seconds)}",
+    "retry_in": lambda seconds: f"again in {_duration(seconds)}",
+    "down_for": lambda seconds: f"still, after {_duration(seconds)}",
+    "was_down_for": lambda seconds: f"again, after {_duration(seconds)}",
+    "tries": lambda number: f"and {number} {'try' if number == 1 else 'tries'}",
+    "reason": lambda text: f"({text})",
+    "error": lambda text: f"({text})",
+}
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    return f"{seconds:.1f} s" if seconds < 120 else f"{seconds / 60:.0f} min"

@@ -1,0 +1,72 @@
+"""Queues with weights, and the policies by which a worker goes through its queues."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .errors import OptionInvalid
+from .formatting import shown
+from .validation import check_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+POLICIES = ("strict", "weighted", "round-robin")
+WEIGHT_MAX = 1000
+
+
+def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
+    """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
+
+    The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
+    """
+    weights: dict[str, int] = {}
+    for name, weight in _pairs(queues):
+        if weights.setdefault(check_name(name), weight) != weight:
+            raise OptionInvalid(f"queue {name!r} must be named once, got it twice with different weights")
+    if not weights:
+        raise OptionInvalid("a worker must have at least one queue, like 'default', got none")
+    return weights
+
+
+def check_policy(policy: str, weights: Mapping[str, int]) -> str:
+    """*policy*, if it is one of ``POLICIES`` and fits these weights. Raises ``OptionInvalid``."""
+    if policy not in POLICIES:
+        raise OptionInvalid(f"unknown policy {shown(policy)}: choose strict, weighted or round-robin")
+    if policy != "weighted" and any(weight != 1 for weight in weights.values()):
+        queue = next(queue for queue, weight in weights.items() if weight != 1)
+        raise OptionInvalid(
+            f"queue {queue!r} has a weight, which policy={policy!r} ignores: "
+            "choose policy='weighted', or name the queues alone"
+        )
+    return policy
+
+
+def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
+    """What each queue is to get in proportion to the others; None where their order alone decides."""
+    if policy == "strict" or len(weights) == 1:
+        return None
+    return dict(weights)  # all 1 for round robin, which heeds no others
+
+
+def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:
+    if isinstance(queues, str):
+        return [_parsed(queues)]
+    if hasattr(queues, "items"):
+        return [(name, _checked(name, weight)) for name, weight in queues.items()]
+    return [_parsed(name) for name in queues]
+
+
+def _parsed(text: Any) -> tuple[str, int]:
+    if not isinstance(text, str) or "=" not in text:
+        return text, 1
+    name, _, weight = text.partition("=")
+    return name, _checked(name, int(weight) if weight.isascii() and weight.isdecimal() else weight)
+
+
+def _checked(name: str, weight: Any) -> int:
+    if type(weight) is not int or not 1 <= weight <= WEIGHT_MAX:
+        raise OptionInvalid(
+            f"the weight of queue {shown(name)} must be a whole number from 1 to {WEIGHT_MAX}, got {shown(weight)}"
+        )
+    return weight

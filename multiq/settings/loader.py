@@ -1,0 +1,242 @@
+"""Where settings come from: ``multiq.toml`` or ``pyproject.toml``, then the environment on top of it.
+
+The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
+``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
+
+A file that was found, not named, must belong to the user or to root, and nobody else may write it: its URLs may refer
+to the environment and to files, and say where those are sent.
+
+Unknown variables that begin with MULTIQ_ are let be: Kubernetes makes some (``MULTIQ_PORT``) for services so named.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import tomllib
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from multiq.errors import NameInvalid, SettingsInvalid
+from multiq.validation import check_name
+
+from .file_ownership import distrust
+from .model import KEYS, LogSettings, Settings, WorkerSettings, check_setting, no_connection
+from .url import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_OUR_TABLE = re.compile(rb"""^[ \t]*\[[ \t]*["']?tool["']?[ \t]*\.[ \t]*["']?multiq\b""", re.MULTILINE)
+_AUTHORITY_END = re.compile("[/?#]")
+_SECTIONS = ("worker", "log", "connections")
+_FILE_ROOM = 1 << 20  # bytes
+
+
+def load_settings(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
+    """The settings that hold in *folder* (default: the current one) under *environment* (default: the process's).
+
+    Raises ``SettingsInvalid`` with all problems.
+    """
+    env = os.environ if environment is None else environment
+    problems: list[str] = []
+    source = find_file(folder, env)
+    is_named = bool(env.get("MULTIQ_CONFIG"))
+    table = _read(source, problems, is_named=is_named) if source is not None else {}
+    values, connections = _from_table(table, str(source), env, problems)
+    values.update(_from_environment(env, problems))
+    url = values.get("url")
+    if url is not None and "://" not in url and url not in connections:
+        where = "environment: MULTIQ_URL" if env.get("MULTIQ_URL") else f"{source}: url"
+        problems.append(f"{where}: {no_connection(url, connections)}")
+    if problems:
+        raise SettingsInvalid(problems)
+    return _build(values, connections)
+
+
+def describe_sources(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> str:
+    """Where ``load_settings`` takes its settings from, in one line."""
+    env = os.environ if environment is None else environment
+    source = find_file(folder, env)
+    file = "no configuration file" if source is None else str(source)
+    variables = [variable for key in KEYS if env.get(variable := _variable(key))]
+    return ", then ".join((file, *variables))
+
+
+def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
+    """The configuration file that holds in *folder* (None: the current one), or None."""
+    named = environment.get("MULTIQ_CONFIG")
+    if named:
+        return Path(named)
+    for place in _places(folder):
+        if _is_file(place / "multiq.toml"):
+            return place / "multiq.toml"
+        if _configures_multiq(place / "pyproject.toml"):
+            return place / "pyproject.toml"
+    return None
+
+
+def _places(folder: Path | None) -> tuple[Path, ...]:
+    """The folder and those above it; none if the current one was deleted under us."""
+    try:
+        place = Path.cwd() if folder is None else folder.absolute()
+    except OSError:
+        return ()
+    return (place, *place.parents)
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a folder that may not be looked into holds no settings for us
+        return False
+
+
+def _configures_multiq(project: Path) -> bool:
+    """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. One that is not TOML is left to its owners."""
+    if not _is_file(project):
+        return False
+    try:
+        text, reason = _content(project, is_named=False)
+        if reason is not None:  # it is refused if it means us, and not parsed: a key of 20,000 parts takes minutes
+            return _OUR_TABLE.search(text) is not None
+        tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
+    except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
+        return False
+    return isinstance(tools, dict) and "multiq" in tools
+
+
+def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any]:
+    try:
+        content, reason = _content(source, is_named=is_named)
+        if reason is not None:
+            problems.append(f"{source}: is not used: {reason}")
+            return {}
+        table: Any = tomllib.loads(content.decode("utf-8"))
+    except OSError as exc:
+        problems.append(f"{source}: cannot be read: {exc.strerror}")
+        return {}
+    except (ValueError, RecursionError) as exc:  # TOMLDecodeError and UnicodeDecodeError are ValueErrors
+        problems.append(f"{source}: is not TOML: {'nested too deeply' if isinstance(exc, RecursionError) else exc}")
+        return {}
+    if source.name == "pyproject.toml":
+        tools = table.get("tool", {})
+        table = tools.get("multiq", {}) if isinstance(tools, dict) else {}
+    if not isinstance(table, dict):
+        problems.append(f"{source}: tool.multiq: must be a table: [tool.multiq]")
+        return {}
+    return table
+
+
+def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
+    """What a file holds, and why that must not be used. Owner and mode are those of the very file that is read."""
+    # a pipe that replaced the file after it was found is not waited for
+    flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
+    with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
+        reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))
+        content = file.read(_FILE_ROOM + 1)
+    if len(content) > _FILE_ROOM:
+        return b"", f"it is longer than {_FILE_ROOM:,} bytes"
+    if reason is not None:
+        reason = f"{reason}. If you trust it, name it: MULTIQ_CONFIG={path}"
+    return content, reason
+
+
+def _from_table(
+    table: dict[str, Any], source: str, env: Mapping[str, str], problems: list[str]
+) -> tuple[dict[str, Any], dict[str, str]]:
+    connections: dict[str, str] = {}
+    values: dict[str, Any] = {}
+    for key, value in _flatten(table, source, problems):
+        where = f"{source}: {key}"
+        if key.startswith("connections."):
+            name = key.removeprefix("connections.")
+            connections[name] = _connection(name, value, where, env, problems)
+        elif key not in KEYS:
+            problems.append(f"{where}: unknown key{_hint(key)}")
+        else:
+            checked = _check(key, value, where, problems)
+            values[key] = _expand(checked, where, env, problems) if key == "url" and checked else checked
+    return values, connections
+
+
+def _flatten(table: dict[str, Any], source: str, problems: list[str]) -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if name not in _SECTIONS:
+            yield name, value
+        elif not isinstance(value, dict):
+            problems.append(f"{source}: {name}: must be a table: [{name}]")
+        else:
+            yield from ((f"{name}.{inner}", content) for inner, content in value.items())
+
+
+def _connection(name: str, value: Any, where: str, env: Mapping[str, str], problems: list[str]) -> str:
+    try:
+        check_name(name, "connection")
+    except NameInvalid as exc:
+        problems.append(f"{where}: {exc}")
+    found = len(problems)
+    url = _expand(value, where, env, problems) if isinstance(value, str) else ""
+    if "://" not in url and len(problems) == found:
+        problems.append(f"{where}: must be a URL, like 'redis://localhost'")
+    return url
+
+
+def _expand(template: str, where: str, env: Mapping[str, str], problems: list[str]) -> str:
+    """``${NAME}`` in a URL stands for the environment's NAME: passwords do not belong in files.
+
+    In the place of a user or password the value is quoted as URLs need it; elsewhere it is put in as it is.
+    """
+    scheme, colon, rest = template.partition("://")
+    authority = _AUTHORITY_END.split(rest, maxsplit=1)[0] if colon else ""
+    credentials_end = len(scheme) + len(colon) + authority.rfind("@") if "@" in authority else -1
+
+    def value_of(match: re.Match[str]) -> str:
+        value = env.get(match[1])
+        if value is None:
+            problems.append(f"{where}: {redact(template)!r} refers to ${{{match[1]}}}, which is not set")
+            return ""
+        return quote(value, safe="") if match.start() < credentials_end else value
+
+    return _REFERENCE.sub(value_of, template)
+
+
+def _from_environment(env: Mapping[str, str], problems: list[str]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for key, rule in KEYS.items():
+        variable = _variable(key)
+        text = env.get(variable)
+        if text:
+            values[key] = _check(key, rule.parse(text), f"environment: {variable}", problems)
+    return values
+
+
+def _variable(key: str) -> str:
+    return "MULTIQ_" + key.upper().replace(".", "_")
+
+
+def _check(key: str, value: Any, where: str, problems: list[str]) -> Any:
+    try:
+        return check_setting(key, value)
+    except ValueError as exc:
+        problems.append(f"{where}: {exc}")
+        return None
+
+
+def _hint(key: str) -> str:
+    close = difflib.get_close_matches(key, [*KEYS, *_SECTIONS], n=1)
+    return f" (did you mean {close[0]}?)" if close else f" (there are: {', '.join(KEYS)}, connections.NAME)"
+
+
+def _build(values: dict[str, Any], connections: dict[str, str]) -> Settings:
+    def section(name: str) -> dict[str, Any]:
+        prefix = f"{name}."
+        return {key.removeprefix(prefix): value for key, value in values.items() if key.startswith(prefix)}
+
+    top = {key: value for key, value in values.items() if "." not in key}
+    return Settings(
+        connections=connections, worker=WorkerSettings(**section("worker")), log=LogSettings(**section("log")), **top
+    )

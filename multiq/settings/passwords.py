@@ -1,0 +1,29 @@
+"""Passwords that a URL does not hold but names: command lines are seen by all users of a machine."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from multiq.errors import UrlInvalid
+
+
+def password_of_file(path: str) -> str:
+    """What a file holds, without its last line's end. Raises ``UrlInvalid``."""
+    refused = f"the password cannot be read from password_file={path}"
+    try:
+        data = Path(path).read_bytes()
+    except (OSError, ValueError) as exc:  # a path may be none
+        raise UrlInvalid(f"{refused}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
+    text = data.decode(errors="replace")  # an error of decoding would carry the password, as a context, too
+    if text.encode() != data:
+        raise UrlInvalid(f"{refused}: it is not UTF-8")
+    return text.rstrip("\r\n")
+
+
+def password_of_environment(name: str) -> str:
+    """The variable of this name. Raises ``UrlInvalid`` if it is not set."""
+    value = os.environ.get(name)
+    if value is None:
+        raise UrlInvalid(f"password_env={name} names an environment variable that is not set: set it, or name another")
+    return value

@@ -1,0 +1,264 @@
+"""Backends' URLs: parsed once, options checked, passwords never shown."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from urllib.parse import SplitResult, unquote, urlsplit
+
+import msgspec
+
+from multiq.errors import UrlInvalid
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+MASK = "***"
+
+_T = TypeVar("_T")
+
+_SECRET = ("pass", "pwd", "secret", "token", "auth", "credential")  # in the names of options that are masked
+_SHOWN_AT_MOST = 200  # characters of a URL in a message
+_QUOTING = "in a password or an option, write / ? # @ : % as %2F %3F %23 %40 %3A %25"
+
+
+class Option(NamedTuple):
+    """One option of a driver's URLs: how its text is read (raises ``ValueError``), its default, and what it does."""
+
+    read: Callable[[str], Any]
+    default: Any
+    meaning: str
+
+
+class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=True):
+    """A URL in parts. ``str()`` masks the password; ``text`` is the original, for the driver alone."""
+
+    scheme: str
+    """As written, ``redis+sentinel``; ``driver`` is what stands before the plus."""
+    host: str | None = None
+    port: int | None = None
+    hosts: tuple[tuple[str, int | None], ...] = ()
+    """All hosts with their ports, where a driver's URLs may name several; ``host`` and ``port`` are the first."""
+    username: str | None = None
+    password: str | None = None
+    path: str = ""
+    options: dict[str, Any]
+    text: str
+
+    @property
+    def driver(self) -> str:
+        return self.scheme.partition("+")[0]
+
+    def __str__(self) -> str:
+        return redact(self.text)
+
+    def __repr__(self) -> str:
+        return f"BackendUrl({str(self)!r})"
+
+    def __rich_repr__(self) -> list[tuple[str, Any]]:
+        """For ``rich``, which else goes by the fields."""
+        return [("text", str(self))]
+
+
+def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
+    """Parse *text* and check its query string against a driver's *options*, missing ones set to their default.
+
+    Raises ``UrlInvalid`` with every mistake in it.
+    """
+    parts = split(text)
+    hosts = _hosts(parts, text)
+    host, port = hosts[0] if hosts else (None, None)
+    return BackendUrl(
+        scheme=parts.scheme,
+        host=host or None,
+        port=port,
+        hosts=hosts,
+        username=_unquote(parts.username, text) if parts.username is not None else None,
+        password=_unquote(parts.password, text) if parts.password is not None else None,
+        path=_path(parts.path, text),
+        options=_read_options(text, parts.query, options),
+        text=text,
+    )
+
+
+def split(text: str) -> SplitResult:
+    """``urlsplit``, with a typed error for what it would pass over in silence: line ends, a fragment, no scheme."""
+    _check_characters(text)
+    parts = _without_a_trace(lambda: urlsplit(text))
+    if parts is None:
+        raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}")
+    if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
+        raise UrlInvalid(f"a backend's URL must be like 'sqlite:///jobs.db' or 'redis://localhost', got {_shown(text)}")
+    if parts.netloc and "@" in parts.path:  # half of a password is taken for the host, and the other half for the path
+        raise _invalid(text, f"there is an '@' after the '/'; {_QUOTING}")
+    if "#" in text:
+        raise _invalid(text, "it has a '#': write %23")
+    return parts
+
+
+def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
+    """The hosts with their ports, separated by commas."""
+    credentials, at, places = parts.netloc.rpartition("@")
+    hosts = []
+    for place in places.split(",") if places else ():
+        one = parts._replace(netloc=f"{credentials}{at}{place}")
+        both = _without_a_trace(lambda one=one: (one.hostname, one.port))  # type: ignore[misc]
+        if both is None:  # what stands where the port should be may be half a password
+            raise _invalid(text, f"the port must be a number from 0 to 65535; {_QUOTING}")
+        host, port = both
+        if host is None and "," in places:
+            raise _invalid(text, "there is a comma too many between its hosts")
+        if host is not None or port is not None:
+            hosts.append((host or "", port))
+    return tuple(hosts)
+
+
+def redact(text: str) -> str:
+    """*text* with the password of a URL, and options that sound like one, masked.
+
+    Also where the URL is malformed: when in doubt, more is masked than need be.
+    """
+    head, scheme_end, rest = text.partition("://")
+    if not scheme_end:
+        head, rest = "", text  # no URL, but perhaps meant as one
+    place, question_mark, query = rest.partition("?")
+    if "@" in query and ":" in place:  # a '?' in a password, or an '@' in an option: the latter should be %40
+        place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
+    elif "@" in place:
+        # the password may hold '/', '#' or '@' unquoted: everything up to the last '@' is credentials
+        credentials, _, address = place.rpartition("@")
+        user, colon, _ = credentials.partition(":")
+        place = f"{user}{colon}{MASK if colon else ''}@{address if colon else _mask_port(address)}"
+    elif scheme_end:
+        place = _mask_port(place)
+    query = "&".join(map(_mask_option, query.split("&")))
+    return f"{head}{scheme_end}{place}{question_mark}{query}"
+
+
+def _mask_port(place: str) -> str:
+    """``host:secret``: where a port should be and there is none, somebody may have forgotten the host."""
+    end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
+    host, colon, port = place[:end].rpartition(":")
+    if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
+        return place
+    return f"{host.partition(':')[0]}:{MASK}{place[end:]}"
+
+
+def _mask_option(pair: str) -> str:
+    name, equals, _ = pair.partition("=")
+    return f"{name}{equals}{MASK}" if equals and _is_secret(name) else pair
+
+
+def _is_secret(name: str) -> bool:
+    plain = unquote(name).lower()
+    return any(word in plain for word in _SECRET)
+
+
+def _without_a_trace(call: Callable[[], _T]) -> _T | None:
+    """The result of *call*; None for its ``ValueError``.
+
+    Those quote passwords, and an error that is raised while one is handled keeps it as its context, also ``from None``.
+    """
+    try:
+        return call()
+    except ValueError:
+        return None
+
+
+def _invalid(text: str, why: str) -> UrlInvalid:
+    return UrlInvalid(f"{_shown(text)} cannot be used: {why}")
+
+
+def _shown(text: str) -> str:
+    masked = redact(text)
+    return repr(masked if len(masked) <= _SHOWN_AT_MOST else masked[: _SHOWN_AT_MOST - 3] + "...")
+
+
+def _check_characters(text: str) -> None:
+    if text != text.strip():
+        raise _invalid(text, "it begins or ends with a space or a line end")
+    if any(unicodedata.category(c) == "Cc" for c in text):
+        raise _invalid(text, "it has a control character, like a tab or a line end")
+    if any(unicodedata.category(c) == "Cs" for c in text):
+        raise _invalid(text, "it is not UTF-8")
+
+
+def _unquote(part: str, text: str) -> str:
+    unquoted = _without_a_trace(lambda: unquote(part, errors="strict"))
+    if unquoted is None:
+        raise _invalid(text, "what it has in %.. is not UTF-8")
+    return unquoted
+
+
+def _path(quoted: str, text: str) -> str:
+    path = _unquote(quoted, text)
+    if any(unicodedata.category(c) == "Cc" for c in path):
+        raise _invalid(text, "its path has a control character")
+    return path
+
+
+def _read_options(text: str, query: str, options: Mapping[str, Option]) -> dict[str, Any]:
+    if "@" in query:
+        raise _invalid(text, f"there is an '@' after the '?'; {_QUOTING}")
+    read = {name: option.default for name, option in options.items()}
+    mistakes: list[str] = []
+    seen: set[str] = set()
+    for quoted_name, _, quoted_value in (pair.partition("=") for pair in query.split("&") if pair):
+        name, value = (_unquote(part.replace("+", " "), text) for part in (quoted_name, quoted_value))
+        if name not in options:
+            mistakes.append(_unknown(name, options))
+        elif name in seen:
+            mistakes.append(f"option {name!r} is given twice")
+        else:
+            try:
+                read[name] = options[name].read(value)
+            except ValueError as exc:
+                mistakes.append(_unreadable(name, value, exc))
+        seen.add(name)
+    if mistakes:
+        raise _invalid(text, "; ".join(mistakes))
+    return read
+
+
+def _unreadable(name: str, value: str, error: ValueError) -> str:
+    if _is_secret(name):
+        return f"option {name}={MASK} cannot be read"
+    return f"option {name}={value if len(value) <= 40 else '...'}: {error}"
+
+
+def _unknown(name: str, options: Mapping[str, Option]) -> str:
+    if not options:
+        return f"unknown option {name[:40]!r}: this backend takes none"
+    close = difflib.get_close_matches(name, options, n=1)
+    hint = f"did you mean {close[0]!r}?" if close else f"it takes {', '.join(sorted(options))}"
+    return f"unknown option {name[:40]!r}: {hint}"
+
+
+# --- readers of options ----------------------------------------------------------------------------------
+
+
+def seconds(low: float, high: float) -> Callable[[str], float]:
+    """Reads a number of seconds from *low* to *high*."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            raise ValueError(f"must be a number of seconds, got {text!r}") from None
+        if not low <= value <= high:  # also refuses NaN
+            raise ValueError(f"must be from {low:g} to {high:g} seconds")
+        return value
+
+    return read
+
+
+def choice(*words: str) -> Callable[[str], str]:
+    """Reads one of *words*, in any case."""
+
+    def read(text: str) -> str:
+        if text.lower() not in words:
+            raise ValueError(f"must be one of {', '.join(words)}")
+        return text.lower()
+
+    return read

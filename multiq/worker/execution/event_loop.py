@@ -1,0 +1,136 @@
+"""Event loops of coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import select
+import selectors
+import sys
+from typing import TYPE_CHECKING
+
+from multiq.job import JobTasks, job_tasks
+
+from .daemon_threads import DaemonThreads
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Coroutine, Iterable
+    from typing import Any
+
+_log = logging.getLogger("multiq.worker")
+
+PATIENCE = 1.0  # seconds for cancelled tasks to clean up after themselves
+
+_THREADS = min(32, (os.cpu_count() or 1) + 4)  # of a loop, for ``asyncio.to_thread``: as asyncio itself has
+
+_SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
+
+
+def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
+    """A loop for one thread; whoever made it closes it. What it has run in *threads* keeps no process from ending."""
+    loop = asyncio.SelectorEventLoop(_PreciseSelector()) if sys.platform == "linux" else asyncio.new_event_loop()
+    loop.set_default_executor(threads or threads_of_loop())
+    return loop
+
+
+def threads_of_loop() -> DaemonThreads:
+    """For what jobs run in threads (``asyncio.to_thread``)."""
+    return DaemonThreads(_THREADS, "multiq-to-thread")
+
+
+class JobLoop:
+    """The event loop of one thread, for jobs that run there one after the other. What a job leaves behind ends with it.
+
+    ``asyncio.Runner`` would wait for ever for a task that swallows its cancellation, and run it on inside the next job.
+    """
+
+    def __init__(self) -> None:
+        self._loop: AbstractEventLoop | None = None
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Run it to its end, in the current context. Raises what it raises."""
+        loop = self._loop = self._loop or new_event_loop()
+        job = JobTasks()  # as far as its threads are concerned: this loop has no other job's tasks
+        job_tasks.set(job)
+        task = loop.create_task(work)
+        try:
+            return loop.run_until_complete(task)
+        finally:
+            job.is_over = True
+            left = asyncio.all_tasks(loop)
+            if left:
+                self._end(loop, left, task)
+
+    def close(self) -> None:
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            close_loop(loop)
+
+    def _end(self, loop: AbstractEventLoop, left: Iterable[asyncio.Task[Any]], task: asyncio.Task[Any]) -> None:
+        stuck = end_tasks(loop, left)
+        forgotten = [each for each in left if each is not task and not is_closing(each)]
+        if forgotten:
+            _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
+        if stuck:  # without its loop, none of them goes on
+            _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
+            self._loop = None
+
+
+def close_loop(loop: AbstractEventLoop) -> None:
+    """Close it, and its asynchronous generators, as far as they end within a second."""
+    try:
+        loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
+    except BaseException as exc:  # noqa: BLE001 - the user's code, at an end that nothing is to hinder
+        _log.warning("asynchronous generators that jobs left behind do not end: %r", exc)
+    loop.close()
+
+
+def is_closing(task: asyncio.Task[Any]) -> bool:
+    """Whether a loop has begun it by itself, to close an asynchronous generator that somebody has broken out of."""
+    return type(task.get_coro()).__name__ == "async_generator_athrow"
+
+
+def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:
+    """Cancel them and run the loop until they have ended, for a second at most. Returns how many have not.
+
+    Those that close a generator get that second to do so, and are cancelled then.
+    """
+    waiting = list(tasks)
+    closing = [task for task in waiting if is_closing(task)]
+    for task in waiting:
+        if task not in closing:
+            task.cancel()
+    _run_until_done(loop, waiting)
+    for task in closing:
+        task.cancel()
+    _run_until_done(loop, closing)
+    for task in waiting:
+        if task.done() and not task.cancelled():
+            task.exception()  # its own business: or asyncio complains that nobody has asked for it
+    return sum(not task.done() for task in waiting)
+
+
+def _run_until_done(loop: AbstractEventLoop, tasks: list[asyncio.Task[Any]]) -> None:
+    give_up_at = loop.time() + PATIENCE
+    while any(not task.done() for task in tasks) and loop.time() < give_up_at:
+        try:
+            loop.run_until_complete(asyncio.wait(tasks, timeout=max(0.0, give_up_at - loop.time())))
+        except BaseException:  # noqa: BLE001 - SystemExit of a task, or loop.stop()
+            _log.debug("a cancelled task has ended its loop's run", exc_info=True)
+
+
+if sys.platform == "linux":
+
+    class _PreciseSelector(selectors.EpollSelector):
+        """``epoll_wait`` counts in milliseconds, so a sleep of 10 ms takes 11: of 200 slots, 20 stand idle.
+
+        An epoll instance can itself be waited for, and select(2) counts in microseconds.
+        """
+
+        def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+            if timeout is not None and timeout > 0 and self.fileno() < _SELECT_TAKES:
+                select.select([self.fileno()], (), (), timeout)
+                timeout = 0
+            return super().select(timeout)

@@ -1,0 +1,551 @@
+"""Where jobs run: inline, on threads, or as coroutines. One interface, so that the worker's loop is the same."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import queue
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from multiq.backend import Ack, GiveBack
+from multiq.job import JobTasks, job_tasks
+from multiq.worker.processes.inflight import ACKED
+
+from .daemon_threads import DaemonThreads
+from .event_loop import PATIENCE, close_loop, end_tasks, is_closing, new_event_loop, threads_of_loop
+from .heartbeat import TICK
+from .timeouts import frame_of, stack_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine, Sequence
+    from contextvars import Context
+
+    from multiq.backend import Verdict
+    from multiq.worker.processes.inflight import Held, InFlight
+
+    from .prefetch import Prefetch
+    from .runner import Runner
+    from .timeouts import Limit, Limits
+
+_log = logging.getLogger("multiq.worker")
+
+_AFTER_JOB_EVERY = 0.02  # seconds
+_THREAD_BRAKE = 1.0  # seconds until a thread that the system has refused is tried again
+
+
+class Executor(ABC):
+    """Runs the jobs of held leases and collects their verdicts. ``on_done`` is called after each, in its thread.
+
+    With *inflight*, those outside of the process can see which jobs have begun.
+    """
+
+    loop: asyncio.AbstractEventLoop | None = None
+    """The event loop that all jobs which are coroutines run on, if there is one."""
+
+    def __init__(
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InFlight | None = None
+    ) -> None:
+        self._runner = runner
+        self._prefetch = prefetch
+        self._on_done = on_done
+        self._inflight = inflight
+        self._finished: deque[Held] = deque()
+        self._running: dict[Held, None] = {}  # in the order in which they began
+        self.is_aborted = False
+        """Whether no job may begin any more."""
+        self._held = 0
+        self._counting = threading.Lock()
+
+    def start(self, helds: Sequence[Held]) -> None:
+        """Run these jobs: inline before returning, elsewhere soon."""
+        self._count(len(helds))
+        self._start(helds)
+
+    def take_back(self) -> list[Held]:
+        """What has not begun, and now never will here."""
+        taken = self._take_waiting()
+        self._count(-len(taken))
+        return taken
+
+    def take_finished(self) -> list[Held]:
+        """What has got its verdict since the last call."""
+        taken: list[Held] = []
+        with contextlib.suppress(IndexError):
+            while True:
+                taken.append(self._finished.popleft())
+        self._count(-len(taken))
+        return taken
+
+    @property
+    def busy(self) -> int:
+        """How many jobs were handed over and not yet taken back, with a verdict or without."""
+        return self._held
+
+    @property
+    def oldest_finished(self) -> Held | None:
+        """What has had its verdict for longest and was not taken yet."""
+        try:
+            return self._finished[0]
+        except IndexError:
+            return None
+
+    @property
+    @abstractmethod
+    def waiting(self) -> int:
+        """How many jobs have not begun."""
+
+    @property
+    @abstractmethod
+    def is_held_up(self) -> bool:
+        """Whether jobs wait, or would have to wait, behind one that is not short."""
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """How many jobs can run at a time now."""
+
+    def running(self) -> list[Held]:
+        """The jobs that run now."""
+        return list(self._running)
+
+    def running_for(self) -> float:
+        """Seconds since the oldest running job began."""
+        running = self.running()
+        return time.monotonic() - running[0].began_at if running else 0.0
+
+    def stack_of(self, limit: Limit) -> str | None:
+        """Where an overdue job is in its code."""
+        return stack_of(frame_of(limit.thread))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Let go of threads and loops; what still runs is left alone."""
+
+    @abstractmethod
+    def _start(self, helds: Sequence[Held]) -> None: ...
+
+    @abstractmethod
+    def _take_waiting(self) -> list[Held]: ...
+
+    def _count(self, change: int) -> None:
+        if change:
+            with self._counting:
+                self._held += change
+
+    def _begin(self, held: Held) -> bool:
+        """Its job begins. False: it must not, as the process ends, or was stopped until the lease was over."""
+        held.began_at = now = time.monotonic()
+        self._running[held] = None  # first: whoever aborts sees it there, or we see that
+        if now >= held.ends_at or self.is_aborted:
+            del self._running[held]
+            self._skip(held)
+            return False
+        if self._inflight is not None:
+            self._inflight.begin(held)
+            if time.monotonic() >= held.ends_at:  # another thread was stuck in between: it may have been given back
+                del self._running[held]
+                self._skip(held)
+                return False
+        return True
+
+    def _skip(self, held: Held) -> None:
+        _log.debug("[%s] %s does not begin: its lease is over, or its worker ends", held.lease.queue, held.lease.id)
+        held.began_at = 0.0
+        held.verdict = GiveBack(held.lease)
+        if self._inflight is not None:
+            self._inflight.end(held)
+        self._finished.append(held)
+
+    def _end(self, held: Held) -> None:
+        """Its job has run, and its verdict is there."""
+        if self._inflight is not None:
+            self._inflight.end(held)
+        del self._running[held]
+        self._finished.append(held)
+        self._prefetch.saw_job(time.monotonic() - held.began_at)
+
+
+class InlineExecutor(Executor):
+    """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job.
+
+    *after_job* is called between two jobs, in that thread, fifty times a second at most.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        inflight: InFlight | None = None,
+        *,
+        after_job: Callable[[], None] | None = None,
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, inflight)
+        self._waiting: deque[Held] = deque()
+        self._after_job = after_job or (lambda: None)
+
+    def _start(self, helds: Sequence[Held]) -> None:
+        self._waiting.extend(helds)
+        # hot path: _begin, _end and InFlight's begin and end are inlined on purpose
+        take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
+        inflight, saw_job, clock = self._inflight, self._prefetch.saw_job, time.monotonic
+        marks: Any = None if inflight is None else inflight.marks  # without a table no job has a slot
+        look_at = clock() + _AFTER_JOB_EVERY
+        while True:
+            try:
+                held = take()
+            except IndexError:  # all done, or taken back by the heartbeat
+                return
+            held.began_at = now = clock()
+            running[held] = None
+            if now >= held.ends_at or self.is_aborted:
+                del running[held]
+                self._skip(held)
+                continue
+            slot = held.slot
+            if slot is not None:
+                marks[slot] = now
+            verdict = held.verdict = run(held)
+            if slot is not None and type(verdict) is Ack:
+                marks[slot] = ACKED
+            elif inflight is not None:
+                inflight.end(held)
+            del running[held]
+            finished.append(held)
+            ended_at = clock()
+            saw_job(ended_at - now)
+            if ended_at >= look_at:
+                look_at = ended_at + _AFTER_JOB_EVERY
+                self._after_job()
+
+    def _take_waiting(self) -> list[Held]:
+        return _drained(self._waiting)
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def is_held_up(self) -> bool:
+        return self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        self._runner.close_loop()
+
+
+class ThreadExecutor(Executor):
+    """Jobs on a fixed number of threads. They are daemons: a process that must end does not wait for a hung job."""
+
+    def __init__(
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        threads: int,
+        inflight: InFlight | None = None,
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, inflight)
+        self._inbox: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
+        self._threads = [
+            threading.Thread(target=self._serve, name=f"multiq-job-{number}", daemon=True) for number in range(threads)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def _start(self, helds: Sequence[Held]) -> None:
+        for held in helds:
+            self._inbox.put(held)
+
+    def _take_waiting(self) -> list[Held]:
+        taken: list[Held] = []
+        with contextlib.suppress(queue.Empty):
+            while True:
+                held = self._inbox.get_nowait()
+                if held is not None:
+                    taken.append(held)
+        return taken
+
+    @property
+    def waiting(self) -> int:
+        return self._inbox.qsize()
+
+    @property
+    def is_held_up(self) -> bool:
+        return len(self._running) >= len(self._threads) and self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        return len(self._threads)
+
+    def close(self) -> None:
+        for _ in self._threads:
+            self._inbox.put(None)
+
+    def _serve(self) -> None:
+        while (held := self._inbox.get()) is not None:
+            if self._begin(held):
+                held.verdict = self._runner.run(held)
+                self._end(held)
+            self._on_done()
+        self._runner.close_loop()
+
+
+class CoroutineExecutor(Executor):
+    """Coroutine tasks on one event loop in a thread of its own; plain functions on a pool of threads beside it.
+
+    A plain function that waits for a thread of the pool has not begun, and keeps no coroutine from beginning.
+    """
+
+    _POOL_AT_MOST = 32  # threads for plain functions
+
+    def __init__(
+        self,
+        runner: Runner,
+        prefetch: Prefetch,
+        on_done: Callable[[], None],
+        concurrency: int,
+        inflight: InFlight | None = None,
+        *,
+        limits: Limits | None = None,
+    ) -> None:
+        super().__init__(runner, prefetch, on_done, inflight)
+        self._concurrency = concurrency
+        self._waiting: deque[Held] = deque()
+        self._plain: deque[Held] = deque()  # those that wait for a thread of the pool
+        self._threads = min(concurrency, self._POOL_AT_MOST)
+        self._in_pool = 0
+        self._is_pool_short = False
+        self._is_refused = False  # a thread, by the system, less than a moment ago
+        self._threads_of_loop = threads_of_loop()
+        self.loop = self._loop = new_event_loop(self._threads_of_loop)
+        self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
+        if limits is not None:
+            limits.share(self._loop, self)
+        self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
+        self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
+        self._is_closing = False
+        self._asked_at: float | None = None  # since when the loop has not come round to what waits
+        self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
+        self._thread.start()
+
+    def _start(self, helds: Sequence[Held]) -> None:
+        self._waiting.extend(helds)
+        self._asked_at = self._asked_at or time.monotonic()
+        self._loop.call_soon_threadsafe(self._fill)
+
+    def _take_waiting(self) -> list[Held]:
+        plain = _drained(self._plain)
+        self._is_pool_short = self._is_pool_short or bool(plain)
+        return [*plain, *_drained(self._waiting)]
+
+    @property
+    def waiting(self) -> int:
+        return len(self._waiting) + len(self._plain)
+
+    @property
+    def is_held_up(self) -> bool:
+        if self._is_loop_held:
+            return True
+        full = self._at_work >= self._concurrency or bool(self._plain) or self._is_pool_short
+        return full and self.running_for() > TICK
+
+    @property
+    def capacity(self) -> int:
+        """Where plain functions were given back because the pool is full, nothing more until a thread of it is free."""
+        return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
+
+    @property
+    def _is_loop_held(self) -> bool:
+        """Whether a job keeps the loop from beginning what waits."""
+        asked_at = self._asked_at
+        return asked_at is not None and time.monotonic() - asked_at > TICK
+
+    @property
+    def _has_thread(self) -> bool:
+        """Whether a thread of the pool is free, or may be begun."""
+        return self._in_pool < self._threads and not self._is_refused
+
+    @property
+    def _at_work(self) -> int:
+        return len(self._tasks) + self._in_pool
+
+    def stack_of(self, limit: Limit) -> str | None:
+        if limit.thread is not None:
+            return super().stack_of(limit)
+        if self.holder() is limit.held:
+            return self.stack()
+        for task, (held, _) in list(self._tasks.items()):
+            if held is limit.held:
+                return "".join(f"{frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
+        return None
+
+    def holder(self) -> Held | None:
+        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
+        current = asyncio.current_task(self._loop)
+        of_callback = self._tasks_of_callback()
+        for task, (held, tasks) in list(self._tasks.items()):
+            if task is current or tasks is of_callback or current in tasks:
+                return held
+        held_by = list(self._tasks.values())
+        # a callback without a job's context: where only one job is on the loop, it is that one's
+        return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether a callback of a job that has ended holds the loop."""
+        tasks = self._tasks_of_callback()
+        return tasks is not None and tasks.is_over
+
+    def jobs(self) -> int:
+        """How many jobs the loop runs."""
+        return len(self._tasks)
+
+    def stack(self) -> str | None:
+        """Where the loop is in its code."""
+        return stack_of(frame_of(self._thread.ident))
+
+    def _tasks_of_callback(self) -> JobTasks | None:
+        """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
+
+        None: there is none, or it was made in no job's context: by a thread, or with a context of its own.
+        """
+        frame = frame_of(self._thread.ident)
+        while frame is not None:
+            if frame.f_code is asyncio.Handle._run.__code__:  # noqa: SLF001 - there is no other way to ask
+                context: Context = frame.f_locals["self"]._context  # noqa: SLF001
+                return context.get(job_tasks)
+            frame = frame.f_back
+        return None
+
+    def close(self) -> None:
+        self._is_closing = self._runner.is_ending = True
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._thread.join(2 * PATIENCE + 1)
+
+    def _serve(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        while not self._is_closing:
+            try:
+                self._loop.run_forever()
+            except BaseException:  # noqa: BLE001 - SystemExit of a job's own task: no reason for the others to end
+                _log.exception("a task of a job has ended the event loop's run; the loop goes on")
+        stuck = end_tasks(self._loop, asyncio.all_tasks(self._loop))
+        if stuck:
+            _log.error("%d tasks swallow their cancellation and were left", stuck)
+        close_loop(self._loop)
+
+    def _fill(self) -> None:
+        """Begin as many jobs as there is room for. In the loop's thread."""
+        self._asked_at = None
+        while self._plain and self._has_thread and self._at_work < self._concurrency:
+            with contextlib.suppress(IndexError):  # taken back meanwhile
+                self._begin_plain(self._plain.popleft())
+        while self._at_work < self._concurrency and not self._is_closing:
+            try:
+                held = self._waiting.popleft()
+            except IndexError:  # all have begun, or were taken back
+                return
+            if not self._runner.is_coroutine(held.lease):
+                if self._has_thread and not self._plain:
+                    self._begin_plain(held)
+                else:
+                    self._plain.append(held)
+            elif self._begin(held):
+                self._begin_coroutine(held)
+            else:
+                self._on_done()
+
+    def _begin_coroutine(self, held: Held) -> None:
+        context, tasks = self._runner.fresh_context(), JobTasks()
+        context.run(job_tasks.set, tasks)
+        task = self._loop.create_task(self._run_one(held, tasks), context=context)
+        self._tasks[task] = held, tasks  # the loop itself keeps only weak references
+        task.add_done_callback(self._make_room)
+
+    def _make_room(self, task: asyncio.Task[None]) -> None:
+        held, tasks = self._tasks.pop(task)
+        tasks.is_over = True
+        self._threads_of_loop.write_off()
+        if held.verdict is None:  # it was cancelled before its first step: its job has not begun
+            held.verdict = GiveBack(held.lease)
+            self._end(held)
+            self._on_done()
+        self._fill()
+
+    async def _run_one(self, held: Held, tasks: JobTasks) -> None:
+        verdict: Verdict = GiveBack(held.lease)
+        try:
+            verdict = await self._runner.arun(held)
+        finally:
+            held.verdict = verdict
+            self._end(held)
+            self._on_done()
+            self._cancel_leftovers(held, tasks)
+
+    def _cancel_leftovers(self, held: Held, tasks: JobTasks) -> None:
+        this = asyncio.current_task()
+        left = [task for task in tasks if not (task.done() or task is this or is_closing(task))]
+        for task in left:
+            task.cancel()
+        if left:
+            where = held.lease.queue, held.lease.id
+            _log.warning("[%s] %s left %d tasks behind on the event loop; they are cancelled", *where, len(left))
+
+    def _begin_plain(self, held: Held) -> None:
+        self._in_pool += 1
+        try:
+            self._pool.submit(self._run_plain, held)
+        except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
+            self._in_pool -= 1
+            self._plain.appendleft(held)
+            self._is_pool_short = self._is_refused = True
+            _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
+            self._loop.call_later(_THREAD_BRAKE, self._try_again)
+
+    def _try_again(self) -> None:
+        self._is_refused = False
+        self._fill()
+
+    def _run_plain(self, held: Held) -> None:
+        """In a thread of the pool."""
+        if self._begin(held):
+            held.verdict = self._runner.run(held)
+            self._end(held)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: the worker has ended meanwhile
+            self._loop.call_soon_threadsafe(self._leave_pool)
+
+    def _leave_pool(self) -> None:
+        self._in_pool -= 1
+        self._is_pool_short = False
+        self._fill()
+        self._on_done()
+
+
+def _make_task(
+    loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
+) -> asyncio.Task[Any]:
+    """A task as asyncio makes it, noted as one of the job in whose context it is made."""
+    task = asyncio.Task(work, loop=loop, context=context, **options)
+    tasks = job_tasks.get() if context is None else context.get(job_tasks)
+    if tasks is not None:
+        tasks.add(task)
+        task.add_done_callback(tasks.discard)
+    return task
+
+
+def _drained(waiting: deque[Held]) -> list[Held]:
+    """What has waited, in its order, from the end: another thread takes from the beginning meanwhile."""
+    taken: list[Held] = []
+    with contextlib.suppress(IndexError):
+        while True:
+            taken.append(waiting.pop())
+    return taken[::-1]

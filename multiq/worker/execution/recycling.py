@@ -1,0 +1,96 @@
+"""When a worker process has had its day: jobs, seconds, memory."""
+
+from __future__ import annotations
+
+import logging
+import random
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from multiq.worker.processes.process import ChildSettings
+
+_log = logging.getLogger("multiq.worker")
+
+EXIT_MEMORY = 12
+"""The process uses more memory than it may. Laravel's workers say it by the same number."""
+EXIT_RECYCLED = 14
+"""The process has run so many jobs, or for so long, that it is to be replaced."""
+
+_JITTER = 0.1  # of a limit: children that began together do not end together
+_LOOK = 0.02  # seconds between two looks at the memory: a look takes some microseconds
+_STATM = Path("/proc/self/statm")
+_PAGE = resource.getpagesize()
+
+
+class Lifetime:
+    """Asked between jobs; ``reason`` and ``code`` say why the process is to end, once it is."""
+
+    def __init__(self, settings: ChildSettings) -> None:
+        now = time.monotonic()
+        self.reason = ""
+        self.code = 0
+        self._jobs = _less(settings.recycle_jobs)
+        self._recycle_at = now + _less(settings.recycle_time)
+        self._end_at = settings.end_at
+        self._memory = settings.memory
+        self._look_at = now
+        self._used = 0.0
+        if settings.memory is not None:
+            self._warn_of_little(settings.memory)
+
+    def is_reached(self, jobs: int) -> bool:
+        """Whether the process should end now, after so many *jobs*."""
+        now = time.monotonic()
+        if now >= self._end_at:
+            self.reason = "its time is over"
+        elif jobs >= self._jobs:
+            self.reason, self.code = f"ran {jobs} jobs", EXIT_RECYCLED
+        elif now >= self._recycle_at:
+            self.reason, self.code = "ran for long enough", EXIT_RECYCLED
+        elif jobs and self.is_memory_used_up():
+            self.reason = f"uses {self._used:.0f} MiB of memory and may use {self._memory:g}"
+            self.code = EXIT_MEMORY
+        return bool(self.reason)
+
+    def is_memory_used_up(self) -> bool:
+        """Whether the process uses more memory than it may. To be asked after each job: it looks now and then."""
+        if self._memory is None:
+            return False
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + _LOOK
+            self._used = resident_mib()
+        return self._used > self._memory
+
+    def ends_in(self) -> float:
+        """Seconds until time alone is a reason to end."""
+        return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
+
+    def _warn_of_little(self, memory: float) -> None:
+        """A process that is over its limit before it has run a job runs one, and is replaced: slow, but it goes on."""
+        used = resident_mib()
+        if used > memory:
+            _log.error(
+                "memory %g MiB is too little: this process uses %.0f MiB before its first job, so it ends after one. "
+                "Give it more than that, and room for the largest job",
+                memory,
+                used,
+            )
+
+
+def resident_mib() -> float:
+    """How much memory this process has in use; where the system does not tell, the most that it ever had."""
+    try:
+        return int(_STATM.read_text().split()[1]) * _PAGE / 2**20
+    except OSError:
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most / 2**20 if sys.platform == "darwin" else most / 2**10
+
+
+def _less(limit: float | None) -> float:
+    """A limit less some of it, by chance; infinite if there is none."""
+    return float("inf") if limit is None else limit * (1 - random.random() * _JITTER)  # noqa: S311 - guards nothing

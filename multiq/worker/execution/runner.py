@@ -1,0 +1,417 @@
+"""From a lease to a verdict: decode, look up, guard, call, judge. Nothing that a task does gets past this file."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import logging
+import threading
+import time
+from collections.abc import Awaitable
+from types import AsyncGeneratorType, GeneratorType
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
+from multiq.driverkit.fork import forks
+from multiq.envelope import Envelope, decode_envelope
+from multiq.errors import ArgumentsInvalid, PayloadInvalid
+from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
+from multiq.job import JobContext, describe, running
+from multiq.logging import log_slow, slow_after
+from multiq.retry import DEFAULT, BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, exponential, tighter
+from multiq.time_limit_notices import Notice
+from multiq.validation import check_reason
+from multiq.worker.processes.fork import LeavingClones, leave_clone
+
+from .event_loop import JobLoop
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.app import App
+    from multiq.events import JobEvent
+    from multiq.task import Task
+    from multiq.worker.processes.inflight import Held
+
+    from .timeouts import Limit, Limits
+
+_log = logging.getLogger("multiq.worker")
+
+_NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
+_LATE = 0.05  # seconds that other jobs have held the loop: less than that is not given back
+
+#: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
+UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A job that may run: everything known about it."""
+
+    job: JobContext
+    task: Task[Any, Any]
+    envelope: Envelope
+    policy: RetryPolicy
+    timeout: float | None
+    """Seconds that it may run; None: no limit."""
+
+    @property
+    def deadline(self) -> float:
+        """When its time is over, as ``time.monotonic``; infinite without a limit."""
+        return float("inf") if self.job.deadline is None else self.job.deadline
+
+
+class Runner:
+    """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the context this was made in."""
+
+    def __init__(self, app: App, limits: Limits) -> None:
+        self._tasks = app.tasks
+        self._events = app.events
+        self._around = app.around
+        self._max_body = app.settings.max_body
+        self._limits = limits
+        self._slow_after = slow_after(app)
+        self._counts_given_back = not app.backend.capabilities.give_back
+        self._threads = threading.local()
+        self._context = contextvars.copy_context()
+        self.is_ending = False
+        """Whether the worker cancels coroutines from now on: what they raise is not their jobs' failure."""
+
+    def run(self, held: Held) -> Verdict:
+        """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
+        try:
+            return self._context.copy().run(self._run, held)
+        except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
+            return _unjudged(held.lease, exc)
+
+    async def arun(self, held: Held) -> Verdict:
+        """Run a coroutine job on the running event loop, in a ``fresh_context``. Never raises."""
+        try:
+            return await self._arun(held)
+        except BaseException as exc:  # noqa: BLE001 - as in run
+            return _unjudged(held.lease, exc)
+
+    async def _arun(self, held: Held) -> Verdict:
+        call = self._open(held.lease)
+        if not isinstance(call, Call):
+            return call
+        if self._events.listeners[JobStarted]:
+            self._tell_start(call)
+        running.set(call.job)
+        started = time.perf_counter()
+        try:
+            result = await self._await(call, held, thread=None)
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                await asyncio.sleep(0)  # where the job has cancelled itself and has not heard of it: here it does
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
+            if self.is_ending and isinstance(exc, asyncio.CancelledError):
+                return GiveBack(held.lease)  # by a worker that ends: not the job's doing
+            return self._failed(call, exc, time.perf_counter() - started)
+        return self._done(call, result, time.perf_counter() - started)
+
+    def fresh_context(self) -> contextvars.Context:
+        """What a job may change without any other job noticing."""
+        return self._context.copy()
+
+    def is_coroutine(self, lease: Lease) -> bool:
+        """Whether the job's task is a coroutine; what cannot be told is none."""
+        try:
+            task = self._tasks.get(decode_envelope(lease.body, max_body=self._max_body).task)
+        except PayloadInvalid:
+            return False
+        return task is not None and task.is_coroutine
+
+    def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict on a job that is ended from outside because it ran longer than its timeout.
+
+        Nothing is said of it yet: the second result says it, and is to be called once the verdict has counted.
+        """
+        call = self._open(lease)
+        if not isinstance(call, Call):
+            return call, lambda: None
+        return self._judged(call, SoftTimeout(), call.timeout or 0.0, stack)
+
+    def close_loop(self) -> None:
+        """Close this thread's event loop, if it has one."""
+        loop: JobLoop | None = getattr(self._threads, "loop", None)
+        if loop is not None:
+            loop.close()
+
+    def _run(self, held: Held) -> Verdict:
+        call = self._open(held.lease)
+        if not isinstance(call, Call):
+            return call
+        if self._events.listeners[JobStarted]:
+            self._tell_start(call)
+        running.set(call.job)
+        started = time.perf_counter()
+        try:
+            if call.task.is_coroutine:
+                result = self._drive(call, held)
+            elif call.timeout is None and not self._around:
+                result = self._plain_result(call, None)
+            else:
+                result = self._call(call, held)
+        except BaseException as exc:  # noqa: BLE001 - SystemExit and its kin are a job's failure, not the worker's end
+            return self._failed(call, exc, time.perf_counter() - started)
+        seconds = time.perf_counter() - started
+        if self._events.listeners[JobDone] or seconds > self._slow_after or call.task.on_success is not None:
+            return self._done(call, result, seconds)
+        return Ack(held.lease)
+
+    # --- before ---
+
+    def _open(self, lease: Lease) -> Call | Verdict:
+        """The call that a lease stands for, or the verdict on one that must not run."""
+        try:
+            envelope = decode_envelope(lease.body, max_body=self._max_body)
+        except PayloadInvalid as exc:
+            return self._bury(JobContext(task=None, lease=lease, envelope=None), str(exc))
+        job = JobContext(task=envelope.task, lease=lease, envelope=envelope)
+        task = self._tasks.get(envelope.task)
+        if task is None:
+            return self._unknown(job, envelope)
+        policy = task.policy_of(envelope)
+        if lease.attempt > 1 or lease.crashes:  # nothing refuses a first run
+            refusal = policy.refuse(lease, counts_given_back=self._counts_given_back)
+            if refusal is not None:
+                return self._bury(job, refusal, task)
+        try:
+            task.check_arguments(envelope.args, envelope.kwargs)
+        except ArgumentsInvalid as exc:
+            return self._bury(job, str(exc), task)
+        timeout = task.timeout_of(envelope)
+        if not timeout:  # 0: no limit, as everywhere
+            return Call(job, task, envelope, policy, None)
+        deadline = time.monotonic() + timeout
+        job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=deadline, notice=Notice())
+        return Call(job, task, envelope, policy, timeout)
+
+    def _unknown(self, job: JobContext, envelope: Envelope) -> Verdict:
+        known = ", ".join(sorted(self._tasks)) or "none"
+        reason = f"this worker knows no task {envelope.task[:128]!r} (registered: {known})"
+        policy = UNKNOWN_TASK
+        if envelope.max_attempts is not None:
+            policy = msgspec.structs.replace(policy, max_attempts=tighter(policy.attempts(), envelope.max_attempts))
+        verdict = policy.after_failure(job.lease, reason)
+        return self._announce(job, verdict, reason)
+
+    def _tell_start(self, call: Call) -> None:
+        self._events.emit(JobStarted(job=call.job))
+        if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
+            msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
+
+    # --- the call itself ---
+
+    def _call(self, call: Call, held: Held) -> Any:
+        if call.timeout is None:
+            return self._result(call, None)
+        limit = self._limits.begin(call, held, thread=threading.get_ident())
+        try:
+            return self._result(call, limit)
+        finally:
+            self._limits.end(limit)
+
+    def _result(self, call: Call, limit: Limit | None) -> Any:
+        if self._around:
+            with contextlib.ExitStack() as stack:
+                for is_async, middleware in self._around:
+                    if not is_async:
+                        stack.enter_context(middleware(call.job))
+                return self._plain_result(call, limit)
+        return self._plain_result(call, limit)
+
+    def _plain_result(self, call: Call, limit: Limit | None) -> Any:
+        generation = forks.generation  # as LeavingClones does it, without the cost of a block for each job
+        try:
+            result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
+            if result is not None and isinstance(result, _NOT_RUN):
+                result = self._run_result(result, limit)
+        except BaseException as exc:
+            if forks.generation != generation:
+                leave_clone(exc)
+            raise
+        if forks.generation != generation:
+            leave_clone(None)
+        return result
+
+    def _run_result(self, result: Any, limit: Limit | None) -> Any:
+        """A decorator may hide that its function is a coroutine or a generator: not awaited, it would never run."""
+        if isinstance(result, GeneratorType | AsyncGeneratorType):
+            raise BuryJob(f"the task returned {type(result).__name__}, whose code has not run: a task is no generator")
+        return self._loop().run(self._within(limit, result))
+
+    def _drive(self, call: Call, held: Held) -> Any:
+        return self._loop().run(self._await(call, held, thread=threading.get_ident()))
+
+    def _loop(self) -> JobLoop:
+        """This thread's event loop."""
+        loop: JobLoop | None = getattr(self._threads, "loop", None)
+        if loop is None:
+            loop = self._threads.loop = JobLoop()
+        return loop
+
+    async def _await(self, call: Call, held: Held, *, thread: int | None) -> Any:
+        """*thread*: the one whose loop runs this job alone; None on the loop that jobs share."""
+        limit = None if call.timeout is None else self._limits.begin(call, held, thread=thread)
+        try:
+            with LeavingClones():
+                work = (
+                    self._wrapped(call)
+                    if self._around
+                    else call.task.function(*call.envelope.args, **call.envelope.kwargs)
+                )
+                return await self._within(limit, work)
+        finally:
+            if limit is not None:
+                self._limits.end(limit)
+
+    async def _within(self, limit: Limit | None, work: Awaitable[Any]) -> Any:
+        """Await *work*, cancelled when its time is over."""
+        if limit is None:
+            return await work
+        timer = _Timer(limit, self._limits)
+        try:
+            async with timer.patience:
+                return await work
+        except TimeoutError:
+            if timer.patience.expired():
+                raise SoftTimeout from None
+            raise
+        finally:
+            timer.cancel()
+
+    async def _wrapped(self, call: Call) -> Any:
+        async with contextlib.AsyncExitStack() as stack:
+            for is_async, middleware in self._around:
+                entered = middleware(call.job)
+                await stack.enter_async_context(entered) if is_async else stack.enter_context(entered)
+            with LeavingClones():
+                return await call.task.function(*call.envelope.args, **call.envelope.kwargs)
+
+    # --- after ---
+
+    def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
+        if self._events.listeners[JobDone]:
+            self._events.emit(JobDone(job=call.job, seconds=seconds))
+        if seconds > self._slow_after:
+            log_slow(call.job, seconds)
+        if call.task.on_success is not None:
+            _isolated(call, call.task.on_success, result)
+        return Ack(call.job.lease)
+
+    def _failed(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
+        verdict, say = self._judged(call, exc, seconds)
+        say()
+        return verdict
+
+    def _judged(
+        self, call: Call, exc: BaseException, seconds: float, stack: str | None = None
+    ) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict on a failed run, and what says so."""
+        try:
+            return self._judge(call, exc, seconds, stack)
+        except BaseException:  # noqa: BLE001 - a backoff function of the user's: the job outlives it
+            _log.exception("the retry policy of task %s failed; its job is retried after the default", call.task.name)
+            policy = msgspec.structs.replace(call.policy, backoff=DEFAULT)
+            return self._judge(msgspec.structs.replace(call, policy=policy), exc, seconds, stack)
+
+    def _judge(
+        self, call: Call, exc: BaseException, seconds: float, stack: str | None
+    ) -> tuple[Verdict, Callable[[], None]]:
+        lease = call.job.lease
+        reason = describe(exc)
+        events: list[JobEvent] = []
+        if isinstance(exc, SoftTimeout) and call.timeout is not None:
+            reason = f"the task ran longer than its timeout of {call.timeout:g} s"
+            events.append(JobTimedOut(job=call.job, timeout=call.timeout, stack=stack))
+        verdict: Release | Bury
+        if isinstance(exc, ReleaseJob):
+            reason = exc.reason or reason
+            verdict = call.policy.after_failure(lease, reason, exc.delay)
+        else:
+            events.append(JobFailed(job=call.job, seconds=seconds, error=exc))
+            if isinstance(exc, BuryJob):
+                reason = exc.reason
+                verdict = Bury(lease, check_reason(reason))
+            else:
+                verdict = call.policy.after_failure(lease, reason)
+
+        def say() -> None:
+            for event in events:
+                if self._events.listeners[type(event)]:
+                    self._events.emit(event)
+            self._announce(call.job, verdict, reason, call.task, exc)
+
+        return verdict, say
+
+    def _bury(self, job: JobContext, reason: str, task: Task[Any, Any] | None = None) -> Verdict:
+        return self._announce(job, Bury(job.lease, check_reason(reason)), reason, task)
+
+    def _announce(
+        self,
+        job: JobContext,
+        verdict: Release | Bury,
+        reason: str,
+        task: Task[Any, Any] | None = None,
+        error: BaseException | None = None,
+    ) -> Verdict:
+        reason = verdict.reason or reason  # as it is kept: cut, and of characters that can be written
+        if isinstance(verdict, Release):
+            self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
+            hook = None if task is None else task.on_retry
+        else:
+            self._events.emit(JobBuried(job=job, reason=reason))
+            hook = None if task is None else task.on_failure
+        if hook is not None:
+            _isolated(job, hook, BuryJob(reason) if error is None else error)
+        return verdict
+
+
+def _unjudged(lease: Lease, exc: BaseException) -> Verdict:
+    with contextlib.suppress(BaseException):  # its traceback may be what cannot be put into words
+        _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
+        _log.debug("it failed like this", exc_info=exc)
+    return RetryPolicy().after_failure(lease, "the worker cannot judge this run: its error, or its task, has no text")
+
+
+class _Timer:
+    """Ends a coroutine's ``asyncio.timeout`` at its limit. Time in which others block a shared loop does not count."""
+
+    def __init__(self, limit: Limit, limits: Limits) -> None:
+        self.patience = asyncio.timeout(None)
+        self._limit = limit
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._plan(self._loop.time() + limit.tell_at - time.monotonic())
+
+    def cancel(self) -> None:
+        self._handle.cancel()
+
+    def _plan(self, at: float) -> None:
+        self._at = at
+        self._handle = self._loop.call_at(at, self._ring)
+
+    def _ring(self) -> None:
+        now = self._loop.time()
+        owed = self._limits.owed(self._limit, self._at) if self._limit.thread is None else 0.0
+        if self._limit.is_told:
+            return  # by check(): it tidies up
+        if owed > _LATE:
+            self._limits.postpone(self._limit, owed)
+            self._plan(now + owed)
+        else:
+            self._limits.told(self._limit)
+            self.patience.reschedule(now)
+
+
+def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
+    """Call a task's own hook; its error is logged and changes nothing."""
+    job = call.job if isinstance(call, Call) else call
+    try:
+        hook(job, what)
+    except BaseException:  # noqa: BLE001 - whatever it raises, the job is over, and its thread is not the hook's
+        _log.exception("a hook of task %s failed; the job's fate is not affected", job.task)

@@ -1,0 +1,375 @@
+"""Time limits: a job that runs longer than its ``timeout`` is told so; what does not listen ends with its process.
+
+How a job is told depends on where it runs, and never breaks code that is not the task's own:
+
+- A coroutine is cancelled by its event loop (``Runner``).
+- A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
+  sees the very line that it interrupts. It raises ``SoftTimeout`` only in the task's own code, or in a library that
+  blocks for it; elsewhere (a lock of the standard library, logging, a driver) it raises when the task is back
+  in its own code (``stepping``).
+- A plain function on any other thread asks: ``current_job().check()`` raises. An exception that is raised from
+  outside would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
+- A call of multiq's own (``enqueue``) raises on its way out (``multiq.time_limit_notices``).
+
+What goes on for ``kill_after`` seconds after it was told is overdue.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import sys
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING, Protocol
+
+from multiq import time_limit_notices
+from multiq.retry import SoftTimeout
+from multiq.worker.processes import fork
+
+from .safe_points import Steps
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Iterable, Iterator, Sequence
+    from types import FrameType
+
+    from multiq.worker.processes.inflight import Held, InFlight
+
+    from .runner import Call
+
+_log = logging.getLogger("multiq.worker")
+
+INTERRUPT = signal.SIGURG
+"""The signal for a job in the main thread. By default it is ignored, so it harms no process that gets it too late."""
+
+_LOOP_IS_BLOCKED = 0.1  # seconds without an answer of the loop; it is asked every 25 ms
+_RUNNER = "multiq.worker.execution.runner"
+
+#: packages in whose code, and in whatever that code calls, nothing is ever raised: they hold locks or connections, or
+#: swallow what is raised
+_UNTOUCHABLE = frozenset(
+    [
+        "multiq",
+        "_weakrefset",
+        "asyncio",
+        "concurrent",
+        "importlib",
+        "logging",
+        "multiprocessing",
+        "queue",
+        "selectors",
+        "sqlite3",
+        "threading",
+        "weakref",
+        "greenstalk",
+        "hiredis",
+        "MySQLdb",
+        "pymysql",
+        "redis",
+        "sqlalchemy",
+    ]
+)
+#: packages that call the task's own code in between: only they themselves are spared
+_UNTOUCHABLE_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
+_UNTOUCHABLE_FUNCTIONS = frozenset(
+    {"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"}
+)
+
+
+class Limit:
+    """One running job and its moments, as ``time.monotonic``."""
+
+    __slots__ = (
+        "blocked",
+        "call",
+        "counted_at",
+        "has_notice",
+        "held",
+        "is_in_main_thread",
+        "kill_at",
+        "notice",
+        "tell_at",
+        "thread",
+    )
+
+    def __init__(self, call: Call, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
+        self.call = call
+        self.held = held
+        self.tell_at = deadline
+        self.kill_at = deadline + kill_after
+        self.thread = thread  # None: a coroutine on a loop that other jobs use, too
+        self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
+        self.notice = call.job.notice or time_limit_notices.Notice()
+        self.has_notice = False
+        self.blocked = 0.0  # seconds in which other jobs held the loop, and which it has not been given yet
+        self.counted_at = time.monotonic()
+
+    @property
+    def is_told(self) -> bool:
+        return self.notice.is_told
+
+    @is_told.setter
+    def is_told(self, value: bool) -> None:
+        self.notice.is_told = value
+
+
+class SharedLoop(Protocol):
+    """An event loop on which several jobs run."""
+
+    def holder(self) -> Held | None:
+        """The job whose code it runs at this moment; None: that of none that runs, or it cannot be told."""
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether it runs the code of a job that has ended."""
+
+    def jobs(self) -> int:
+        """How many jobs it runs."""
+
+    def stack(self) -> str | None:
+        """Where it is in its code."""
+
+
+class Limits:
+    """The limits of all jobs that run now. ``look`` is called by the heartbeat, the rest by the jobs' own threads.
+
+    *untouchable* are top-level packages in whose code nothing is ever raised, beside those that are known here.
+    """
+
+    def __init__(self, kill_after: float, untouchable: Iterable[str] = (), inflight: InFlight | None = None) -> None:
+        self._kill_after = kill_after
+        self._untouchable = _UNTOUCHABLE.union(untouchable)
+        self._inflight = inflight
+        self._running: dict[Limit, None] = {}
+        self._lock = threading.Lock()
+        self._interrupts = False
+        self._handler = self._interrupt  # one object: a bound method is another one each time
+        self._steps = Steps(self._raise_if_over)
+        self._loop: AbstractEventLoop | None = None
+        self._shared: SharedLoop | None = None
+        self._loop_answered_at = float("inf")
+        self._told_of = 0.0  # the moment since which the loop was held, when that was told
+        self._looked_at = 0.0
+
+    @contextlib.contextmanager
+    def interrupting(self) -> Iterator[None]:
+        """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
+        before = fork.take(INTERRUPT, self._handler)
+        self._interrupts = True
+        try:
+            yield
+        finally:
+            self._interrupts = False
+            fork.give_back(INTERRUPT, before)
+
+    def share(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
+        """Coroutines share this loop; *shared* tells whose job it runs at this moment."""
+        self._loop, self._shared = loop, shared
+
+    def begin(self, call: Call, held: Held, *, thread: int | None) -> Limit:
+        """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
+        limit = Limit(call, held, call.deadline, self._kill_after, thread)
+        if self._interrupts and limit.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
+            signal.signal(INTERRUPT, self._handler)  # a job before it has taken that
+        with self._lock:
+            self._running[limit] = None
+        self._write(limit)
+        return limit
+
+    def end(self, limit: Limit) -> None:
+        """It has ended: nothing is raised any more."""
+        with self._lock:
+            if limit in self._running:
+                del self._running[limit]
+                self._take_back_notice(limit)
+        if limit.is_in_main_thread:
+            self._steps.end()
+
+    def told(self, limit: Limit) -> None:
+        """Its loop has cancelled it just now."""
+        with self._lock:
+            limit.is_told = True
+            self._take_back_notice(limit)
+        self._move(limit, time.monotonic() + self._kill_after)
+
+    def owed(self, limit: Limit, since: float) -> float:
+        """Seconds in which other jobs held a coroutine's loop, not given back yet. Its time was over *since*.
+
+        Where the heartbeat could not look either, one call into C has held the interpreter, and nobody knows whose.
+        """
+        owed, limit.blocked = limit.blocked, 0.0
+        return owed if self._looked_at >= since else max(owed, time.monotonic() - since)
+
+    def postpone(self, limit: Limit, seconds: float) -> None:
+        """It gets so many seconds from now on, and whoever would kill its process has to know."""
+        limit.tell_at = time.monotonic() + seconds
+        self._move(limit, limit.tell_at + self._kill_after)
+
+    def look(self) -> list[Limit]:
+        """Tell each job that runs longer than it may. Returns those that are overdue, each once."""
+        if not self._running:
+            self._loop_answered_at = float("inf")
+            return []
+        now = time.monotonic()
+        holder = self._blocks_the_loop(now)
+        self._looked_at = now
+        with self._lock:
+            running = list(self._running)
+        for limit in running:
+            if limit.thread is None and holder is not False and holder is not limit.held:
+                limit.blocked += now - max(limit.counted_at, self._loop_answered_at)
+            limit.counted_at = now
+        if holder is None:
+            self._tell_of_stuck_loop(running, now)
+        return [limit for limit in running if self._is_overdue(limit, now, holder)]
+
+    def is_loop_stuck(self) -> bool:
+        """Whether code of no job that runs has held the shared loop for longer than any of them may.
+
+        To be called after ``look``. A job without a limit may hold it for ever: then that is none, unless it is known
+        whose code it is.
+        """
+        shared = self._shared
+        if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
+            return False
+        with self._lock:
+            longest = [limit.call.timeout or 0.0 for limit in self._running if limit.thread is None]
+        if not longest or time.monotonic() - self._loop_answered_at <= max(longest) + self._kill_after:
+            return False
+        return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
+
+    def is_held_by_leftover(self) -> bool:
+        """Whether a job that has ended holds the shared loop: none of those that run is to blame."""
+        return self._shared is not None and self._shared.is_held_by_leftover()
+
+    def _is_overdue(self, limit: Limit, now: float, holder: Held | bool | None) -> bool:
+        """*holder* is False while the loop goes round, else the job that keeps it from doing so, if that is known."""
+        if now < limit.tell_at:
+            return False
+        if limit.thread is None and holder is not False and holder is not limit.held:
+            self._move(limit, now + self._kill_after)  # another one's doing: this one cannot even be told
+            return False
+        if limit.thread is not None and not limit.is_told:
+            self._tell(limit, limit.thread, now)
+        if now < limit.kill_at or (limit.thread is None and holder is False and not limit.is_told):
+            return False
+        limit.kill_at = float("inf")
+        return True
+
+    def _tell_of_stuck_loop(self, running: Sequence[Limit], now: float) -> None:
+        """Once, as soon as a job cannot be told of its limit for it."""
+        since, shared = self._loop_answered_at, self._shared
+        if shared is None or since == self._told_of:
+            return
+        if not any(limit.thread is None and now >= limit.tell_at for limit in running):
+            return
+        self._told_of = since
+        whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of no job that is known"
+        _log.error("the event loop is held by %s, for %.1f s now:\n%s", whose, now - since, shared.stack())
+
+    def _tell(self, limit: Limit, thread: int, now: float) -> None:
+        if not limit.has_notice:
+            self._move(limit, max(limit.kill_at, now + self._kill_after))  # it is always told before it is ended
+        with self._lock:
+            if limit not in self._running or limit.is_told:
+                return
+            if (
+                limit.has_notice and thread not in time_limit_notices.waiting
+            ):  # a call of multiq's has raised on its way out
+                limit.is_told = True
+                return
+            time_limit_notices.waiting.add(thread)
+            limit.has_notice = True  # last: with it, a notice that does not wait any more has been heeded
+        if limit.is_in_main_thread and self._interrupts:
+            signal.pthread_kill(thread, INTERRUPT)
+
+    def _take_back_notice(self, limit: Limit) -> None:
+        if limit.thread is not None:
+            time_limit_notices.waiting.discard(limit.thread)
+
+    def _interrupt(self, _number: int, frame: FrameType | None) -> None:
+        """The handler: it runs in the main thread, in the middle of whatever that does."""
+        self._raise_if_over(frame)
+        if any(limit.is_in_main_thread and limit.has_notice and not limit.is_told for limit in tuple(self._running)):
+            # it is in a library: as soon as it is back in its own code
+            self._steps.begin(each for each in _down_to_the_runner(frame) if each is not None)
+
+    def _raise_if_over(self, frame: FrameType | None) -> None:
+        now, thread = time.monotonic(), threading.get_ident()
+        for limit in tuple(self._running):
+            if limit.thread != thread or limit.tell_at > now or limit.is_told:
+                continue
+            if (
+                limit.has_notice and thread not in time_limit_notices.waiting
+            ):  # a call of multiq's has raised on its way out
+                limit.is_told = True
+            elif self._may_raise(frame):
+                limit.is_told = True
+                time_limit_notices.waiting.discard(thread)
+                raise SoftTimeout
+
+    def _may_raise(self, frame: FrameType | None) -> bool:
+        """Whether the line that is interrupted is the task's own, or of a library that blocks for it."""
+        if frame is None or _package(frame) in _UNTOUCHABLE_AT_THE_TOP:
+            return False
+        if frame.f_globals.get("__name__") == _RUNNER:  # no task's code at all, and its job's books may be open
+            return False
+        for each in _down_to_the_runner(frame):
+            if each is None:
+                return False
+            if _package(each) in self._untouchable or each.f_code.co_name in _UNTOUCHABLE_FUNCTIONS:
+                return False
+        return True
+
+    def _blocks_the_loop(self, now: float) -> Held | bool | None:
+        """False while the shared loop goes round; else the job whose code it runs, None if that cannot be told."""
+        loop = self._loop
+        if loop is None or loop.is_closed():
+            return False
+        answered_at = min(self._loop_answered_at, now)
+        self._loop_answered_at = answered_at
+        loop.call_soon_threadsafe(self._loop_answers)
+        if self._shared is None or now - answered_at <= _LOOP_IS_BLOCKED:
+            return False
+        return self._shared.holder()
+
+    def _loop_answers(self) -> None:
+        self._loop_answered_at = time.monotonic()
+
+    def _move(self, limit: Limit, kill_at: float) -> None:
+        limit.kill_at = kill_at
+        self._write(limit)
+
+    def _write(self, limit: Limit) -> None:
+        if self._inflight is not None:
+            self._inflight.limit(limit.held, limit.kill_at)
+
+
+def stack_of(frame: FrameType | None) -> str | None:
+    """The frames of the task's call as a traceback's text."""
+    if frame is None:
+        return None
+    frames = sum(each is not None for each in _down_to_the_runner(frame))
+    return "".join(traceback.format_stack(frame, limit=frames or None))
+
+
+def frame_of(thread: int | None) -> FrameType | None:
+    """Where a thread is in its code."""
+    return sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way to ask
+
+
+def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
+    """The frames of the task's call, the innermost first; None at the end if the runner is not below them at all."""
+    while frame is not None:
+        if frame.f_globals.get("__name__") == _RUNNER:
+            return
+        yield frame
+        frame = frame.f_back
+    yield None
+
+
+def _package(frame: FrameType) -> str:
+    name: str = frame.f_globals.get("__name__", "")
+    return name.partition(".")[0]

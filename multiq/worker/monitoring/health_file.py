@@ -1,0 +1,57 @@
+"""The health file: for probes that run a command, and for people who look."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from multiq.errors import OptionInvalid
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from .status import Report
+
+_log = logging.getLogger("multiq.keeper")
+
+
+class HealthFile:
+    """A worker's report as JSON. The file's own time is when the worker was last well; 1970: it never was."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._well_at = 0.0
+        self._is_refused = False
+
+    def write(self, report: Report) -> None:
+        """Replace it in one go. What the file system refuses is logged, once."""
+        if report.is_well:
+            self._well_at = time.time()
+        new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            new.unlink(missing_ok=True)
+            handle = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+            with os.fdopen(handle, "wb") as file:
+                file.write(msgspec.json.format(msgspec.json.encode(report)) + b"\n")
+            os.utime(new, (self._well_at, self._well_at))
+            new.replace(self._path)
+        except OSError as exc:
+            if not self._is_refused:
+                _log.warning("the health file cannot be written: %s", exc)
+            self._is_refused = True
+        else:
+            self._is_refused = False
+
+
+def check_place(path: Path) -> Path:
+    """Where a health file can be written, in full. Raises ``OptionInvalid``."""
+    path = path.absolute()
+    if path.is_dir():
+        raise OptionInvalid(f"health_file {str(path)!r} is a folder: name a file in it")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise OptionInvalid(f"health_file {str(path)!r}: its folder is not there, or not to be written to")
+    return path

@@ -1,0 +1,120 @@
+"""What a worker's processes count of their jobs, in memory that they share. No system call; no count dies with a child.
+
+A process writes its own counts only; whoever reads adds them up. There is a place for each task that the app has when
+the worker starts, and one for all others, so that no job can make another.
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from bisect import bisect_left
+from typing import TYPE_CHECKING
+
+from multiq.events import BackendDown, JobBuried, JobCrashed, JobDone, JobFailed, JobLost, JobRetried, JobTimedOut
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from multiq.events import Event, Events, JobEvent
+
+BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
+"""Seconds: the histogram's upper bounds, each inclusive. What is longer has a place of its own."""
+OUTCOMES = ("done", "retried", "buried")
+OTHER = "other"
+"""Stands for tasks that this worker does not know, and for jobs that are no task's. No task can be called so twice."""
+
+_CELL = 8  # bytes
+_LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # cells of a process
+_TIMED_OUT = len(OUTCOMES)  # cells of a task: its outcomes, ...
+_SECONDS = _TIMED_OUT + 1
+_BUCKETS = _SECONDS + 1
+_TASK_ROOM = _BUCKETS + len(BOUNDS) + 1
+
+
+class TaskCounts:
+    """The counts of one task."""
+
+    def __init__(self, task: str, cells: list[float]) -> None:
+        self.task = task
+        self.outcomes = dict(zip(OUTCOMES, cells, strict=False))
+        self.timed_out = cells[_TIMED_OUT]
+        self.seconds = cells[_SECONDS]
+        """That all its runs took together."""
+        self.buckets = cells[_BUCKETS:]
+        """Runs that took at most the bound of the same place, and more than that of the place before."""
+
+
+class Counts:
+    """All counts of a worker at one moment."""
+
+    def __init__(self, tasks: list[TaskCounts], cells: list[float]) -> None:
+        self.tasks = tasks
+        self.lost = cells[_LOST]
+        self.crashed = cells[_CRASHED]
+        self.backend_errors = cells[_BACKEND_ERRORS]
+
+
+class Meters:
+    """The shared memory of so many processes, made before they are."""
+
+    def __init__(self, tasks: Iterable[str], processes: int) -> None:
+        self._tasks = [*sorted(set(tasks) - {OTHER}), OTHER]
+        room = _COMMON + _TASK_ROOM * len(self._tasks)
+        cells = memoryview(mmap.mmap(-1, _CELL * room * processes)).cast("d")
+        self._rows = [cells[at : at + room] for at in range(0, len(cells), room)]
+
+    def count(self, events: Events, process: int) -> None:
+        """From now on, note what happens in this process, which is the one of that number."""
+        places = {task: _COMMON + _TASK_ROOM * number for number, task in enumerate(self._tasks)}
+        _Meter(self._rows[process], places).listen(events)
+
+    def read(self) -> Counts:
+        """What all of them have noted so far."""
+        cells = [sum(numbers) for numbers in zip(*self._rows, strict=True)]
+        starts = range(_COMMON, len(cells), _TASK_ROOM)
+        counts = [TaskCounts(task, cells[at : at + _TASK_ROOM]) for task, at in zip(self._tasks, starts, strict=True)]
+        return Counts(counts, cells)
+
+
+class _Meter:
+    """One process's side: a subscriber."""
+
+    def __init__(self, cells: memoryview[float], places: dict[str, int]) -> None:
+        self._cells = cells
+        self._places = places
+        self._other = places[OTHER]
+        self._lock = threading.Lock()  # adding is reading and writing, and jobs run on threads
+
+    def listen(self, events: Events) -> None:
+        events.subscribe(JobDone, self._ended)
+        events.subscribe(JobFailed, self._ended)
+        for place, kind in ((1, JobRetried), (2, JobBuried), (_TIMED_OUT, JobTimedOut)):
+            self._count_tasks(events, kind, place)
+        for place, event in ((_LOST, JobLost), (_CRASHED, JobCrashed), (_BACKEND_ERRORS, BackendDown)):
+            self._count(events, event, place)
+
+    def _ended(self, event: JobDone | JobFailed) -> None:
+        at = self._places.get(event.job.task or OTHER, self._other)
+        bucket = at + _BUCKETS + bisect_left(BOUNDS, event.seconds)
+        cells = self._cells
+        with self._lock:
+            cells[at + _SECONDS] += event.seconds
+            cells[bucket] += 1
+            if type(event) is JobDone:  # of one that failed, another event says what becomes of it
+                cells[at] += 1
+
+    def _count_tasks(self, events: Events, kind: type[JobEvent], place: int) -> None:
+        def add(event: JobEvent) -> None:
+            at = self._places.get(event.job.task or OTHER, self._other) + place
+            with self._lock:
+                self._cells[at] += 1
+
+        events.subscribe(kind, add)
+
+    def _count(self, events: Events, kind: type[Event], place: int) -> None:
+        def add(_: Event) -> None:
+            with self._lock:
+                self._cells[place] += 1
+
+        events.subscribe(kind, add)

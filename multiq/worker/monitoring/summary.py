@@ -1,0 +1,54 @@
+"""A line in the log now and then: what a process has worked off since the one before."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from multiq.backend import Ack, Bury, Release
+from multiq.logging import log_summary
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from multiq.backend import Verdict
+
+_FIRST = 1.0  # seconds after which the first jobs are told of; each pause is twice the one before
+
+
+class Summary:
+    """Tells of the jobs whose verdicts *settled* counts, every *longest* seconds at most; 0: never.
+
+    The first line comes soon, and so does the first one after a quiet time. The worker's loop asks in each turn, so
+    that no job pays for it.
+    """
+
+    def __init__(self, worker: str, settled: Mapping[type[Verdict], int], longest: float) -> None:
+        self._worker = worker
+        self._settled = settled
+        self._longest = longest
+        self._pause = min(_FIRST, longest)
+        self._told = self._counts()
+        self._since = time.monotonic()
+
+    def look(self, now: float) -> None:
+        """Tell, if it is time."""
+        if now < self._since + self._pause or not self._longest:
+            return
+        if self.tell(now):
+            self._pause = min(2 * self._pause, self._longest)
+        else:
+            self._pause, self._since = min(_FIRST, self._longest), now
+
+    def tell(self, now: float) -> bool:
+        """Tell of what there is, now. Returns whether there was anything."""
+        counts = self._counts()
+        done, retried, buried = (count - told for count, told in zip(counts, self._told, strict=True))
+        if not self._longest or counts == self._told:
+            return False
+        log_summary(self._worker, now - self._since, done=done, retried=retried, buried=buried)
+        self._told, self._since = counts, now
+        return True
+
+    def _counts(self) -> tuple[int, int, int]:
+        return self._settled[Ack], self._settled[Release], self._settled[Bury]

@@ -1,0 +1,136 @@
+"""Processes that a job forks are nobody's worker: they get the signals back as they were before a worker took them.
+
+A forked process inherits handlers, blocked signals and the wake-up socket. With a worker's, ``Process.terminate()``
+would not end it but tell the worker to stop. So after a fork by anybody but the worker itself, each signal has the
+handler that it had before, nothing that the worker takes is blocked, and the wake-up socket is left alone.
+
+A job's code may come back in a process that it has forked: then that process ends (``LeavingClones``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import sys
+import threading
+import traceback
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from multiq.driverkit.fork import forks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+    from typing import NoReturn
+
+_log = logging.getLogger("multiq.worker")
+
+
+#: signal.getsignal makes an enum of what it finds, which takes longer
+handler_of = import_module("_signal").getsignal
+
+
+class _Taken(threading.local):
+    """What this thread has to remember across a fork."""
+
+    mask: set[Any] | None = None
+    is_own = False
+
+
+_before: dict[int, Any] = {}  # a signal that a worker has taken -> its handler before that
+_taken = _Taken()
+
+
+def take(number: int, handler: Callable[[int, Any], object]) -> Any:
+    """Have *handler* called for this signal, until ``give_back``. Returns what gives it back."""
+    known = number in _before
+    old = signal.signal(number, handler)
+    if not known:
+        _before[number] = signal.SIG_DFL if old is None else old  # None: a handler that Python does not know of
+    return old, known
+
+
+def give_back(number: int, token: Any) -> None:
+    """As it was before ``take``, which returned *token*."""
+    old, known = token
+    signal.signal(number, signal.SIG_DFL if old is None else old)
+    if not known:
+        _before.pop(number, None)
+
+
+def fork() -> int:
+    """``os.fork`` for the worker's own processes, which keep its signals."""
+    _taken.is_own = True
+    try:
+        return os.fork()
+    finally:
+        _taken.is_own = False
+
+
+class LeavingClones:
+    """A block that runs a job's code: where it comes back in a process that it has forked, that process ends."""
+
+    __slots__ = ("_generation",)
+
+    def __enter__(self) -> None:
+        self._generation = forks.generation
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if forks.generation != self._generation:
+            leave_clone(error)
+
+
+def leave_clone(error: BaseException | None) -> NoReturn:
+    """End this process, in which a job's code has come back that forked: the job is its parent's to settle."""
+    code = 0
+    if isinstance(error, SystemExit):
+        code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
+    elif error is not None:
+        code = 1
+        with contextlib.suppress(Exception):
+            traceback.print_exception(error)
+    with contextlib.suppress(BaseException):
+        logging.shutdown()
+    flush()
+    os._exit(code & 0xFF)
+
+
+def flush() -> None:
+    """Have the standard streams write what they hold. There may be none, and nobody may read them any more."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
+            stream.flush()
+
+
+def _before_fork() -> None:
+    """No signal may come between the fork and the moment in which the child has its own handlers."""
+    if _before and not _taken.is_own:
+        _taken.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _before)
+
+
+def _in_parent() -> None:
+    if _taken.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _taken.mask)
+        _taken.mask = None
+
+
+def _in_child() -> None:
+    if _taken.mask is None:
+        return
+    mask, _taken.mask = _taken.mask, None
+    signal.set_wakeup_fd(-1)
+    faulthandler.unregister(signal.SIGQUIT)
+    for number, handler in _before.items():
+        signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - _before.keys())
+    _before.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)

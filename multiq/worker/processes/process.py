@@ -1,0 +1,654 @@
+"""One worker process: the loop that reserves, has jobs run, and settles them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from multiq.backend import GiveBack
+from multiq.events import (
+    JobOverdue,
+    WorkerLooping,
+    WorkerPaused,
+    WorkerResumed,
+    WorkerStarted,
+    WorkerStopped,
+    WorkerStopping,
+)
+from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
+from multiq.worker.execution.fair_share import sharing
+from multiq.worker.execution.fetcher import Pump
+from multiq.worker.execution.heartbeat import TICK, Heartbeat
+from multiq.worker.execution.prefetch import Prefetch
+from multiq.worker.execution.recycling import Lifetime
+from multiq.worker.execution.runner import Runner
+from multiq.worker.execution.timeouts import Limits
+from multiq.worker.monitoring.summary import Summary
+
+from .inflight import NEVER
+from .shared_state import Board
+from .watchdog import Watchdog, aside
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from multiq.app import App
+    from multiq.backend import Backend
+    from multiq.events import Stay
+    from multiq.worker.execution.timeouts import Limit
+
+    from .inflight import Held, InFlight
+    from .shared_state import ChildRow, WorkerRow
+
+_log = logging.getLogger("multiq.worker")
+
+EXIT_OK = 0
+EXIT_CUT_SHORT = 130
+"""A second signal, or the end of the grace, cut jobs short; they were given back."""
+EXIT_OVERDUE = 13
+"""A job did not heed its time limit, so its process had to end."""
+EXIT_STUCK = 15
+"""The event loop was held for longer than any job on it may run, and nobody can tell which of them did it."""
+
+_IDLE = 5.0  # seconds: an idle worker looks up this often
+_VETOED = 1.0  # seconds until a before_fetch hook is asked again
+_BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
+_LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
+_CUT_EVENTS = 0.25  # ...or this, when the end is now: a supervisor kills who is late
+_STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get when the end is now
+_ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
+
+# A process that multiq owns ends although its end hangs, in a subscriber, say: so many seconds...
+_LATE_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
+_LATE_AFTER_ABORT = 4.0  # ...after a second signal
+_LATE_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
+
+
+class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How one process works; ``Worker`` says what each of these means."""
+
+    queues: tuple[str, ...]
+    shares: dict[str, int] | None = None
+    threads: int = 1
+    concurrency: int = 0
+    prefetch: int = 100
+    grace: float = 25.0
+    kill_after: float = 2.0
+    max_jobs: int | None = None
+    stop_when_empty: bool = False
+    end_at: float = float("inf")
+    recycle_jobs: int | None = None
+    recycle_time: float | None = None
+    memory: int | None = None
+
+    @property
+    def at_a_time(self) -> int:
+        """Jobs that run at a time."""
+        return self.concurrency or self.threads
+
+    @property
+    def most_held(self) -> int:
+        """Jobs that are held at a time, those that wait included."""
+        return self.at_a_time + self.prefetch
+
+    @property
+    def is_inline(self) -> bool:
+        return not self.concurrency and self.threads == 1
+
+
+class Child:
+    """Runs until it is told to stop, or until its own limits say so.
+
+    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
+    keeper read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
+    without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
+    on. While the keeper *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *leave* ends the
+    process where an aborted job cannot be left behind otherwise. Unless the process is the worker's own
+    (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does not
+    count. A process that is the worker's own also ends when anything else hangs at its end, like a subscriber.
+    *reassert* takes back signals that a job may have taken.
+    """
+
+    def __init__(
+        self,
+        app: App,
+        settings: ChildSettings,
+        *,
+        inflight: InFlight | None = None,
+        row: ChildRow | None = None,
+        worker: WorkerRow | None = None,
+        is_handing_on: Callable[[], bool] = lambda: False,
+        leave: Callable[[int], None] | None = None,
+        owns_process: bool = False,
+        reassert: Callable[..., None] | None = None,
+    ) -> None:
+        self._app = app
+        self._settings = settings
+        self._inflight = inflight
+        board = Board(1)
+        self._row = row or board.children[0]
+        self._worker = worker or board.worker
+        self._is_handing_on = is_handing_on
+        self._leave = leave
+        self._owns_process = owns_process
+        self._reassert = reassert
+        self._events = app.events
+        self._stay: Stay | None = None
+        self.name = f"{socket.gethostname()}:{os.getpid()}"
+        self._stopping: str | None = None
+        self._deadline = float("inf")  # when the grace ends
+        self._aborted = False
+        self._exit_code = EXIT_OK
+        self._limit = Lifetime(settings)
+        self._given_back = threading.Event()
+        self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
+        self._paused = False
+        self._ask_down: Callable[[], bool] | None = None
+        self._was_down_at: float | None = None  # when it was asked, if it was down then
+        self._was_paused = False
+        self._taken = 0
+        self._taken_before = int(self._row.taken)  # by those that filled this place before
+        self._is_asked = False
+        self._is_through = threading.Event()  # the loop has come to its end
+        self._ending = threading.Lock()
+        self._told = threading.Event()  # subscribers have heard that it stops
+        self._told.set()
+        self._is_end_told = False
+        self._told_end = threading.Event()  # and that it is through
+        self._loop_thread = 0
+        self._counting = threading.Lock()
+        self._changed = threading.Event()
+        consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
+        self._pump = Pump(consumer, app.events, self.name, inflight)
+        self._summary = Summary(self.name, self._pump.settled, app.settings.log.summary)
+        self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
+        self._runner = Runner(app, self._limits)
+        self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
+        self._executor = self._make_executor()
+        self._heartbeat = Heartbeat(self._beat, on_death=self.abort)
+        self._watchdog = Watchdog(self._leave_late) if owns_process and leave is not None else None
+
+    # --- from outside ---
+
+    def interrupting(self) -> AbstractContextManager[None]:
+        """While the block lasts, inline jobs are interrupted at their time limit. To be called in the main thread."""
+        return self._limits.interrupting()
+
+    def run(self) -> int:
+        """Work until stopped. Returns the exit code."""
+        with self._watchdog or contextlib.nullcontext():
+            return self._run()
+
+    def stop(self) -> None:
+        """Take no more jobs, give back what has not begun, finish what runs within the grace."""
+        if not self._is_asked:
+            self._is_asked = True
+            self._deadline = time.monotonic() + self._settings.grace
+            self._leave_at(self._deadline + _LATE_AFTER_GRACE)
+            self._hold(True)  # to watch that: the loop may hang in a hook of the user's
+        self._end("asked to", EXIT_OK)
+
+    def abort(self, *, by_signal: bool = False) -> None:
+        """Give everything back, now. What runs is not waited for, and its result will not count.
+
+        A job, or a hook, that has the main thread goes on there, unless this process may be ended: it is a worker's
+        own, or the operator has sent a second signal (*by_signal*).
+        """
+        self._aborted = self._is_asked = True
+        late = _LATE_AFTER_JOBS if self._is_through.is_set() else _LATE_AFTER_ABORT
+        self._leave_at(time.monotonic() + late)
+        self._end("asked to, at once", EXIT_OK)
+        self._let_go()
+        may_leave = self._owns_process or (by_signal and not self._is_through.is_set())
+        if self._leave is None or not may_leave:
+            return
+        is_elsewhere = threading.get_ident() != self._loop_thread
+        if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
+            self._told.wait(_CUT_EVENTS)
+            self._leave(self._stopped(_STOPPED_EVENTS))
+
+    @property
+    def grace(self) -> float:
+        """Seconds that running jobs get after ``stop``."""
+        return self._settings.grace
+
+    @property
+    def running(self) -> int:
+        """How many jobs run at this moment."""
+        return len(self._executor.running())
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether a stop was asked for already; one that it began by itself does not count."""
+        return self._is_asked
+
+    def pause(self) -> None:
+        """Reserve nothing until ``resume``; what runs goes on, and so do its heartbeats."""
+        self._paused = True
+        self._nudge()
+
+    def resume(self) -> None:
+        """Reserve again."""
+        self._paused = False
+        self._nudge()
+
+    def look(self) -> None:
+        """What the board says of the whole worker has changed: heed it now."""
+        self._nudge()
+
+    def heed_down(self, is_down: Callable[[], bool]) -> None:
+        """Ask whether the connection is down. If so, take no jobs: until the keeper has asked since, or, without one,
+        until another answer comes here.
+        """
+        self._ask_down = is_down
+        self._look_for_down()
+
+    # --- the loop ---
+
+    def _run(self) -> int:
+        self._loop_thread = threading.get_ident()
+        self._heartbeat.start()
+        self._stay = self._events.join(self._executor.loop)
+        self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
+        try:
+            while self._goes_on():
+                self._turn()
+            self._drain()
+            self._is_through.set()
+            if not self._aborted:
+                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
+            self._leave_at(time.monotonic() + self._settings.grace + _LATE_AFTER_GRACE)
+        finally:
+            self._is_through.set()
+            if self._aborted:
+                self._given_back.wait(_ABORT_WAIT)
+            self._heartbeat.close()
+            self._finish_events()
+            self._executor.close()
+            if self._reassert is not None:
+                self._reassert(also_wakeups=True)  # closing a job's loop gives back what that has taken
+            self._pump.close()
+        return self._stopped()
+
+    def _goes_on(self) -> bool:
+        """Whether there is another turn. What changes from now on ends that one's wait."""
+        self._changed.clear()
+        return self._stopping is None
+
+    def _turn(self) -> None:
+        """Once round: settle what is finished, reserve what there is room for, have it run."""
+        executor = self._executor
+        self._look_around()
+        if self._limit.is_reached(self._taken):
+            self._end(self._limit.reason, self._limit.code)
+            return
+        finished = executor.take_finished()
+        room = self._room()
+        if room <= 0:
+            self._wait(finished, self._patience())
+            return
+        if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
+            self._pump.settle(finished)  # hooks of the user's may take long
+            finished = []
+        if self._events.listeners[WorkerLooping]:
+            self._events.emit(WorkerLooping(worker=self.name))
+        if self._app.fetch_hooks and not self._may_fetch():
+            self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
+            return
+        was_handing_on = self._is_handing_on()
+        helds = self._pump.exchange(finished, room, self._patience())
+        self._prefetch.saw_batch(room, len(helds))
+        self._count(len(helds))
+        if helds and self._stopping is not None:
+            self._give_back(helds)  # told to stop while it asked: none of these begins
+        elif helds:
+            self._hold(True)
+            executor.start(helds)
+        elif executor.busy == 0 and not self._changed.is_set():  # else the call was interrupted: it proves nothing
+            self._found_nothing(was_handing_on=was_handing_on)
+
+    def _look_around(self) -> None:
+        """What is to be done in each turn, whether there are jobs or not."""
+        self._row.beat = now = time.monotonic()
+        self._summary.look(now)
+        if self._reassert is not None:
+            self._reassert(also_wakeups=True)
+        self._pump.beat()
+        self._heed_board()
+        if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
+            self._look_for_down()
+        if self._executor.waiting and self._executor.is_held_up:
+            self._give_back_waiting()
+        self._tell_pause()
+
+    def _end(self, reason: str, code: int) -> None:
+        """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits.
+
+        Neither the loop nor the next signal waits for subscribers.
+        """
+        with self._ending:
+            is_first = self._stopping is None
+            if is_first:
+                self._exit_code = code
+                self._told.clear()
+                self._stopping = reason
+        self._nudge()
+        if is_first:
+            aside(lambda: self._tell_stopping(reason))
+
+    @property
+    def _is_paused(self) -> bool:
+        return bool(self._paused or self._worker.is_paused or self._is_down)
+
+    @property
+    def _is_down(self) -> bool:
+        """As the keeper was told last; before it was, as this process was told at its start."""
+        if self._was_down_at is not None and self._worker.asked_at < self._was_down_at:
+            return True
+        return bool(self._worker.is_down)
+
+    def _look_for_down(self) -> None:
+        asked_at = time.monotonic()
+        self._was_down_at = asked_at if self._ask_down is not None and self._ask_down() else None
+
+    def _heed_board(self) -> None:
+        """Should the supervisor's signals not arrive (a job has taken them for itself), its board tells the same."""
+        if self._worker.stops > 1 and not self._aborted:
+            self.abort()
+        elif self._worker.stops and not self._is_asked:
+            self.stop()
+
+    def _tell_pause(self) -> None:
+        """Told by the loop itself: from now on it reserves nothing, or again."""
+        is_paused = self._is_paused
+        if is_paused != self._was_paused:
+            self._was_paused = is_paused
+            kind = WorkerPaused if is_paused else WorkerResumed
+            self._events.emit(kind(worker=self.name))
+
+    def _room(self) -> int:
+        """How many more jobs to ask for."""
+        if self._is_paused:
+            return 0
+        size = self._prefetch.size
+        if self._executor.is_held_up:
+            size = min(size, self._executor.capacity)  # what waits behind long jobs would be given back, and come again
+        return int(min(size - self._executor.busy, self._jobs_left))
+
+    @property
+    def _jobs_left(self) -> float:
+        """How many jobs ``max_jobs`` leaves to this place, whichever processes have filled it."""
+        most = self._settings.max_jobs
+        return NEVER if most is None else most - self._taken_before - self._taken
+
+    def _may_fetch(self) -> bool:
+        """Whether no hook of the app's says no."""
+        for hook in self._app.fetch_hooks:
+            try:
+                if hook(self.name) is False:
+                    return False
+            except BaseException:  # noqa: BLE001 - logged, and no veto
+                _log.exception("a before_fetch hook failed; the worker goes on as if it had agreed")
+        return True
+
+    def _wait(self, finished: list[Held], patience: float) -> None:
+        """No room, or not allowed: settle, and sleep until something changes."""
+        if finished or self._pump.owes:
+            self._pump.settle(finished)
+        if self._jobs_left <= 0 and self._executor.busy == 0:
+            self._end(f"took {self._settings.max_jobs} jobs", EXIT_OK)
+            return
+        if self._executor.busy == 0:
+            self._hold(False)
+        self._changed.wait(min(patience, self._pump.retry_in()))
+
+    def _patience(self) -> float:
+        """Seconds that the loop may sleep if nothing happens."""
+        if self._executor.busy == 0:
+            if self._settings.stop_when_empty and not self._is_paused:
+                return TICK if self._is_handing_on() else 0.0
+            return min(_IDLE, self._limit.ends_in())
+        return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
+
+    def _found_nothing(self, *, was_handing_on: bool) -> None:
+        """Nothing is due and nothing runs: is that a reason to end?"""
+        self._hold(False)
+        if self._settings.stop_when_empty and not self._pump.is_down and not was_handing_on:
+            self._end("no job is due", EXIT_OK)
+
+    def _drain(self) -> None:
+        """Give back what has not begun, wait for what runs, settle it all."""
+        self._give_back_waiting()
+        while not self._aborted:
+            finished = self._executor.take_finished()
+            if finished or self._pump.owes:
+                self._pump.settle(finished)
+            if self._executor.busy == 0 and not self._pump.owes:
+                return
+            self._heed_board()
+            if time.monotonic() >= self._deadline:
+                self.abort()
+                return
+            self._pump.beat()
+            self._changed.wait(TICK)
+            self._changed.clear()
+
+    # --- beside the jobs ---
+
+    def _beat(self) -> None:
+        """The heartbeat's work, in its own thread: what a job, or a hook of the user's, must not keep from happening.
+
+        Keep leases alive; let no long job keep finished or waiting ones; watch limits and the grace.
+        """
+        self._watch_limits()
+        executor = self._executor
+        if self._is_inline:
+            self._row.beat = time.monotonic()
+        self._pump.beat()
+        if executor.waiting and (executor.is_held_up or self._limit.is_memory_used_up()):
+            self._pump.settle_if_free(self._take_back)
+        oldest = executor.oldest_finished
+        if oldest is not None and (executor.running_for() > TICK or oldest is self._unsettled):
+            self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
+        self._unsettled = oldest
+        self._heed_board()
+        is_late = time.monotonic() >= self._deadline and not self._is_through.is_set()
+        if self._stopping is not None and is_late and not self._aborted:
+            self.abort()
+
+    def _watch_limits(self) -> None:
+        """Tell jobs that run longer than they may; end the process for one that does not listen."""
+        overdue = self._limits.look()
+        if overdue:
+            aside(lambda: self._tell_overdue(overdue)).wait(_CUT_EVENTS)
+        if self._inflight is None or self._leave is None:
+            return
+        if overdue:
+            self._leave_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
+        elif self._limits.is_loop_stuck():
+            is_known = self._limits.is_held_by_leftover()
+            self._leave_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
+
+    def _leave_for(self, overdue: Sequence[Limit], reason: str, code: int) -> None:
+        assert self._leave is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
+        self._end(reason, code)
+        self._let_go(overdue)
+        told_until = time.monotonic() + _CUT_EVENTS
+        self._told.wait(_CUT_EVENTS)
+        self._tell_stopped(code, max(0.0, told_until - time.monotonic()))
+        self._close_events(_CUT_EVENTS)
+        self._leave(code)
+
+    def _leave_at(self, deadline: float) -> None:
+        """Should the process not have ended by then, it ends, if it is multiq's to end."""
+        if self._watchdog is not None:
+            self._watchdog.leave_at(deadline)
+
+    def _leave_late(self) -> None:
+        """What hangs at the end is not waited for any longer. Nothing that may hang is called here."""
+        assert self._leave is not None, "who cannot leave has no watchdog"  # noqa: S101 - for the reader, and mypy
+        said = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
+        aside(lambda: _log.error(said)).wait(_CUT_EVENTS)
+        if not (self._is_through.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
+            self._let_go()
+        self._leave(EXIT_CUT_SHORT if self._is_asked else self._exit_code)
+
+    def _tell_overdue(self, overdue: Sequence[Limit]) -> None:
+        for limit in overdue:
+            self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
+
+    def _after_inline_job(self) -> None:
+        """Between two jobs of a batch, which is many turns of the others' loop."""
+        if self._reassert is not None:
+            self._reassert()
+        if self._limit.is_memory_used_up():
+            self._give_back_waiting()
+
+    def _hold(self, holding: bool) -> None:
+        """Let the heartbeat run while there are jobs, and sleep while there are none."""
+        if holding:
+            self._heartbeat.holding.set()
+        elif not self._is_asked:
+            self._heartbeat.holding.clear()
+
+    def _give_back_waiting(self) -> None:
+        helds = self._take_back()
+        if helds:
+            self._pump.settle(helds)
+
+    def _take_back(self) -> Sequence[Held]:
+        """What waits, and now never begins here."""
+        return self._given(self._executor.take_back())
+
+    def _give_back(self, helds: Sequence[Held]) -> None:
+        self._pump.settle(self._given(helds))
+
+    def _given(self, helds: Sequence[Held]) -> Sequence[Held]:
+        self._count(-len(helds))
+        for held in helds:
+            held.verdict = GiveBack(held.lease)
+        return helds
+
+    def _count(self, change: int) -> None:
+        """The loop takes jobs and the heartbeat gives some back."""
+        with self._counting:
+            self._taken += change
+            self._row.taken += change
+
+    def _let_go(self, overdue: Sequence[Limit] = ()) -> None:
+        """Settle all that is held, without waiting long: the pump may hang in a call that nobody answers."""
+        stacks = [(limit.held, self._executor.stack_of(limit)) for limit in overdue]
+        thread = threading.Thread(target=self._settle_all, args=(stacks,), name="multiq-abort", daemon=True)
+        thread.start()
+        self._given_back.wait(_ABORT_WAIT)
+
+    def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
+        """Settle what has ended, what has not begun, and what is overdue.
+
+        Under a supervisor what runs is left to the keeper, which gives it back once this process is gone: given back
+        before, it would run twice at a time.
+        """
+        executor = self._executor
+        executor.is_aborted = True
+        self._pump.interrupt()
+        try:
+            settled = [*self._take_back(), *executor.take_finished()]
+            says = []
+            for held, stack in overdue:
+                if held.verdict is None:  # else it has ended just in time
+                    held.is_aborted = True
+                    held.verdict, say = self._runner.timed_out(held.lease, stack)
+                    settled.append(held)
+                    says.append((held, held.verdict, say))
+            if self._inflight is None:  # also what a thread has taken and not begun, or has just ended
+                settled = self._pump.held()
+                self._cut(settled)
+            if self._pump.settle(settled):
+                for held, verdict, say in says:
+                    if not held.is_lost and held.verdict is verdict:
+                        say()
+        finally:
+            self._given_back.set()
+
+    def _cut(self, helds: Sequence[Held]) -> None:
+        """Those without a verdict are given back; if they run, they go on, and their results will not count."""
+        for held in helds:
+            if held.verdict is None:
+                held.is_aborted = True
+                held.verdict = GiveBack(held.lease)
+
+    # --- small things ---
+
+    @property
+    def _is_inline(self) -> bool:
+        return isinstance(self._executor, InlineExecutor)
+
+    def _stopped(self, patience: float | None = None) -> int:
+        """Tell of the end, and wait for that up to *patience* seconds, if given. Returns the exit code."""
+        self._summary.tell(time.monotonic())
+        code = EXIT_CUT_SHORT if self._aborted else self._exit_code
+        self._tell_stopped(code, patience)
+        self._close_events(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        return code
+
+    def _tell_stopping(self, reason: str) -> None:
+        try:
+            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
+        finally:
+            self._told.set()
+
+    def _tell_stopped(self, code: int, patience: float | None) -> None:
+        """Once: another thread may be telling it already, and hang."""
+        with self._ending:
+            is_told, self._is_end_told = self._is_end_told, True
+        if not is_told and patience is None:
+            self._emit_stopped(code)  # in the loop's thread, as WorkerStarted
+            return
+        if not is_told:
+            aside(lambda: self._emit_stopped(code))
+        self._told_end.wait(patience)
+
+    def _emit_stopped(self, code: int) -> None:
+        try:
+            self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
+        finally:
+            self._told_end.set()
+
+    def _finish_events(self) -> None:
+        if self._stay is not None:
+            self._stay.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+
+    def _close_events(self, patience: float) -> None:
+        if self._stay is not None:  # else it was told to stop before it began
+            self._stay.close(patience)
+
+    def _wake(self) -> None:
+        """A job has ended. Once in a turn is enough: what ended since is seen with it."""
+        if not self._changed.is_set():
+            self._nudge()
+
+    def _nudge(self) -> None:
+        self._changed.set()
+        self._pump.interrupt()
+
+    def _make_executor(self) -> Executor:
+        settings, common = self._settings, (self._runner, self._prefetch, self._wake)
+        if settings.concurrency:
+            return CoroutineExecutor(*common, settings.concurrency, self._inflight, limits=self._limits)
+        # in a thread that runs an event loop (a notebook's cell), none of ours can run
+        if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
+            return ThreadExecutor(*common, settings.threads, self._inflight)
+        return InlineExecutor(*common, self._inflight, after_job=self._after_inline_job)
+
+
+def _package_of(backend: Backend) -> str:
+    return type(backend).__module__.partition(".")[0]

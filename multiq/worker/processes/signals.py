@@ -1,0 +1,131 @@
+"""Signals, taken from a socket: a handler of Python's would run in the middle of whatever the main thread does.
+
+The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``); whoever reads it acts. So no
+signal ever interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
+
+A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While it has the socket,
+the handler brings the signal here; ``reassert`` takes both back when the job is over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import socket
+import threading
+from typing import TYPE_CHECKING, Any
+
+from . import fork
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+    from types import TracebackType
+    from typing import Self
+
+
+class SignalInbox:
+    """While the ``with`` block lasts, these signals arrive here instead of interrupting.
+
+    Outside of the main thread Python takes no handlers: then ``installed`` is False and only ``put`` brings any.
+    *lifeline* is a pipe whose other end somebody holds open as long as he lives; his end counts as SIGTERM.
+    """
+
+    def __init__(self, numbers: Iterable[signal.Signals], lifeline: int | None = None) -> None:
+        self._numbers = tuple(numbers)
+        self._lifeline = lifeline
+        self.installed = threading.current_thread() is threading.main_thread()
+        self._before: dict[signal.Signals, Any] = {}
+        self._handler = self._handle  # one object: a bound method is another one each time
+        self._pid = os.getpid()
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._wakeup = self._writer.fileno()
+        self._is_served = False  # by a thread of its own, which then closes the reader
+
+    def __enter__(self) -> Self:
+        if self.installed:
+            self._fd_before = self._take_wakeups()
+            for number in self._numbers:
+                self._before[number] = fork.take(number, self._handler)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor forks with them blocked
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, token in self._before.items():
+            fork.give_back(number, token)
+        if self.installed:
+            signal.set_wakeup_fd(self._fd_before)
+        self._writer.close()  # the reader sees the end
+        if not self._is_served:
+            self._reader.close()
+
+    def wait(self, timeout: float | None) -> list[signal.Signals]:
+        """The signals that have arrived, waiting up to *timeout* seconds (None: for ever) for the first.
+
+        An empty list after the timeout; ``EOFError`` once the block is left.
+        """
+        poll = select.poll()  # and not select, which takes no file descriptors above 1,023
+        poll.register(self._reader, select.POLLIN)
+        if self._lifeline is not None:
+            poll.register(self._lifeline, select.POLLIN)
+        ready = [descriptor for descriptor, _ in poll.poll(None if timeout is None else math.ceil(timeout * 1000))]
+        if self._lifeline in ready:  # nothing is ever written to it
+            self._lifeline = None
+            return [signal.SIGTERM]
+        if not ready:
+            return []
+        received = self._reader.recv(64)
+        if not received:
+            raise EOFError
+        # a job's own handlers have their signals written here, too; real-time ones have no name
+        return [signal.Signals(number) for number in received if number in self._numbers]
+
+    def reassert(self, *, also_wakeups: bool = False) -> None:
+        """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket.
+
+        As long as the handlers are ours, signals come here without the socket, too, only not while C code runs.
+        """
+        if not self.installed:
+            return
+        handler = self._handler
+        for number in self._numbers:
+            if fork.handler_of(number) is not handler:
+                signal.signal(number, handler)
+        if also_wakeups:
+            self._take_wakeups()
+
+    def put(self, number: signal.Signals) -> None:
+        """As if this signal had arrived."""
+        with contextlib.suppress(OSError):  # the block was left meanwhile
+            self._writer.send(bytes([number]))
+
+    def serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
+        """Call each signal's action in a thread of its own until the block is left."""
+        self._is_served = True
+        threading.Thread(target=self._serve, args=(actions,), name="multiq-signals", daemon=True).start()
+
+    def _serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
+        with self._reader, contextlib.suppress(EOFError):
+            while True:
+                for number in self.wait(None):
+                    if number in actions:
+                        actions[number]()
+
+    def _take_wakeups(self) -> int:
+        """Have signals written to our socket. Returns where they were written before."""
+        return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
+
+    def _handle(self, number: int, _frame: object) -> None:
+        """Only signals that have a handler of Python's are written to the wake-up socket: to ours, as a rule."""
+        if os.getpid() != self._pid:
+            return  # a child of the supervisor, before it has its own inbox
+        taker = self._take_wakeups()
+        if taker != self._wakeup:
+            self.put(signal.Signals(number))
+            if taker >= 0:
+                signal.set_wakeup_fd(taker)  # a job's event loop, which still runs

@@ -1,0 +1,60 @@
+"""One of a worker's places for children, as its supervisor sees it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from .inflight import NEVER, Table
+
+if TYPE_CHECKING:
+    from .inflight import Entry
+    from .shared_state import ChildRow
+
+_KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
+
+
+class Post(msgspec.Struct, frozen=True):
+    """What a child gets to know of those around it."""
+
+    lifeline: int
+    """A pipe that ends with the supervisor."""
+    table: Table
+    """Where to write what it holds."""
+    place: int
+    """Which of the worker's places for children it fills."""
+
+
+class Slot:
+    """One place for a child, with the history that the brake needs."""
+
+    def __init__(self, place: int, row: ChildRow) -> None:
+        self.place = place
+        self.row = row
+        self.pid: int | None = None
+        self.table: Table | None = None
+        self.is_timed_out = False
+        self.is_cut = False
+        self.started_at = 0.0
+        self.start_at = 0.0
+        self.early_deaths = 0
+
+    def fill(self, pid: int, table: Table) -> None:
+        """A child was forked."""
+        self.pid = table.pid = pid
+        self.row.pid = pid
+        self.table = table
+
+    def kill_at(self) -> float:
+        """When the child must be killed for a job that does not end."""
+        return NEVER if self.table is None else self.table.kill_at() + _KILL_LATE
+
+    def entries(self) -> list[Entry]:
+        """What the child holds."""
+        return [] if self.table is None else self.table.entries()
+
+    def forget(self) -> None:
+        """The child is dead."""
+        self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
+        self.row.pid = 0
