@@ -14,7 +14,7 @@ from .backoff import DEFAULT
 from .envelope import decode_json
 from .errors import JobNotFound, JobSettled
 from .options import check_delay, check_priority, check_reason
-from .time_limit_notices import Notice, waiting
+from .timeout_notices import Notice, pending
 
 if TYPE_CHECKING:
     import asyncio
@@ -239,8 +239,8 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
             from .retry import SoftTimeout
 
             if self.notice is not None:
-                self.notice.is_told = True  # nothing else tells it again while it tidies up
-            waiting.discard(threading.get_ident())
+                self.notice.is_notified = True  # nothing else tells it again while it tidies up
+            pending.discard(threading.get_ident())
             raise SoftTimeout
 
     @property
