@@ -27,7 +27,7 @@ import msgspec
 
 from multiq.backend import Backend, Page, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS, guarded
+from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
 from multiq.settings.url import Option, seconds
 
@@ -52,7 +52,7 @@ _MOST_BODY = 65535  # bytes, as servers come
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
-@guarded(*BACKEND_VERBS, server="a beanstalkd")
+@guarded(*BACKEND_METHODS, server="a beanstalkd")
 class BeanstalkBackend(Backend):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
@@ -174,7 +174,7 @@ class BeanstalkBackend(Backend):
         self._keeper.close()
         self._wires.close()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._wires.close()
 

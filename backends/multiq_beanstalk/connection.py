@@ -14,7 +14,7 @@ import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 from multiq.driverkit.net import connect, time_left
-from multiq.driverkit.spin import Vigil
+from multiq.driverkit.spin import SpinReader
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
@@ -66,7 +66,7 @@ class Wire:
         self._wait = poll.poll
         self._received = 0  # bytes since the last send
         self._granted = 0.0  # seconds that the next receive of several replies may take
-        self._vigil = Vigil(sock)
+        self._spin = SpinReader(sock)
         self._unread = 0  # replies to pokes
 
     @property
@@ -343,7 +343,7 @@ class Wire:
         one of them costs more than all else that is done for a job.
         """
         left = time_left(deadline)
-        data = b"" if sure >= _MANY else self._vigil.receive(_RECEIVED_AT_ONCE)
+        data = b"" if sure >= _MANY else self._spin.receive(_RECEIVED_AT_ONCE)
         if data:
             return self._counted(data)
         if not self._wait(left * 1000):

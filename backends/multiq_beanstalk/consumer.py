@@ -95,7 +95,7 @@ class BeanstalkConsumer(Consumer):
         self._waiter.close()
         self._start_over()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self.close()
 

@@ -11,7 +11,7 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from multiq.driverkit.wakeup import Ear
+from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
 from .errors import FAILURES, explain, refused
@@ -31,13 +31,13 @@ class Waiter:
     def __init__(self, wires: Wires, tubes: tuple[str, ...]) -> None:
         self._wires = wires
         self._tubes = tubes
-        self._ear = Ear()
+        self._wakeup = Wakeup()
         self._interrupted = False
         self._spares: list[Wire] = []
 
     def wait(self, main: Wire | None, give_up_at: float) -> tuple[Wire, Reserved] | None:
         """The next job and the connection that it hangs on; on *main*, if that will do. Raises ``BackendError``."""
-        ear = self._ear.open()
+        ear = self._wakeup.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._wires.deadline()
@@ -61,12 +61,12 @@ class Waiter:
     def interrupt(self) -> None:
         """End the wait, or else the next one."""
         self._interrupted = True
-        self._ear.nudge()
+        self._wakeup.notify()
 
     def forget(self) -> None:
         """An interruption until now was for a wait that is over."""
         self._interrupted = False
-        self._ear.forget()
+        self._wakeup.drain()
 
     def forget_wires(self) -> None:
         """In a forked child: they are the parent's."""
@@ -77,7 +77,7 @@ class Waiter:
         for wire in self._spares:
             wire.close()
         self._spares = []
-        self._ear.close()
+        self._wakeup.close()
 
     # --- how ---
 
@@ -131,6 +131,6 @@ class Waiter:
             stirred = [number for number, _ in poll.poll(max(0.0, left * 1000))]
             if wire.sock.fileno() in stirred:
                 return True
-            self._ear.forget()
+            self._wakeup.drain()
             if self._interrupted or left <= 0:
                 return False

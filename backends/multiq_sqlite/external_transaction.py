@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.driverkit.external_transaction import driver_error, unwrap
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from . import schema
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
     from multiq.driverkit.clock import Clock
-    from multiq.driverkit.external_transaction import CallerConnection
+    from multiq.driverkit.external_transaction import ExternalConnection
 
     from .connection import Database, Parameters
 
@@ -45,7 +45,7 @@ class CallersTransaction:
         require_library()
         self._database = database
         with self._explained():
-            self._theirs = open_up(connection, (sqlite3.Connection,), _WANTED)
+            self._theirs = unwrap(connection, (sqlite3.Connection,), _WANTED)
             self._sqlite = _sqlite_connection(self._theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
@@ -150,7 +150,7 @@ class CallersTransaction:
         except MultiqError:
             raise
         except Exception as exc:
-            cause = cause_of(exc)
+            cause = driver_error(exc)
             if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
                 raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
             raise self._named(cause) from exc
@@ -172,7 +172,7 @@ class CallersTransaction:
 class _AsyncioConnection:
     """aiosqlite's connection, as far as it is used here, through what SQLAlchemy has put in front of it."""
 
-    def __init__(self, theirs: CallerConnection) -> None:
+    def __init__(self, theirs: ExternalConnection) -> None:
         self._adapter = theirs.adapter
         self._driver = theirs.driver
 
@@ -208,7 +208,7 @@ class _AsyncioCursor:
         return iter(self.fetchall())
 
 
-def _sqlite_connection(theirs: CallerConnection) -> sqlite3.Connection:
+def _sqlite_connection(theirs: ExternalConnection) -> sqlite3.Connection:
     """What runs statements on the connection inside."""
     if isinstance(theirs.driver, sqlite3.Connection):
         return theirs.driver
