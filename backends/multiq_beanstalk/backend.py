@@ -32,13 +32,13 @@ from multiq.errors import BackendUnavailable, UrlInvalid
 from multiq.options import check_state, check_states
 from multiq.settings.url import Option, seconds
 
-from .admin import Manager
+from .admin import Admin
 from .consumer import BeanstalkConsumer
 from .doctor import examine
 from .enqueue import enqueue
 from .errors import refused
-from .pause import Keeper
-from .pool import Wires
+from .pause import PausedTubes
+from .pool import Pool
 from .records import MIN_TTR
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ class BeanstalkBackend(Backend):
     }
 
     def __init__(self, address: Address, *, timeout: float = 5.0) -> None:
-        self._wires = Wires(address, timeout)
-        self._manager = Manager(self._wires)
-        self._keeper = Keeper(self._wires)
+        self._pool = Pool(address, timeout)
+        self._admin = Admin(self._pool)
+        self._paused_tubes = PausedTubes(self._pool)
         self._exact: Capabilities | None = None
 
     @classmethod
@@ -99,14 +99,14 @@ class BeanstalkBackend(Backend):
     def capabilities(self) -> Capabilities:
         if self._exact is None:
             try:
-                with self._wires.borrowed() as session:
-                    facts = session.facts(is_safe=True)
+                with self._pool.borrowed() as session:
+                    server_info = session.server_info(is_safe=True)
             except BackendUnavailable:
                 return self.declared
             self._exact = msgspec.structs.replace(
                 self.declared,
-                max_body=facts.max_body,
-                persistent=True if facts.has_log else Gap("cannot today", _KEEPS_NOTHING),
+                max_body=server_info.max_body,
+                persistent=True if server_info.has_log else Gap("cannot today", _KEEPS_NOTHING),
             )
         return self._exact
 
@@ -115,24 +115,24 @@ class BeanstalkBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
-        return enqueue(self._wires, queue, jobs) if jobs else []
+        return enqueue(self._pool, queue, jobs) if jobs else []
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
-        return BeanstalkConsumer(self._wires, queues)
+        return BeanstalkConsumer(self._pool, queues)
 
     # --- looking and managing, from outside ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        return self._manager.peek(queue, job_id)
+        return self._admin.peek(queue, job_id)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
         """The first job. ``after`` is set if there are more, and asking for them raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
-        first, count = self._manager.first(queue, state)
+        first, count = self._admin.first(queue, state)
         if count and first is None:
             raise self.unsupported("lists_jobs")
         if first is None:
@@ -140,53 +140,53 @@ class BeanstalkBackend(Backend):
         return Page([first], first.id if count > 1 else None)
 
     def delete(self, queue: str, job_id: str) -> None:
-        self._manager.delete(queue, job_id)
+        self._admin.delete(queue, job_id)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        return self._manager.reschedule(queue, job_id, delay)
+        return self._admin.reschedule(queue, job_id, delay)
 
     def kick(self, queue: str, limit: int) -> int:
-        return self._manager.kick(queue, limit)
+        return self._admin.kick(queue, limit)
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        self._manager.kick_job(queue, job_id)
+        self._admin.kick_job(queue, job_id)
 
     def queues(self) -> list[str]:
-        return self._manager.queues()
+        return self._admin.queues()
 
     def stats(self, queue: str) -> QueueStats:
-        return self._manager.stats(queue)
+        return self._admin.stats(queue)
 
     def pause(self, queue: str, seconds: float) -> None:
-        self._keeper.pause(queue, seconds)
+        self._paused_tubes.pause(queue, seconds)
 
     def resume(self, queue: str) -> None:
-        self._manager.resume(queue)
-        self._keeper.forget(queue)
+        self._admin.resume(queue)
+        self._paused_tubes.forget(queue)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
-        return self._manager.purge(queue, states)
+        return self._admin.purge(queue, states)
 
     def doctor(self) -> list[Finding]:
-        return examine(self._ask, self._wires.address)
+        return examine(self._ask, self._pool.address)
 
     def close(self) -> None:
-        self._keeper.close()
-        self._wires.close()
+        self._paused_tubes.close()
+        self._pool.close()
 
     def _out_of_step(self) -> None:
         """A reply was none: those that come after it may be none either."""
-        self._wires.close()
+        self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
         """The body of an ``OK``; None for ``NOT_FOUND``. Raises ``BackendError``."""
-        ((line, body),) = self._wires.ask(command)
+        ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body
         if line == b"NOT_FOUND":
             return None
-        raise refused(line, self._wires.address)
+        raise refused(line, self._pool.address)
 
 
 def address_of(url: BackendUrl) -> Address:

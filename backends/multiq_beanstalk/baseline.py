@@ -9,22 +9,22 @@ from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 from multiq.errors import BackendError
 
 if TYPE_CHECKING:
-    from .connection import Wire
+    from .connection import Connection
 
 _PATIENCE = 60.0  # seconds for one exchange
 
 
-class BeanstalkLimit(Limit):
-    """A *tube* of its own, on a *wire* of its own."""
+class BeanstalkBaseline(Limit):
+    """A *tube* of its own, on a *connection* of its own."""
 
-    def __init__(self, wire: Wire, tube: str, body: bytes) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, tube: str, body: bytes) -> None:
+        self._connection = connection
         self._put = b"put 1024 0 60 %d\r\n%b\r\n" % (len(body), body)
         name = tube.encode()
         self._ask(b"use %b\r\nwatch %b\r\nignore default\r\n" % (name, name), 3)
 
     def put_one_by_one(self, count: int) -> float:
-        send, read, packet = self._wire.send, self._wire.read_line, self._put
+        send, read, packet = self._connection.send, self._connection.read_line, self._put
         start = time.perf_counter()
         for _ in range(count):
             deadline = time.monotonic() + _PATIENCE
@@ -47,7 +47,7 @@ class BeanstalkLimit(Limit):
         held: list[bytes] = []
         while True:
             packet = b"".join([b"delete %b\r\n" % job_id for job_id in held]) + reserve
-            replies = self._wire.ask(packet, len(held) + TAKEN_AT_ONCE, time.monotonic() + _PATIENCE)
+            replies = self._connection.ask(packet, len(held) + TAKEN_AT_ONCE, time.monotonic() + _PATIENCE)
             for line, _ in replies[: len(held)]:
                 _expect(line, b"DELETED")
             held = [line.split()[1] for line, _ in replies[len(held) :] if line.startswith(b"RESERVED ")]
@@ -58,16 +58,16 @@ class BeanstalkLimit(Limit):
     def close(self) -> None:
         """What nobody took is taken now: a tube ends with its last job."""
         try:
-            if not self._wire.is_closed:
+            if not self._connection.is_closed:
                 self.take_in_batches()
         finally:
-            self._wire.close()
+            self._connection.close()
 
     def _ask(self, packet: bytes, count: int) -> list[bytes]:
         """The lines of replies that have no body."""
         deadline = time.monotonic() + _PATIENCE
-        self._wire.send(packet, deadline)
-        return self._wire.read_lines(count, deadline)
+        self._connection.send(packet, deadline)
+        return self._connection.read_lines(count, deadline)
 
 
 def _expect(line: bytes, wanted: bytes) -> None:

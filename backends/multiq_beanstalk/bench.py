@@ -12,11 +12,11 @@ from multiq.ids import new_id
 from multiq.settings.url import parse_url
 
 from .backend import BeanstalkBackend, address_of
-from .baseline import BeanstalkLimit
-from .connection import open_wire
+from .baseline import BeanstalkBaseline
+from .connection import open_connection
 from .doctor import look, pairs, survives
-from .errors import FAILURES
-from .pool import Wires
+from .errors import CONNECTION_ERRORS
+from .pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -51,23 +51,23 @@ class BeanstalkServer(Server):
         return self._arguments
 
     def answers(self) -> bool:
-        with suppress(*FAILURES):
+        with suppress(*CONNECTION_ERRORS):
             deadline = time.monotonic() + 1
-            wire = open_wire((HOST, self.port), deadline)
+            connection = open_connection((HOST, self.port), deadline)
             try:
-                return bool(wire.ask(b"stats\r\n", 1, deadline))
+                return bool(connection.ask(b"stats\r\n", 1, deadline))
             finally:
-                wire.close()
+                connection.close()
         return False
 
 
-class BeanstalkPlace(Place):
+class BeanstalkTarget(Place):
     """One server. It counts no bytes, and its memory shows only where it runs on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         parsed = parse_url(url, BeanstalkBackend.options)
-        self._wires = Wires(address_of(parsed), parsed.options["timeout"])
+        self._pool = Pool(address_of(parsed), parsed.options["timeout"])
 
     def version(self) -> str:
         return f"beanstalkd {pairs(self._ask(b'stats'))['version']}"
@@ -86,17 +86,17 @@ class BeanstalkPlace(Place):
         )
 
     def limit(self, body: bytes) -> Limit:
-        return BeanstalkLimit(self._wires.open(self._wires.deadline()), f"multiq.bench.{new_id()}", body)
+        return BeanstalkBaseline(self._pool.open(self._pool.deadline()), f"multiq.bench.{new_id()}", body)
 
     def close(self) -> None:
         """Hang up."""
-        self._wires.close()
+        self._pool.close()
 
     def _look(self) -> Looked:
-        return look(self._ask, self._wires.address, pairs(self._ask(b"stats")))
+        return look(self._ask, self._pool.address, pairs(self._ask(b"stats")))
 
     def _ask(self, command: bytes) -> bytes:
-        ((_, body),) = self._wires.ask(command)
+        ((_, body),) = self._pool.ask(command)
         return body
 
 
@@ -112,7 +112,7 @@ class BeanstalkBench(Bench):
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[Place]:
-        with closing(BeanstalkPlace(url)) as place:
+        with closing(BeanstalkTarget(url)) as place:
             yield place
 
 

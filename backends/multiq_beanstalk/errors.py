@@ -14,7 +14,7 @@ from .connection import ProtocolError
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
-FAILURES = (OSError, ProtocolError)
+CONNECTION_ERRORS = (OSError, ProtocolError)
 """What ends a connection."""
 
 _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {

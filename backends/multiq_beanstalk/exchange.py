@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import Lease, Verdict
 
-    from .leases import Held
+    from .leases import HeldLease
     from .records import Reserved
 
 #: what the server answers to a verdict that counts
@@ -41,15 +41,15 @@ class OutOfReach(LeaseLost):
     )
 
 
-class Said(NamedTuple):
+class PendingVerdict(NamedTuple):
     """A verdict that goes to the server, its place in the call, and the lease that it is about."""
 
     at: int
     verdict: Verdict
-    held: Held
+    held: HeldLease
 
 
-class Trade:
+class Exchange:
     """One call's verdicts with the answers to them, and the jobs that it has got."""
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
@@ -58,7 +58,7 @@ class Trade:
         self.answers: dict[int, LeaseLost | None] = {}
         self.found: list[Reserved] = []
         self.leases: list[Lease] = []
-        self.failure: Exception | None = None
+        self.error: Exception | None = None
 
     @property
     def wanted(self) -> int:

@@ -13,7 +13,7 @@ from multiq.names import check_name
 if TYPE_CHECKING:
     from multiq.backend import NewJob
 
-    from .server_info import JobFacts
+    from .server_info import JobStats
 
 MIN_TTR = 3  # seconds: in its last one the server hands the connection nothing that is not ready at once
 _MOST_SECONDS = 2**32 - 1
@@ -68,21 +68,21 @@ def is_queue(tube: str) -> bool:
     return True
 
 
-def record(queue: str, number: bytes, facts: JobFacts, body: bytes) -> JobRecord:
+def record(queue: str, number: bytes, stats: JobStats, body: bytes) -> JobRecord:
     """A job, for whoever asked."""
-    state = State(facts.state.decode())
-    due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, facts.time_left)))
+    state = State(stats.state.decode())
+    due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, stats.time_left)))
     return JobRecord(
         queue=queue,
         id=number.decode(),
         state=state,
         body=body,
-        priority=facts.priority,
-        ttr=float(facts.ttr),
-        attempt=facts.reserves,
-        crashes=facts.crashes,
-        kicks=facts.kicks,
+        priority=stats.priority,
+        ttr=float(stats.ttr),
+        attempt=stats.reserves,
+        crashes=stats.crashes,
+        kicks=stats.kicks,
         due_in=due_in,
-        age=float(facts.age),
+        age=float(stats.age),
         reason=None,
     )

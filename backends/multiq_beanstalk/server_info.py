@@ -9,7 +9,7 @@ from typing import NamedTuple
 from .connection import ProtocolError
 
 
-class Facts(NamedTuple):
+class ServerInfo(NamedTuple):
     """A server, as its ``stats`` tell."""
 
     max_body: int
@@ -20,7 +20,7 @@ class Facts(NamedTuple):
     """Whether it was started with ``-b``."""
 
 
-class JobFacts(NamedTuple):
+class JobStats(NamedTuple):
     """A job, as its ``stats-job`` tells, its id aside. Times are whole seconds, rounded down."""
 
     tube: bytes
@@ -40,7 +40,7 @@ class JobFacts(NamedTuple):
     server_kicks: int
     """Those of a delayed job included."""
 
-    def is_as_it_was(self, before: JobFacts) -> bool:
+    def is_unchanged_since(self, before: JobStats) -> bool:
         """Whether nothing but time has happened to it since."""
         return self[:3] == before[:3] and self[7:] == before[7:]
 
@@ -72,7 +72,7 @@ class JobFacts(NamedTuple):
         return max(0, self.burials - (self.state == b"buried"))
 
 
-class TubeFacts(NamedTuple):
+class TubeStats(NamedTuple):
     """A tube, as its ``stats-tube`` tells."""
 
     ready: int
@@ -94,7 +94,7 @@ _LONGEST_STATS = 65536  # bytes; a server's are about 1,500
 _LONGEST_LIST = 32_000_000  # bytes: a million names, say
 _STRANGE_JOB = "a job's stats are not as expected"
 
-NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
+NO_TUBE = TubeStats(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
     rb"tube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d{1,20})\nage: (\d{1,20})\ndelay: \d+\nttr: (\d{1,10})\n"
@@ -110,39 +110,39 @@ _TUBE = re.compile(
 )
 
 
-def server_facts(body: bytes) -> Facts:
+def parse_server_info(body: bytes) -> ServerInfo:
     """Read the body of the reply to ``stats``."""
     found = _SERVER.search(body[:_LONGEST_STATS])
     if found is None:
         raise ProtocolError("its stats lack max-job-size or binlog-current-index")
     has_log = int(found[2]) > 0
-    return Facts(int(found[1]) - (_LINE_END if has_log else 0), has_log)
+    return ServerInfo(int(found[1]) - (_LINE_END if has_log else 0), has_log)
 
 
-def job_facts(body: bytes) -> JobFacts:
+def parse_job_stats(body: bytes) -> JobStats:
     """Read the body of the reply to ``stats-job``."""
     found = _JOB_ID.match(body)
     if found is None:
         raise ProtocolError(_STRANGE_JOB)
-    return _job_facts(body[found.end() : _LONGEST_STATS])
+    return _job_stats(body[found.end() : _LONGEST_STATS])
 
 
 @functools.lru_cache(maxsize=64)  # jobs that are taken together mostly differ in nothing but their ids
-def _job_facts(body: bytes) -> JobFacts:
+def _job_stats(body: bytes) -> JobStats:
     found = _JOB.match(body)
     if found is None:
         raise ProtocolError(_STRANGE_JOB)
     tube, state, *numbers = found.groups()
-    return JobFacts(tube, state, *map(int, numbers))
+    return JobStats(tube, state, *map(int, numbers))
 
 
-def tube_facts(body: bytes) -> TubeFacts:
+def parse_tube_stats(body: bytes) -> TubeStats:
     """Read the body of the reply to ``stats-tube``."""
     found = _TUBE.search(body[:_LONGEST_STATS])
     if found is None:
         raise ProtocolError("a tube's stats are not as expected")
     ready, reserved, delayed, buried, pause, left = map(int, found.groups())
-    return TubeFacts(ready, delayed, reserved, buried, pause, max(0, left))
+    return TubeStats(ready, delayed, reserved, buried, pause, max(0, left))
 
 
 def names(body: bytes) -> list[str]:

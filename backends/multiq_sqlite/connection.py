@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import opening
-from .disk_space import Space
-from .errors import explain, is_busy, patiently
+from .disk_space import DiskSpace
+from .errors import explain, is_busy, retry_while_locked
+from .notifier import Notifier, notifier_of
 from .statements import statement
-from .wakeup import Bell, bell_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,40 +44,40 @@ MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 _DATA_VERSION = "PRAGMA data_version"
 _READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
 _CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
-_LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
+_LOG_CHECK_PAUSE = 0.01  # seconds between two looks at the log's length
 _CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
 _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
 _MAX_IDLE = 8  # connections kept open for the next caller
 
 
-class Database:
+class Pool:
     """One file: where it is, how it is opened, and the connections to it. Does no I/O before the first call."""
 
     def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
-        opening.refuse_what_is_no_path(path)
+        opening.check_path(path)
         self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
         self.synchronous = synchronous
-        self.makes = True
+        self.creates = True
         """Whether a file that is not there is made, and tables in one without."""
-        self.next_look_at = 0.0
+        self.next_log_check_at = 0.0
         """When a connection looks at the log's length again, on the monotonic clock; one looks for all of them."""
-        self.space = Space()
+        self.disk_space = DiskSpace()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._bell: tuple[int, Bell] | None = None
+        self._notifier: tuple[int, Notifier] | None = None
 
     @property
-    def bell(self) -> Bell:
-        """The one bell of this file in this process."""
-        if self._bell is None or self._bell[0] != os.getpid():
-            self._bell = (os.getpid(), bell_of(os.path.realpath(self.path)))
-        return self._bell[1]
+    def notifier(self) -> Notifier:
+        """The one notifier of this file in this process."""
+        if self._notifier is None or self._notifier[0] != os.getpid():
+            self._notifier = (os.getpid(), notifier_of(os.path.realpath(self.path)))
+        return self._notifier[1]
 
-    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.Identity]:
+    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.FileIdentity]:
         """A new connection of SQLite's, and to which file. Waits *timeout* seconds for whoever has the file locked."""
-        return opening.open_file(self.path, self.synchronous, timeout, makes=self.makes)
+        return opening.open_file(self.path, self.synchronous, timeout, creates=self.creates)
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""
@@ -132,14 +132,14 @@ class Connection:
     Usable by any thread, one at a time. No user code ever runs while it is locked.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.opened = 0
         """How often: what SQLite counts for a connection starts over with each."""
-        self._database = database
+        self._pool = pool
         self.log = ""
         """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._file: opening.Identity = None
+        self._file: opening.FileIdentity = None
         self._lock = threading.Lock()
         _forks.watch(self)
 
@@ -166,9 +166,9 @@ class Connection:
 
     def refuse_if_full(self, size: int) -> None:
         """Raises ``BackendFull`` if the disk has no room for *size* bytes of new jobs beside what draining needs."""
-        space = self._database.space
-        if space.is_due(size):
-            self._use(lambda sqlite: space.refuse_if_full(sqlite, self._database.path, self.log, size))
+        disk_space = self._pool.disk_space
+        if disk_space.is_due(size):
+            self._use(lambda sqlite: disk_space.refuse_if_full(sqlite, self._pool.path, self.log, size))
 
     def body_limit(self) -> int:
         """The largest body in bytes that this build of SQLite takes."""
@@ -182,26 +182,26 @@ class Connection:
 
         def transact(sqlite: sqlite3.Connection) -> _T:
             try:
-                patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout, self._database.path)
+                retry_while_locked(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._pool.timeout, self._pool.path)
                 result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
                 self._roll_back(sqlite)
                 raise
-            self._keep_log_short(sqlite)
+            self._limit_log(sqlite)
             return result
 
         return self._use(transact, is_repeatable=False)
 
-    def write_at_once(self, statement: Callable[[Transaction], None]) -> None:
+    def write_single(self, statement: Callable[[Transaction], None]) -> None:
         """Carry out a single *statement*: without ``BEGIN`` SQLite makes it a transaction of its own.
 
         While somebody else has the lock it is made again and again: what was refused has changed nothing.
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
-            patiently(lambda: statement(Transaction(sqlite)), self._database.timeout, self._database.path)
-            self._keep_log_short(sqlite)
+            retry_while_locked(lambda: statement(Transaction(sqlite)), self._pool.timeout, self._pool.path)
+            self._limit_log(sqlite)
 
         self._use(write, is_repeatable=False)
 
@@ -222,29 +222,29 @@ class Connection:
         Not a context manager of ``contextlib``'s: an exception from outside (Ctrl-C, a time limit) may land beside its
         generator, which then keeps the lock, and the transaction, for as long as anybody keeps the traceback.
         """
-        patience = self._database.timeout if timeout is None else timeout
+        patience = self._pool.timeout if timeout is None else timeout
         with self._lock:
             try:
                 sqlite = self._open(patience)
                 if not is_repeatable:
                     return work(sqlite)
-                return patiently(lambda: work(sqlite), patience, self._database.path)
+                return retry_while_locked(lambda: work(sqlite), patience, self._pool.path)
             except sqlite3.Error as exc:
                 if not is_busy(exc):
                     self._drop()  # whatever it was, the next call starts afresh
-                raise explain(exc, self._database.path, patience) from exc
+                raise explain(exc, self._pool.path, patience) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and (self._file is None or self._file != opening.identity(self._database.path)):
+        if self._sqlite is not None and (self._file is None or self._file != opening.file_identity(self._pool.path)):
             self._drop()  # else we would write where nobody looks any more
         if self._sqlite is None:
-            _forks.refuse(self._database.path)
-            self._sqlite, self._file = self._database.open(timeout)
-            self.log = os.path.realpath(self._database.path) + "-wal"
+            _forks.refuse(self._pool.path)
+            self._sqlite, self._file = self._pool.open(timeout)
+            self.log = os.path.realpath(self._pool.path) + "-wal"
             self.opened += 1
         return self._sqlite
 
-    def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:
+    def _limit_log(self, sqlite: sqlite3.Connection) -> None:
         """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
         processes are at work there is none.
 
@@ -252,14 +252,14 @@ class Connection:
         in vain is followed by a longer pause, so that a reader that stays for hours costs the writers next to nothing.
         """
         now = time.monotonic()
-        if now < self._database.next_look_at:
+        if now < self._pool.next_log_check_at:
             return
-        pause = _LOOK_PAUSE
+        pause = _LOG_CHECK_PAUSE
         if _size(self.log) > opening.LONG_LOG:
             pause = _CHECKPOINT_PAUSE
             with contextlib.suppress(sqlite3.Error):  # the commit stands; a later one's try will do
-                pause = _start_log_over(sqlite)
-        self._database.next_look_at = time.monotonic() + pause
+                pause = _restart_log(sqlite)
+        self._pool.next_log_check_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
@@ -283,11 +283,11 @@ class Connection:
         self._drop()
         return True
 
-    def go_on_in_parent(self) -> None:
+    def unlock_in_parent(self) -> None:
         """Unlock, to be opened by the next call."""
         self._lock.release()
 
-    def start_over_in_child(self) -> tuple[sqlite3.Connection | None, opening.Identity]:
+    def reset_in_child(self) -> tuple[sqlite3.Connection | None, opening.FileIdentity]:
         """A fresh lock. Returns what could not be closed before the fork, and which file it has open."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
@@ -308,7 +308,7 @@ class _Forks:
         """Held while a set of connections changes or is read."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
-        self._inherited: list[tuple[sqlite3.Connection, opening.Identity]] = []
+        self._inherited: list[tuple[sqlite3.Connection, opening.FileIdentity]] = []
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
@@ -318,7 +318,7 @@ class _Forks:
 
     def refuse(self, path: str) -> None:
         """Raises ``BackendUnavailable`` in a child that has inherited a connection to the file at *path*."""
-        if self._inherited and opening.identity(path) in [identity for _, identity in self._inherited]:
+        if self._inherited and opening.file_identity(path) in [identity for _, identity in self._inherited]:
             raise BackendUnavailable(
                 f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
                 f"call on that file for more than {_FORK_PATIENCE:g} s; fork when no thread waits for a locked file, "
@@ -329,28 +329,28 @@ class _Forks:
         self.guard.acquire()
         deadline = time.monotonic() + _FORK_PATIENCE
         self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
-        opening.making.acquire()  # last: who holds it waits for no other lock
+        opening.create_lock.acquire()  # last: who holds it waits for no other lock
 
     def _in_parent(self) -> None:
         for connection in self._closed:
-            connection.go_on_in_parent()
+            connection.unlock_in_parent()
         self._release()
 
     def _in_child(self) -> None:
-        kept = [connection.start_over_in_child() for connection in self._connections]
+        kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
         self._release()
 
     def _release(self) -> None:
         self._closed = []
-        opening.making.release()
+        opening.create_lock.release()
         self.guard.release()
 
 
 _forks = _Forks()
 
 
-def _start_log_over(sqlite: sqlite3.Connection) -> float:
+def _restart_log(sqlite: sqlite3.Connection) -> float:
     """Have the next commit written to the log's beginning, if no reader is in the way. Returns the seconds to pause.
 
     ``PASSIVE`` moves frames into the file and waits for nobody. ``RESTART`` keeps the write lock while it waits for
