@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar,
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backend.registry import open_backend
-from .backoff import DEFAULT, to_backoff
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
-from .names import check_name
-from .options import check_count, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .queue import Queue
-from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
+from .retry import DEFAULT, MAX_CRASHES_DEFAULT, RetryPolicy, to_backoff
 from .settings.loader import load_settings
 from .task import CallOptions, Task
+from .validation import check_count, check_name, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self, Unpack
 
     from .backend import Backend
-    from .backoff import Backoff
     from .events import E
     from .job import JobContext
+    from .retry import Backoff
     from .settings.model import Settings
 
 P = ParamSpec("P")

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
-from .backoff import DEFAULT
 from .envelope import decode_json
 from .errors import JobNotFound, JobSettled
-from .options import check_delay, check_priority, check_reason
+from .retry import DEFAULT
 from .time_limit_notices import Notice, waiting
+from .validation import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
     import asyncio

@@ -8,24 +8,22 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State, check_state, check_states
 from .enqueue import put, put_one
 from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
+from .formatting import shown
 from .job import Job, JobHandle, JobInfo, JobPage
-from .names import check_name
-from .options import (
+from .validation import (
     check_count,
     check_cursor,
     check_delay,
     check_id,
+    check_name,
     check_new_id,
     check_priority,
-    check_state,
-    check_states,
     check_timeout,
     check_ttr,
-    shown,
 )
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionInvalid
-from .names import check_name
-from .options import shown
+from .formatting import shown
+from .validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -11,9 +11,9 @@ from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .enqueue import put, put_one
 from .envelope import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .errors import ArgumentsInvalid, OptionInvalid
-from .names import check_name
-from .options import check_count, check_delay, check_new_id, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .retry import RetryPolicy, tighter
+from .validation import check_count, check_delay, check_name, check_new_id, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     import datetime as dt

@@ -25,11 +25,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, Page, State
+from multiq.backend import Backend, Page, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_VERBS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, seconds
 
 from .admin import Admin

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import JobRecord, State
 from multiq.errors import NameInvalid
-from multiq.names import check_name
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from multiq.backend import NewJob

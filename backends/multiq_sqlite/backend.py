@@ -24,11 +24,10 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
+from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, choice, seconds
 
 from .connection import MAX_BODY, Pool

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+
+from multiq.errors import OptionInvalid
+from multiq.formatting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PRIORITY_DEFAULT = 1024
 PRIORITY_MAX = 2**32 - 1  # beanstalkd's range, so that a priority means the same everywhere
@@ -26,6 +32,20 @@ class State(enum.StrEnum):
 
 
 STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+
+
+def check_state(state: str) -> State:
+    """One of the four stored states, by name. Raises ``OptionInvalid``."""
+    if state in STORED_STATES:
+        return State(state)
+    name = state.value if isinstance(state, State) else state
+    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
+    raise OptionInvalid(f"{shown(name)} is no state of a job: {', '.join(STORED_STATES)}{not_kept}")
+
+
+def check_states(states: Iterable[str] | str) -> list[State]:
+    """States, from one name or several."""
+    return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
 
 class NewJob(msgspec.Struct, frozen=True):

@@ -96,7 +96,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
       multiq reschedule 019b7c2e-... --delay 10m
       multiq reschedule 019b7c2e-... --at 2027-01-31T09:00+02:00
     """
-    from multiq.options import check_delay
+    from multiq.validation import check_delay
 
     from .apps import find_queue, open_app
 

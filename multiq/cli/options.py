@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
 from multiq.formatting import safe
-from multiq.names import check_name
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from multiq.backend import PRIORITY_MAX
 from multiq.backend.memory import MemoryBackend
 from multiq.driverkit.clock import ManualClock
 from multiq.job import describe
-from multiq.options import REASON_MAX
+from multiq.validation import REASON_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

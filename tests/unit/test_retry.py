@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from multiq import BuryJob, OptionInvalid, ReleaseJob
 from multiq.backend import DELAY_MAX, Bury, Lease, Release
-from multiq.backoff import fixed
-from multiq.options import REASON_MAX
-from multiq.retry import MAX_ATTEMPTS_DEFAULT, RetryPolicy
+from multiq.retry import MAX_ATTEMPTS_DEFAULT, RetryPolicy, fixed
+from multiq.validation import REASON_MAX
 
 
 def lease(*, attempt: int = 1, crashes: int = 0, kicks: int = 0, age: float = 0.0) -> Lease:

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiq.backend import DELAY_MAX
-from multiq.backoff import DEFAULT, exponential, fixed, steps, to_backoff
 from multiq.errors import OptionInvalid
+from multiq.retry import DEFAULT, exponential, fixed, steps, to_backoff
 
 seconds = st.floats(min_value=0, max_value=DELAY_MAX)
 attempts = st.integers(min_value=1, max_value=10**9)

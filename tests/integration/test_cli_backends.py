@@ -184,6 +184,7 @@ def test_a_broken_promise_ends_with_6_and_is_shown(shell: Shell, with_broken_dri
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long
 def test_conformance_as_json_and_as_markdown(shell: Shell, with_broken_driver: str) -> None:
     done = shell.run("conformance", "broken://", "-k", "9.4", "--json", PYTHONPATH=with_broken_driver)
     assert done.code == 6

@@ -11,20 +11,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from multiq.backend import DELAY_MAX, PRIORITY_MAX
+from multiq.backend import DELAY_MAX, PRIORITY_MAX, check_state, check_states
 from multiq.errors import MultiqError, OptionInvalid
-from multiq.options import (
+from multiq.formatting import shown
+from multiq.validation import (
     REASON_MAX,
     check_count,
     check_delay,
     check_id,
     check_priority,
     check_reason,
-    check_state,
-    check_states,
     check_timeout,
     check_ttr,
-    shown,
 )
 
 anything = (

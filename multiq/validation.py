@@ -1,13 +1,19 @@
-"""Checks of what callers pass beside a body: delays, points in time, priorities, ttrs, states, ids."""
+"""Checks of what callers pass: names, delays, points in time, priorities, ttrs, ids, counts. Each rule is checked once.
+
+The rule for names of queues and tasks is the strictest common ground of all stores: no name needs escaping in a
+beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
-from .backend import DELAY_MAX, PRIORITY_MAX, STORED_STATES, TTR_MIN, State
-from .errors import OptionInvalid
+from .backend import DELAY_MAX, PRIORITY_MAX, TTR_MIN
+from .errors import NameInvalid, OptionInvalid
+from .formatting import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -15,6 +21,27 @@ if TYPE_CHECKING:
 COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
 _ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 bytes
+
+NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_known: set[str] = set()  # names seen to be good: the check is on the path of every enqueue
+_KNOWN_AT_MOST = 10_000
+
+
+def check_name(name: object, kind: str = "queue") -> str:
+    """Return *name* if it is a legal name of a *kind*, else raise ``NameInvalid``."""
+    if type(name) is str:
+        if name in _known:
+            return name
+        if _NAME.fullmatch(name):
+            if len(_known) < _KNOWN_AT_MOST:
+                _known.add(name)
+            return name
+    shown = ascii(name)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise NameInvalid(f"{shown} is no {kind} name: a name has {NAME_RULE}")
 
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
@@ -109,20 +136,6 @@ def check_cursor(after: str | None) -> str | None:
     return after
 
 
-def check_state(state: str) -> State:
-    """One of the four stored states, by name. Raises ``OptionInvalid``."""
-    if state in STORED_STATES:
-        return State(state)
-    name = state.value if isinstance(state, State) else state
-    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
-    raise OptionInvalid(f"{shown(name)} is no state of a job: {', '.join(STORED_STATES)}{not_kept}")
-
-
-def check_states(states: Iterable[str] | str) -> list[State]:
-    """States, from one name or several."""
-    return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
-
-
 def check_reason(reason: str | None) -> str | None:
     """The text kept with a released or buried job, cut to what a person reads."""
     if reason is None:
@@ -130,16 +143,6 @@ def check_reason(reason: str | None) -> str | None:
     # an unpaired surrogate from a broken exception text would not survive UTF-8
     text = str(reason).encode("utf-8", "replace").decode()
     return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
-
-
-def shown(value: object) -> str:
-    """*value* as an error message shows it: short, printable, and without failing on what cannot be shown."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
-        text = f"a {type(value).__qualname__}"
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _until(at: dt.datetime) -> float:

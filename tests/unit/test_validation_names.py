@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiq.errors import NameInvalid
-from multiq.names import check_name
+from multiq.validation import check_name
 
 GOOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
