@@ -1,9 +1,9 @@
-"""Looking at jobs and managing them from outside, on connections that hold none.
+"""Admin: inspects and changes jobs and queues, on connections that hold no lease.
 
-A job's tube never changes and its id is never given out again while the server runs, and a connection does not outlive
-the server: so the tube is looked at first, and what follows on the same connection is about that very job. On another
-connection the id may be another job's, of a server that was restarted, or of another one behind the same name: so what
-follows a look is never sent anew.
+A job's tube never changes, its id is not given out again while the server runs, and a connection does not outlive the
+server. So each call first reads the job's tube, and later commands on the same connection are about the same job. On
+another connection the id may be another job's, after a restart of the server or on another server behind the same
+name. So commands that follow such a read are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
     from .pool import Pool, Session
     from .server_info import JobStats, TubeStats
 
-_MAX_ATTEMPTS = 10  # looks at a job that moves between two commands of one look
-_TUBES_AT_ONCE = 500  # asked about in one packet
+_MAX_ATTEMPTS = 10  # of a read, while the job changes between its commands
+_TUBES_AT_ONCE = 500  # whose stats are asked for in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
 
 class Admin:
-    """What is not enqueuing or consuming."""
+    """Everything of a backend that is not enqueue or consume."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    # --- looking ---
+    # --- inspecting ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         number = _number(queue, job_id)
@@ -52,7 +52,7 @@ class Admin:
         return record(queue, number, stats, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
-        """The first job in a state, None if there is none or it cannot be seen, and how many there are."""
+        """Return the first job in a state, None if there is none or it cannot be read, and the number of such jobs."""
         with self._pool.borrowed() as session:
             for _ in range(_MAX_ATTEMPTS):
                 reply, *heads = session.ask(
@@ -102,7 +102,7 @@ class Admin:
             paused_for=float(tube.pause_left) if tube.pause else None,
         )
 
-    # --- managing one job ---
+    # --- one job ---
 
     def delete(self, queue: str, job_id: str) -> None:
         number = _number(queue, job_id)
@@ -122,12 +122,12 @@ class Admin:
                 if stats.state == b"ready" or self._kick(session, number):
                     return
                 before = stats
-        raise BackendUnavailable(f"job {job_id} of queue {queue!r} moves faster than it can be looked at")
+        raise BackendUnavailable(f"job {job_id} of queue {queue!r} changed in each of {_MAX_ATTEMPTS} reads: try again")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Put it anew, then delete the old one: the other way round, a crash in between would lose it.
+        """Put a copy of the job, then delete the old one: in the other order, a crash in between would lose the job.
 
-        Until the old one is gone the new one is kept from being due, so that nobody gets both.
+        The copy is delayed until the old job is deleted, so that no consumer gets both.
         """
         number = _number(queue, job_id)
         with self._pool.borrowed() as session:
@@ -149,7 +149,7 @@ class Admin:
         return new.decode()
 
     def _hide_for(self) -> float:
-        """Seconds in which the old job is gone, or its deletion has failed."""
+        """Return the seconds after which the old job is deleted, or its deletion has failed."""
         return math.ceil(self._pool.timeout) + 1.0
 
     def _put_replacement(self, session: Session, queue: str, job: NewJob) -> bytes:
@@ -175,10 +175,10 @@ class Admin:
             session.ask(b"delete %b" % new)
             raise self._why_not_deleted(session, queue, old)
 
-    # --- managing many ---
+    # --- many jobs ---
 
     def kick(self, queue: str, limit: int) -> int:
-        """One by one, by their ids: the server's own ``kick`` takes delayed jobs when it finds none buried."""
+        """Kick buried jobs one by one, by id: the server's ``kick`` takes delayed jobs when none is buried."""
         kicked = 0
         with self._pool.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
@@ -187,16 +187,16 @@ class Admin:
                 (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
                 if self._was_kicked(line):
                     kicked += 1
-                    session.extend_deadline()  # not otherwise: a call that gets nowhere ends at its deadline
+                    session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
                 elif self._kick_again(session, queue, number, kicked):
                     kicked += 1
                     ((head, _),) = session.ask(b"peek-buried")
         return kicked
 
     def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
-        """A job that was the head of the buried ones, and was not kicked. False: it is not buried any more.
+        """Kick the first buried job once more, after a kick failed. False: it is not buried any more.
 
-        Raises ``BackendFull`` if it stays as it is.
+        Raises ``BackendFull`` if it is buried as before.
         """
         before = self._state(session, number)
         if before is None or before.state != b"buried":
@@ -219,11 +219,11 @@ class Admin:
         purged = 0
         with self._pool.borrowed() as session:
             reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(self._tube_stats(reply), state.value)  # those who enqueue meanwhile cannot keep us here
-            must_look = state is State.BURIED and most and session.server_info().has_log
+            most = getattr(self._tube_stats(reply), state.value)  # jobs enqueued later do not prolong the call
+            must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
-                if must_look:
+                if must_check:
                     stats = self._state(session, number)
                     purged += stats is not None and stats.state == b"buried" and self._delete(session, number, stats)
                     ((head, _),) = session.ask(_PEEK[state])
@@ -231,7 +231,7 @@ class Admin:
                     (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
                     purged += self._was_deleted(line)
                 if purged > before:
-                    session.extend_deadline()  # not otherwise: a call that gets nowhere ends at its deadline
+                    session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
         return purged
 
     def resume(self, queue: str) -> None:
@@ -239,7 +239,7 @@ class Admin:
         if line not in {b"PAUSED", b"NOT_FOUND"}:
             raise refused(line, self._pool.address)
 
-    # --- how ---
+    # --- helpers ---
 
     def _unreserved(self, session: Session, queue: str, number: bytes) -> JobStats:
         stats = self._state(session, number, is_safe=True)
@@ -250,14 +250,14 @@ class Admin:
         return stats
 
     def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
-        """*is_safe*: the id is the caller's, and not from this connection."""
+        """Return the job's stats. *is_safe*: the id is the caller's, and was not read on this connection."""
         return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
     def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
-        """Delete what nobody holds. False: somebody holds it, or it is gone.
+        """Delete a job that is not reserved. False: a consumer has it, or it is gone.
 
-        A job that was buried with its put, for lack of memory, is not in the log, and deleting it would spoil the log.
-        Kicking writes it there.
+        A job that was buried by its put, for lack of memory, is not in the log, and deleting it would corrupt the log.
+        Kicking it first writes it to the log.
         """
         if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
             now = self._state(session, number)
@@ -267,7 +267,7 @@ class Admin:
         return self._was_deleted(line)
 
     def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
-        """Of a job that was not held before: it is gone, or somebody held it, who may be done with it by now."""
+        """Return the error for a job that could not be deleted: it is gone, or a consumer has it, or had it."""
         missing = self._state(session, number) is None
         return (JobNotFound if missing else JobReserved)(queue, number.decode())
 

@@ -1,4 +1,4 @@
-"""beanstalkd: a queue is a tube, a lease is a reservation, and both live in the server's memory, or its log.
+"""The beanstalkd backend: a queue is a tube, a lease is a reservation; both live in the server's memory, or its log.
 
 ====================  ======================================================================  =========================
 guarantee             how                                                                     cost
@@ -6,17 +6,18 @@ guarantee             how                                                       
 priority, then age    the server's own order in a tube                                        none
 earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
-one live lease        the server's, ended by time or with its connection; a late verdict      a look at a clock; at the
-                      is refused here, by when the reserve was sent                           end, a touch before an ack
-leases that end       a thread says a word where the server may forget to look                one command per lease that
+one live lease        the server's, ended by time or with its connection; the driver refuses  a read of the clock; near
+                      late verdicts, counting from when the reserve was sent                  the end, a touch before
+                                                                                              an ack
+leases that end       a thread sends a no-op where the server may miss the end of a lease     one command per lease that
                                                                                               ends without a verdict
-counts                ``stats-job`` of each job that was reserved, all in one packet          a round trip per batch
+counts                ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
 waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
 lost replies          a verdict without a reply is ``LeaseLost``, as its lease ended with its  none
-                      connection; of an enqueue, nobody can know: ``EnqueueUncertain``
+                      connection; an enqueue without a reply is ``EnqueueUncertain``
 ====================  ======================================================================  =========================
 
-docs/beanstalk.md says what the server must be, and what it cannot do.
+docs/beanstalk.md lists the requirements on the server, and its limits.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
     from multiq.settings.url import BackendUrl
 
 _PORT = 11300
-_MOST_BODY = 65535  # bytes, as servers come
+_MOST_BODY = 65535  # bytes: the server's default
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
@@ -78,7 +79,9 @@ class BeanstalkBackend(Backend):
         reasons=Gap("never", "beanstalkd has no place for a text beside a job"),
         stable_ids=Gap("never", "a job cannot be changed in beanstalkd: a rescheduled one is a new job"),
         portable_leases=Gap("never", "a reservation belongs to its connection"),
-        fenced_late=Gap("never", "beanstalkd lets anybody delete what nobody holds; the driver's own clock refuses"),
+        fenced_late=Gap(
+            "never", "beanstalkd lets any client delete a job that is not reserved; the driver's own clock refuses"
+        ),
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take"),
@@ -121,13 +124,13 @@ class BeanstalkBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
         return BeanstalkConsumer(self._pool, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and administering ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         return self._admin.peek(queue, job_id)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
-        """The first job. ``after`` is set if there are more, and asking for them raises ``Unsupported``."""
+        """Return the first job. ``after`` is set if there are more jobs; asking for them raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
@@ -175,11 +178,11 @@ class BeanstalkBackend(Backend):
         self._pool.close()
 
     def _out_of_step(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
-        """The body of an ``OK``; None for ``NOT_FOUND``. Raises ``BackendError``."""
+        """Return the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
         ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body
@@ -189,15 +192,15 @@ class BeanstalkBackend(Backend):
 
 
 def address_of(url: BackendUrl) -> Address:
-    """Where the server of a URL is. Raises ``UrlInvalid``."""
+    """Return the address of the server that a URL names. Raises ``UrlInvalid``."""
     if url.username is not None or url.password is not None:
-        raise _invalid(url, "beanstalkd knows no users and passwords: leave them out")
+        raise _invalid(url, "beanstalkd has no users or passwords: leave them out")
     if url.scheme == "beanstalk+unix":
         if url.hosts or len(url.path) <= 1:
             raise _invalid(url, "write three slashes and a path, as in beanstalk+unix:///run/beanstalkd.sock")
         return url.path
     if url.scheme != "beanstalk":
-        raise _invalid(url, f"there is no {url.scheme}://, but beanstalk, beanstalk+unix")
+        raise _invalid(url, f"the scheme must be beanstalk or beanstalk+unix, got {url.scheme}")
     if len(url.hosts) > 1:
         raise _invalid(url, "it names several hosts, and beanstalkd is one server")
     if url.path.strip("/"):

@@ -1,4 +1,4 @@
-"""The leanest loops over a bare socket, as ``multiq bench`` sets them beside multiq's."""
+"""The baseline of ``multiq bench``: the leanest loops over a bare socket."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _PATIENCE = 60.0  # seconds for one exchange
 
 
 class BeanstalkBaseline(Limit):
-    """A *tube* of its own, on a *connection* of its own."""
+    """Uses a *tube* and a *connection* of its own."""
 
     def __init__(self, connection: Connection, tube: str, body: bytes) -> None:
         self._connection = connection
@@ -41,7 +41,7 @@ class BeanstalkBaseline(Limit):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """The last ones are deleted and the next ones reserved in one round trip."""
+        """Delete the last jobs and reserve the next ones in one round trip."""
         reserve = b"reserve-with-timeout 0\r\n" * TAKEN_AT_ONCE
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
@@ -56,7 +56,7 @@ class BeanstalkBaseline(Limit):
                 return count / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """What nobody took is taken now: a tube ends with its last job."""
+        """Delete the jobs that are left, as a tube ends with its last job."""
         try:
             if not self._connection.is_closed:
                 self.take_in_batches()
@@ -64,7 +64,7 @@ class BeanstalkBaseline(Limit):
             self._connection.close()
 
     def _ask(self, packet: bytes, count: int) -> list[bytes]:
-        """The lines of replies that have no body."""
+        """Return the lines of replies that have no body."""
         deadline = time.monotonic() + _PATIENCE
         self._connection.send(packet, deadline)
         return self._connection.read_lines(count, deadline)
@@ -72,4 +72,4 @@ class BeanstalkBaseline(Limit):
 
 def _expect(line: bytes, wanted: bytes) -> None:
     if not line.startswith(wanted):
-        raise BackendError(f"the server answered {line!r} where {wanted!r} should be")
+        raise BackendError(f"the reply must be {wanted!r}, got {line!r}")

@@ -1,7 +1,7 @@
-"""The consumer: settles and reserves in one packet, on connections that its leases live and die with.
+"""The consumer: settles and reserves in one packet. A lease ends with the connection that it was reserved on.
 
-One connection, the main one, takes what is ready. It watches one tube at a time, so that earlier queues come first. A
-consumer that holds something, or has several queues, waits on another one; see waiting.py.
+The main connection reserves ready jobs. It watches one tube at a time, so that earlier queues come first. A consumer
+that holds leases, or has several queues, waits on another connection; see waiting.py.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.beanstalk")
 
 _SLICE = 500  # jobs asked for in one packet
-_TOUCH_BELOW = 1.0  # seconds: with less of a lease left, a delete might arrive after its end
-_PROBE_FROM = 3  # queues: so many are asked first which of them have jobs
-_PROMPT = 0.05  # seconds: a reply that took no longer has cost its lease no more than that
-_PACKETS_PER_TIMEOUT = 8  # of a call's time: one packet's jobs are to take no more than one of them
+_TOUCH_BELOW = 1.0  # seconds: with less of a lease left, a delete might arrive after its end, so a touch goes first
+_PROBE_FROM = 3  # queues: from so many on, the consumer first asks which of them have jobs
+_PROMPT = 0.05  # seconds: after a reply within this time, leases need no touch
+_PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take at most the timeout divided by this
 
 
 @guarded("reserve", "settle", "exchange", server="a beanstalkd")
 class BeanstalkConsumer(Consumer):
-    """Reserves from a server's tubes. Connects at the first call."""
+    """Reserves jobs from the tubes of one server. Connects at the first call."""
 
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
@@ -56,7 +56,7 @@ class BeanstalkConsumer(Consumer):
         self._reset()
 
     def _reset(self) -> None:
-        """In a forked child, too: the leases, and the connections that they hang on, are the parent's."""
+        """Forget leases and connections. In a forked child, too: there they are the parent's."""
         self._generation = forks.generation
         self._main: Connection | None = None
         self._waiter.forget_connections()
@@ -64,7 +64,7 @@ class BeanstalkConsumer(Consumer):
 
     def reorder(self, queues: Sequence[str]) -> None:
         super().reorder(queues)
-        self._tubes = tuple(dict.fromkeys(self.queues))  # a wait watches them all at once, and needs no order
+        self._tubes = tuple(dict.fromkeys(self.queues))  # without effect on waits, which watch all tubes at once
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self.exchange((), limit, timeout)[1]
@@ -96,7 +96,7 @@ class BeanstalkConsumer(Consumer):
         self._reset()
 
     def _out_of_step(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
         self.close()
 
     # --- settling ---
@@ -113,9 +113,9 @@ class BeanstalkConsumer(Consumer):
             held_leases.release()
 
     def _acquire(self, held_leases: HeldLeases) -> None:
-        """Have the connections to ourselves. Raises ``BackendTimeout`` if another thread has them for too long.
+        """Lock the connections. Raises ``BackendTimeout`` if another thread keeps them for half of the timeout.
 
-        That is half of the time: with less of it left, our own end might cut short what works.
+        With less time left, this call's own deadline might cut off a connection that works.
         """
         at_most = self._pool.timeout / 2
         if not held_leases.acquire(at_most):
@@ -137,15 +137,15 @@ class BeanstalkConsumer(Consumer):
         if exchange.error is not None:
             if not verdicts:
                 raise exchange.error
-            _log.warning("%s; of %d verdicts those without an answer are refused", exchange.error, len(verdicts))
+            _log.warning("%s; of %d verdicts those without a reply are refused", exchange.error, len(verdicts))
         return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
     def _exchange_multiplexed(
         self, exchange: Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
     ) -> None:
-        """Settle on several connections at the same time, or on others than the one that is to reserve.
+        """Settle on several connections at the same time, or on others than the one that reserves.
 
-        The latter gets half of the time at least: a silent connection must not end those that work.
+        Reserving gets at least half of the time: a silent connection must not use up the time of those that work.
         """
         multiplexer = Multiplexer()
         try:
@@ -165,7 +165,7 @@ class BeanstalkConsumer(Consumer):
             raise
 
     def _steps(self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict]) -> Steps:
-        """What ``_touch_expiring`` and ``_send_verdicts`` do, for one of several connections."""
+        """Do what ``_touch_expiring`` and ``_send_verdicts`` do, as steps on one of several connections."""
         try:
             yield from self._touch_steps(exchange, pending)
             if not pending:
@@ -181,7 +181,7 @@ class BeanstalkConsumer(Consumer):
             self._record_error(exchange, exc)
 
     def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
-        """What has to be pending on which connection. What is known to be lost is not."""
+        """Group the verdicts by the connection to send them on. Verdicts on lost leases are refused at once."""
         pending: dict[Connection, list[PendingVerdict]] = {}
         settled: set[str] = set()
         moment = now()
@@ -204,7 +204,7 @@ class BeanstalkConsumer(Consumer):
     def _touch_expiring(
         self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict], deadline: float
     ) -> None:
-        """Leave in *pending* what may be sent now."""
+        """Touch leases that are about to end, and drop from *pending* what must not be sent any more."""
         if not connection.is_alive():
             self._refuse_lost(exchange, pending)
             pending.clear()
@@ -224,20 +224,21 @@ class BeanstalkConsumer(Consumer):
             pass
 
     def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
-        """Leave in *pending* what may be sent now.
+        """Touch leases whose acks might arrive after their end; drop from *pending* what must not be sent any more.
 
-        What is acked so late that its lease might end on the way is touched first: a touch is refused then, a delete is
-        not. That takes its time, in which others come near their end.
+        The server refuses a touch after the end of the lease, but not a delete. A round of touches takes time, in which
+        other leases come near their end, so it repeats.
         """
-        while late := self._expiring(pending):
+        while expiring := self._expiring(pending):
             touched_at = now()
             try:
-                replies = yield b"".join([b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late]), len(late)
+                packet = b"".join([b"touch %b\r\n" % one.verdict.lease.id.encode() for one in expiring])
+                replies = yield packet, len(expiring)
             except CONNECTION_ERRORS:
                 self._refuse_lost(exchange, pending)
                 pending.clear()
                 return
-            for one, (line, _) in zip(late, replies, strict=True):
+            for one, (line, _) in zip(expiring, replies, strict=True):
                 if line == b"TOUCHED":
                     one.held.extend(touched_at)
                 else:
@@ -245,7 +246,7 @@ class BeanstalkConsumer(Consumer):
                     pending.remove(one)
 
     def _expiring(self, pending: Iterable[PendingVerdict]) -> list[PendingVerdict]:
-        """Acks of leases with less than a second left; of a shorter ttr half of it, as a touch gives no more."""
+        """Return acks of leases with less than a second left, or less than half of the ttr, if that is shorter."""
         moment = now()
         safe_from = moment + _TOUCH_BELOW
         return [
@@ -259,7 +260,7 @@ class BeanstalkConsumer(Consumer):
     def _exchange_on(
         self, exchange: Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
     ) -> None:
-        """Settle on this connection; on the main one, reserve as well. What fails is noted."""
+        """Settle on *connection*; with None, on the main one, and reserve as well. Records errors in *exchange*."""
         on = self._main if connection is None else connection
         try:
             if pending and on is not None:
@@ -277,7 +278,7 @@ class BeanstalkConsumer(Consumer):
         exchange.error = explain(exc, self._pool.address, self._pool.timeout)
         exchange.error.__cause__ = exc
 
-    def _send_verdicts(  # noqa: PLR0917 - one call for each of the three ways to speak
+    def _send_verdicts(  # noqa: PLR0917 - one signature for three kinds of packets
         self,
         exchange: Exchange,
         connection: Connection,
@@ -286,7 +287,7 @@ class BeanstalkConsumer(Consumer):
         count: int,
         deadline: float,
     ) -> list[Reply]:
-        """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
+        """Send *pending*, followed by *packet* of *count* commands, and return the replies to *packet*."""
         packet = self._verdict_packet(pending) + packet if pending else packet
         sent_at = now()
         try:
@@ -295,7 +296,7 @@ class BeanstalkConsumer(Consumer):
         except CONNECTION_ERRORS as exc:
             self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # from a signal's handler: nobody would read the replies
+        except BaseException:  # of a signal handler: the replies would stay unread
             connection.abort()
             raise
         if not pending:
@@ -304,7 +305,7 @@ class BeanstalkConsumer(Consumer):
         return replies[len(pending) :]
 
     def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
-        """The commands of these verdicts, whose leases are over with them, touches aside."""
+        """Return the commands of these verdicts, and end their leases, except those that are touched."""
         for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
                 self._held_leases.end(verdict.lease.token, held)
@@ -318,10 +319,10 @@ class BeanstalkConsumer(Consumer):
         replies: Sequence[Reply],
         sent_at: float,
     ) -> None:
-        """The connection has ended: those without a reply are refused.
+        """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        Whether or not the server has carried them out: that a job is gone, or is ready, may as well be the doing of
-        somebody who had it after us.
+        They are refused whether or not the server has carried them out: if a job is gone, or ready, another consumer
+        that had it afterwards may have done that.
         """
         self._apply_replies(exchange, connection, pending, replies, sent_at)
         for at, _, _ in pending[len(replies) :]:
@@ -337,12 +338,12 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         received_at = now()
         for one, (line, _) in zip(pending, replies, strict=False):
-            if line == b"DELETED" and one.held.ends_at > received_at and type(one.verdict) is Ack:  # as most are
+            if line == b"DELETED" and one.held.ends_at > received_at and type(one.verdict) is Ack:  # the common case
                 exchange.answers[one.at] = None
             else:
                 self._apply_reply(exchange, connection, one, line, sent_at, received_at)
 
-    def _apply_reply(  # noqa: PLR0917 - see above
+    def _apply_reply(  # noqa: PLR0917 - as above
         self,
         exchange: Exchange,
         connection: Connection,
@@ -357,7 +358,7 @@ class BeanstalkConsumer(Consumer):
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
                 is_in_vain = connection.is_closed
-            elif isinstance(verdict, Ack):  # the server may have deleted what was somebody else's by then
+            elif isinstance(verdict, Ack):  # the server may have deleted the job under another consumer's lease
                 is_in_vain = received_at >= held.ends_at
             if is_in_vain:
                 exchange.refuse(at)
@@ -368,7 +369,7 @@ class BeanstalkConsumer(Consumer):
         if line == b"BURIED":
             exchange.answers[at] = None
             _log.error(
-                "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is some",
+                "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is memory",
                 self._pool.shown, verdict.lease.id, verdict.lease.queue,
             )  # fmt: skip
         elif line in STRANDED:
@@ -377,22 +378,22 @@ class BeanstalkConsumer(Consumer):
         else:
             exchange.refuse(at)
             if line != b"NOT_FOUND":
-                connection.close()  # it is out of step
+                connection.close()  # later replies may belong to other commands
                 exchange.error = refused(line, self._pool.address)
 
-    # --- taking ---
+    # --- reserving ---
 
     def _reserve(self, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
-        """Settle, and take what is ready from one tube after the other until there is enough.
+        """Settle, and reserve ready jobs from one tube after the other until there are enough.
 
-        Or until half of the time is over: what has come by then is worth more than what a slow link may still bring.
+        Stops at half of the timeout: jobs that have arrived must not wait for a slow link.
         """
         if self._main is None or not (pending or self._main.is_alive()):
             self._main = self._pool.open(deadline, close_with_pool=True)
         try:
             self._reserve_on(self._main, exchange, pending, deadline)
         except BaseException:
-            self._main.abort()  # it may hold jobs of which nobody will know
+            self._main.abort()  # it may hold jobs that were not returned to the caller
             raise
 
     def _reserve_on(
@@ -411,7 +412,7 @@ class BeanstalkConsumer(Consumer):
                     continue
             is_empty = False
             while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
-                # the others are asked about at once where the first one has come up short the last time
+                # probe the other tubes in the same packet, if the first one was short of jobs the last time
                 is_short = others and not place and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._reserve_from(
                     exchange, connection, pending, tube, others if is_short else (), deadline
@@ -433,7 +434,7 @@ class BeanstalkConsumer(Consumer):
         probed: Sequence[str],
         deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """One packet's jobs of one tube. Returns whether that were all, and the replies about the *probed* tubes."""
+        """Reserve one packet's jobs of one tube. Returns whether it is empty now, and the replies about *probed*."""
         asked = min(exchange.wanted, self._expected.get(tube, 1), _SLICE)
         packet, count = connection.watch((tube,))
         packet += RESERVE * asked
@@ -442,7 +443,7 @@ class BeanstalkConsumer(Consumer):
         asked_at = now()
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
-        except TimeoutError as exc:  # it was too much for the link
+        except TimeoutError as exc:  # too many jobs for the link
             came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, came // 2)
             raise
@@ -454,7 +455,7 @@ class BeanstalkConsumer(Consumer):
         return got < asked, replies[count + asked :]
 
     def _check_watched(self, connection: Connection, replies: Sequence[Reply]) -> None:
-        """A tube that is not watched, or still is, would have jobs of the wrong queue come."""
+        """Raise if a ``watch`` or ``ignore`` failed: reserves would return jobs of the wrong queue."""
         for line, _ in replies:
             if not line.startswith(b"WATCHING "):
                 connection.close()
@@ -463,7 +464,7 @@ class BeanstalkConsumer(Consumer):
     def _collect_reserved(
         self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
     ) -> int:
-        """Note the jobs among the replies to reserves. Returns how many."""
+        """Add the jobs among the replies to reserves to *exchange*. Returns how many."""
         before = len(exchange.found)
         for line, body in replies:
             if line.startswith(b"RESERVED "):
@@ -474,19 +475,19 @@ class BeanstalkConsumer(Consumer):
         return len(exchange.found) - before
 
     def _has_some(self, replies: Sequence[Reply]) -> dict[str, bool]:
-        """Which of the tubes after the first have jobs to hand out, by the replies to ``_probes``."""
+        """Return which of the tubes after the first have ready jobs, by the replies to ``_probes``."""
         return {name: _has_some(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
 
     def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
-        """The leases of jobs that were reserved.
+        """Return the leases of reserved jobs.
 
-        Where that was a while ago, by our clock, they are touched first: the server may have ended a reservation, and
-        ``stats-job`` says *reserved* of somebody else's just the same.
+        Jobs whose reserve was sent some time ago are touched first: the server may have ended the reservation, and
+        ``stats-job`` says *reserved* for another consumer's, too.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # two clocks: see there
+            moment, asked_at = time.monotonic(), now()  # two clocks: see clock.py
             if not at:
                 self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
@@ -518,7 +519,7 @@ class BeanstalkConsumer(Consumer):
             connection.abort()
             raise explain(exc, self._pool.address, self._pool.timeout) from exc
         except BaseException:
-            connection.abort()  # it holds a job of which nobody will know
+            connection.abort()  # it holds a job that was not returned to the caller
             raise
         finally:
             held_leases.release()

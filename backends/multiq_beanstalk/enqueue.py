@@ -1,4 +1,4 @@
-"""Putting jobs: many in one packet, and the truth about each whose reply is missing."""
+"""Enqueue: puts many jobs in one packet, and reports which of them were stored, refused, or are uncertain."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from .server_info import ServerInfo
 
 _MOST_JOBS = 1000  # in one packet
-_MOST_BYTES = 4_000_000  # of bodies in one packet, the last one not counted
+_MOST_BYTES = 4_000_000  # of bodies in one packet, the last body not counted
 
 
-#: what a put is answered that the server does not take; who gives any other answer may be out of step
+#: replies to a put that the server refused; after any other reply, later ones may belong to other commands
 _REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-    """Put the jobs in their order. Raises as ``Backend.enqueue`` does."""
+    """Put *jobs* in their order, and return their ids. Raises as ``Backend.enqueue`` does."""
     deadline = pool.deadline()
     connection = pool.take(deadline)
     try:
@@ -42,7 +42,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
         return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # from a signal's handler: a reply may not have been read yet
+    except BaseException:  # of a signal handler: a reply may be unread
         connection.abort()
         raise
     finally:
@@ -50,7 +50,7 @@ def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
 
 
 def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:
-    """What is done most often, without anything that the others need."""
+    """Put one job. Hot path of the most frequent call."""
     try:
         connection.send(put(job), deadline)
         line = connection.read_line(deadline)
@@ -66,7 +66,7 @@ def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, dead
 
 
 class _Batch:
-    """One call's jobs, and what has become of them so far."""
+    """One call's jobs, and the replies to them so far."""
 
     def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob], server_info: ServerInfo) -> None:
         self._pool = pool
@@ -77,7 +77,7 @@ class _Batch:
         self._refused: dict[int, bytes] = {}
 
     def put(self, connection: Connection, deadline: float) -> list[str]:
-        """In packets, those after the first each within a deadline of its own."""
+        """Put the jobs in packets. Each packet after the first has a deadline of its own."""
         self._use(connection, deadline)
         for at, count in _packets(self._jobs):
             self._put(connection, at, list(map(put, self._jobs[at : at + count])), deadline)
@@ -87,16 +87,16 @@ class _Batch:
         return list(self._accepted.values())
 
     def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
-        """The server did not take these."""
+        """Raise for jobs that the server refused; *refused* has their reply lines by index."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
-            self._dispose_of_buried(connection)
+            self._delete_buried(connection)
         else:
             connection.abort()
         raise self._refusal()
 
     def _use(self, connection: Connection, deadline: float) -> None:
-        """In a round trip of its own: what is sent after a ``use`` that is refused goes to the tube used before."""
+        """Put the tube in use, in a round trip of its own: after a refused ``use``, puts go to the previous tube."""
         if connection.used == self._queue:
             return
         try:
@@ -114,7 +114,7 @@ class _Batch:
             lines = connection.read_lines(len(commands), deadline)
         except CONNECTION_ERRORS as exc:
             self._sort(at, getattr(exc, "partly_read", None) or connection.received_lines())
-            raise self._failure(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
+            raise self._error(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
         self._sort(at, lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
@@ -124,10 +124,11 @@ class _Batch:
             else:
                 self._refused[place] = line
 
-    def _failure(self, exc: Exception, unsent: int) -> BackendError:
-        """Nobody knows of the jobs without a reply; those from *unsent* on have certainly not been sent as a whole.
+    def _error(self, exc: Exception, unsent: int) -> BackendError:
+        """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Nor of those that were buried: they should have been deleted, and the server may have been restarted since.
+        Jobs without a reply are uncertain. So are those that were buried: they should have been deleted, and the server
+        may have been restarted since.
         """
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
@@ -147,11 +148,11 @@ class _Batch:
             return EnqueuePartial(self._accepted, len(jobs), str(error))
         return error
 
-    def _dispose_of_buried(self, connection: Connection) -> None:
-        """What was stored and refused at once must not be found later.
+    def _delete_buried(self, connection: Connection) -> None:
+        """Delete jobs that the server buried instead of putting, as the call reports them as refused.
 
-        With a log it has to stay: it is not in the log, and a record that deletes what the log does not know ends the
-        reading of it at the next start, and loses all that came after.
+        With a log they have to stay: they are not in the log, and a record that deletes an unknown job ends the reading
+        of the log at the next start, and loses all jobs after it.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._facts.has_log:
@@ -159,11 +160,11 @@ class _Batch:
             try:
                 connection.ask(packet, len(buried), self._pool.deadline())
             except CONNECTION_ERRORS as exc:
-                raise self._failure(exc, 0) from exc
+                raise self._error(exc, 0) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
-        if strange := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
-            return self._doubt(strange)
+        if unexpected := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
+            return self._uncertain(unexpected)
         place, line = next(iter(self._refused.items()))
         error: BackendError | PayloadTooLarge = refused(line, self._pool.address)
         if line == b"JOB_TOO_BIG":
@@ -183,20 +184,20 @@ class _Batch:
             return partial
         return error
 
-    def _doubt(self, strange: Sequence[int]) -> EnqueueUncertain:
-        """Answers that the server does not give to a put say nothing about the job."""
-        error = refused(self._refused[strange[0]], self._pool.address)
-        received_lines = len(self._accepted) + len(self._refused)
-        certain = [*sorted(self._refused.keys() - set(strange)), *range(received_lines, len(self._jobs))]
-        doubt = EnqueueUncertain(
+    def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
+        """Return the error for replies that no put gets: they say nothing about the job."""
+        error = refused(self._refused[unexpected[0]], self._pool.address)
+        received = len(self._accepted) + len(self._refused)
+        certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
+        uncertain = EnqueueUncertain(
             self._queue,
-            [self._jobs[place] for place in strange],
+            [self._jobs[place] for place in unexpected],
             str(error),
             accepted=self._accepted,
             unsent=[self._jobs[place] for place in certain],
         )
-        doubt.__cause__ = error
-        return doubt
+        uncertain.__cause__ = error
+        return uncertain
 
     def _shown_buried(self) -> str:
         return ", ".join(line[7:].decode() for line in self._refused.values() if line.startswith(b"BURIED "))
@@ -212,7 +213,7 @@ def _too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 def _sent(commands: Sequence[bytes], unsent: int) -> int:
-    """How many of the commands were sent as a whole, when so many bytes of them were not."""
+    """Return how many of the commands were sent as a whole, if *unsent* bytes of them were not sent."""
     count = len(commands)
     while unsent > 0:
         count -= 1
@@ -221,7 +222,7 @@ def _sent(commands: Sequence[bytes], unsent: int) -> int:
 
 
 def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:
-    """Where each packet begins, and how many jobs are in it."""
+    """Yield the index of each packet's first job, and the number of its jobs."""
     at = size = 0
     for place, job in enumerate(jobs):
         if place - at >= _MOST_JOBS or size >= _MOST_BYTES:

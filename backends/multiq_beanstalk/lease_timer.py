@@ -1,8 +1,8 @@
-"""A thread that says a word on the connection of a lease that has ended, because beanstalkd may not notice otherwise.
+"""The lease timer: a thread that sends a no-op on the connection of an ended lease, as beanstalkd may miss its end.
 
-Its timer for a connection goes off at the very microsecond of a reservation's end; if that is found to be not quite
-over, the timer is not set again until something is said on the connection. On an idle server that is what happens
-most of the time (issues 262 and 380, read_nowait request 334 of beanstalkd; seen with 1.12).
+The server's timer for a connection fires at the microsecond of a reservation's end. If the reservation is not quite
+over then, the server does not set the timer again until the client sends something on the connection. On an idle
+server that happens most of the time (issues 262 and 380, pull request 334 of beanstalkd; seen with 1.12).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from .clock import now
 if TYPE_CHECKING:
     from .leases import HeldLeases
 
-#: seconds after the end of a lease by our clock, which is a little before the server's: when to say the words
+#: seconds after the end of a lease, by the client's clock (a little before the server's), at which no-ops are sent
 NOOP_DELAYS = (0.01, 0.1, 0.4, 0.9)
 
-_RETRY_BUSY = 0.02  # seconds until another look at a consumer that is saying something itself
+_RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked again
 
 
 class LeaseTimer:
-    """Sleeps until the next lease ends that nobody has settled; starts with the first one."""
+    """Sleeps until the next unsettled lease ends. Its thread starts with the first lease."""
 
     def __init__(self) -> None:
         self._reset()
@@ -39,9 +39,9 @@ class LeaseTimer:
         self._is_running = False
 
     def schedule(self, held_leases: HeldLeases, ends_at: float) -> None:
-        """A lease of this consumer ends then, or later."""
+        """Check this consumer's leases at *ends_at*, or before."""
         if self._generation != forks.generation:
-            self._reset()  # threads do not follow into a forked child
+            self._reset()  # a forked child has no copies of threads
         if held_leases in self._consumers and ends_at >= self._next_at:
             return
         with self._changed:
@@ -67,11 +67,11 @@ class LeaseTimer:
                 self._next_at = min(self._next_at, next_at)
 
     def _check(self, held_leases: HeldLeases) -> float:
-        """Poke where a lease has ended. Returns when to look again."""
+        """Send no-ops for leases that have ended. Returns when to check again."""
         if not held_leases.acquire(0):
             return now() + _RETRY_BUSY
         try:
-            return held_leases.send_noop()
+            return held_leases.send_noops()
         finally:
             held_leases.release()
 

@@ -1,7 +1,8 @@
-"""The leases that a consumer holds, each with its end by our own clock.
+"""The leases that a consumer holds, each with its end by the client's clock.
 
-A lease lasts, here, from the moment before its reserve was sent, so that it never lasts longer here than there. The
-server would let us delete a job whose lease has ended, whoever had it since: this clock is what keeps us from it.
+The client counts a lease from the moment before its reserve was sent, so that it never ends later than on the server.
+The server lets a client delete a job whose lease has ended, even if another consumer had it since. The client's clock
+prevents that.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class HeldLease:
-    """A lease, and what its job was like when it began."""
+    """A lease: its connection, its end, and its job's stats when it began."""
 
     connection: Connection
     ends_at: float
     stats: JobStats
     noops_sent: int = 0
-    """Since its end."""
+    """How many no-ops the lease timer has sent since the end of the lease."""
 
     def extend(self, touched_at: float) -> None:
-        """It was touched by a command that was sent then."""
+        """Extend the lease by a touch that was sent at *touched_at*."""
         self.ends_at = touched_at + self.stats.ttr
 
 
 class HeldLeases:
-    """By token, all leases of one consumer. Whoever says something on their connections has the lock."""
+    """All leases of one consumer, by token. A thread that uses their connections holds the lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
@@ -51,14 +52,14 @@ class HeldLeases:
         self._count = 0
 
     def acquire(self, timeout: float) -> bool:
-        """Have the lock. False: others have had it for so many seconds."""
+        """Take the lock. Returns False if other threads kept it for *timeout* seconds."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Let others have it; nothing, if this thread has not got it.
+        """Release the lock, if this thread has it.
 
-        So this can stand in a ``finally`` of which the ``try`` begins before ``acquire``: an exception of a signal's
-        handler may come just after it.
+        So this can stand in a ``finally`` whose ``try`` begins before ``acquire``: a signal handler may raise just
+        after it.
         """
         try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
             self._lock.release()
@@ -66,9 +67,9 @@ class HeldLeases:
             pass
 
     def live(self, lease: Lease, moment: float) -> HeldLease | None:
-        """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours.
+        """Return the held lease; None if it has ended, by its time or with its connection, or is another consumer's.
 
-        One that has ended by its time is kept: the server may not have noticed yet, and has to be reminded.
+        A lease that has ended by its time is kept, as the lease timer still has to send no-ops for it.
         """
         held = self._held.get(lease.token)
         if held is None or held.ends_at <= moment:
@@ -79,7 +80,7 @@ class HeldLeases:
         return held
 
     def end(self, token: str, held: HeldLease) -> None:
-        """It has had its verdict, or is lost."""
+        """Forget a lease that was settled or lost."""
         self._held.pop(token, None)
         held.connection.held.discard(token)
 
@@ -91,10 +92,10 @@ class HeldLeases:
         touched: Mapping[bytes, bool],
         asked_at: float,
     ) -> list[Lease]:
-        """The leases of jobs that were reserved, by the replies to ``stats-job``, which was sent at *asked_at*.
+        """Return the leases of reserved jobs, by the *replies* to ``stats-job``, which was sent at *asked_at*.
 
-        *touched*: those that were touched then, and whether that counted. A job that is not ours any more has no lease,
-        nor one whose time was over before we got here: it may be somebody else's.
+        *touched* has the jobs that were touched then, and whether the server accepted that. A job whose reservation has
+        ended, on the server or by the client's clock, gets no lease: another consumer may have it.
         """
         leases = []
         first_end, moment = math.inf, now()
@@ -112,7 +113,7 @@ class HeldLeases:
             self._held[token] = HeldLease(connection, ends_at, stats)
             connection.held.add(token)
             if ends_at <= moment:
-                continue  # the server may not know yet that it is over, and will be reminded
+                continue  # the lease timer sends no-ops, in case the server misses its end
             leases.append(
                 Lease(
                     queue=stats.tube.decode(),
@@ -131,8 +132,8 @@ class HeldLeases:
             lease_timer.schedule(self, first_end + NOOP_DELAYS[0])
         return leases
 
-    def send_noop(self) -> float:
-        """Say a word where a lease has ended. Returns when the next one will have."""
+    def send_noops(self) -> float:
+        """Send a no-op on each connection with an ended lease. Returns when the next no-op is due."""
         moment = now()
         due = [
             (token, held) for token, held in self._held.items() if held.ends_at + NOOP_DELAYS[held.noops_sent] <= moment
@@ -142,7 +143,7 @@ class HeldLeases:
         for token, held in due:
             held.noops_sent += 1
             if held.noops_sent == len(NOOP_DELAYS):
-                # nobody has come for it in all that time; from here on its connection may be used for a wait, where a
-                # send_noop would be out of place
+                # no verdict came in all that time; from here on the connection may be used for a wait, which a no-op
+                # must not follow
                 self.end(token, held)
         return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)

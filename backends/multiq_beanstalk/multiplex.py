@@ -1,4 +1,4 @@
-"""Several connections at the same time: the replies are read as they come, so that a silent one delays no other."""
+"""Multiplexed exchanges: reads replies of several connections as they arrive, so that a silent one delays no other."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """What is said on one connection: yields a packet and the number of its replies, of one line each, and gets these.
+    """The exchange on one connection: yields a packet and the number of its one-line replies, gets these.
 
-    What ends the connection (``CONNECTION_ERRORS``) is raised in it, with the replies before on it as ``partly_read``.
+    ``CONNECTION_ERRORS`` are raised in it, with the replies that arrived before as ``partly_read``.
     """
 
 _NO_ANSWER = "the server did not answer in time"
 
 
 class _Channel:
-    """One connection's part."""
+    """One connection, its steps, and the replies to the current packet."""
 
     def __init__(self, connection: Connection, steps: Steps) -> None:
         self.connection = connection
         self.steps = steps
         self.rest = memoryview(b"")
-        """What is still to be sent."""
+        """The rest of the packet, still to be sent."""
         self.count = 0
         self.replies: list[Reply] = []
 
 
 class Multiplexer:
-    """Carries steps out on several connections. Whatever is raised out of it closes all that wait for a reply."""
+    """Carries out steps on several connections. After an exception, ``abort`` closes those that wait for a reply."""
 
     def __init__(self) -> None:
         self._channels: dict[int, _Channel] = {}  # by the number of the socket
         self._poll = select.poll()
 
     def add(self, connection: Connection, steps: Steps) -> None:
-        """Begin with these; the first packet is sent at once."""
+        """Begin the steps of a connection; sends their first packet at once."""
         channel = _Channel(connection, steps)
         number = connection.sock.fileno()
         self._channels[number] = channel
@@ -51,11 +51,11 @@ class Multiplexer:
         self._advance(number, channel)
 
     def is_done(self, connection: Connection) -> bool:
-        """Whether this connection waits for nothing."""
+        """Whether this connection waits for no reply."""
         return all(channel.connection is not connection for channel in self._channels.values())
 
     def run(self, until: float) -> None:
-        """Until all is said and answered, or time is up; what has come by then is read in any case."""
+        """Run until all steps are done, or until that time; reads replies that have arrived in any case."""
         left = 1.0
         while self._channels and left > 0:
             left = until - time.monotonic()
@@ -63,12 +63,12 @@ class Multiplexer:
                 self._step(number, event)
 
     def give_up(self) -> None:
-        """End those that still wait for a reply."""
+        """End the steps that still wait for a reply by a ``TimeoutError``."""
         for number, channel in tuple(self._channels.items()):
             self._fail(number, channel, TimeoutError(_NO_ANSWER))
 
     def abort(self) -> None:
-        """The same, when nobody wants to know."""
+        """Close the connections that wait for a reply, without telling their steps."""
         for channel in self._channels.values():
             channel.connection.abort()
         self._channels.clear()
@@ -92,7 +92,7 @@ class Multiplexer:
             self._poll.modify(number, select.POLLIN | (select.POLLOUT if channel.rest else 0))
 
     def _advance(self, number: int, channel: _Channel) -> None:
-        """On to the next packet."""
+        """Pass the replies to the steps, and send the next packet."""
         replies, channel.replies = channel.replies, []
         try:
             packet, channel.count = channel.steps.send(replies) if channel.count else next(channel.steps)

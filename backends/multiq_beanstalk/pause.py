@@ -1,4 +1,4 @@
-"""Pauses, of tubes that may not be there yet: a tube, and with it its pause, is there while somebody watches it."""
+"""Pauses: a connection watches the paused tubes, as a tube without jobs or watchers, and its pause, cease to exist."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class PausedTubes:
-    """A connection that watches the tubes that were paused here, and never reserves."""
+    """The tubes that this process paused, watched by a connection that never reserves."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -27,7 +27,7 @@ class PausedTubes:
         self._lock = threading.Lock()
 
     def pause(self, queue: str, seconds: float) -> None:
-        """Pause a tube, and keep it. Raises ``BackendError``."""
+        """Pause a tube, and watch it until the pause ends. Raises ``BackendError``."""
         self._check_generation()
         tube, whole = queue.encode(), max(1, whole_seconds(seconds))
         with self._lock:
@@ -42,21 +42,21 @@ class PausedTubes:
                 raise explain(exc, self._pool.address, self._pool.timeout) from exc
             if line != b"PAUSED":
                 raise refused(line, self._pool.address)
-            if not watched.startswith(b"WATCHING "):  # the pause would be over with the tube's last job
+            if not watched.startswith(b"WATCHING "):  # without a watcher, the pause would end with the tube's last job
                 raise refused(watched, self._pool.address)
             for name in over:
-                self._until.pop(name, None)  # a new connection has forgotten it already
+                self._until.pop(name, None)  # a new connection does not watch it
             self._until[queue] = now + whole + 1
 
     def forget(self, queue: str) -> None:
-        """The tube is not paused any more: it need not be kept."""
+        """Stop watching a tube that is not paused any more, at the next pause."""
         self._check_generation()
         with self._lock:
             if queue in self._until:
                 self._until[queue] = 0.0
 
     def close(self) -> None:
-        """Let all tubes go."""
+        """Close the connection, and with it the watches."""
         self._check_generation()
         with self._lock:
             connection, self._connection = self._connection, None
@@ -71,7 +71,7 @@ class PausedTubes:
         return self._connection
 
     def _check_generation(self) -> None:
-        """In a forked child: the parent's connection, and perhaps its locked lock, are not ours."""
+        """Start over in a forked child: the connection is the parent's, and the lock may be locked for ever."""
         if self._generation != forks.generation:
             self._generation = forks.generation
             self._lock = threading.Lock()

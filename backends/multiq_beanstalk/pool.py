@@ -1,4 +1,4 @@
-"""The connections of one backend: idle ones are lent to whichever thread needs one, the last used first."""
+"""The connection pool of one backend: a thread borrows the idle connection that was used last, or opens one."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
     from .connection import Connection, Reply
     from .server_info import ServerInfo
 
-_CHECK_AFTER = 0.02  # seconds since a connection was last taken in which it is not looked at before it is used again
-_MAX_IDLE = 8  # connections kept for the next thread
+_CHECK_AFTER = 0.02  # seconds since its last use after which an idle connection is checked before it is used again
+_MAX_IDLE = 8  # connections kept for later calls
 
 
 class Pool:
-    """Opens, lends and closes connections to one server. Nothing is locked: a list's append and pop are atomic."""
+    """Opens, lends and closes connections to one server. Needs no lock: a list's append and pop are atomic."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
@@ -43,11 +43,11 @@ class Pool:
         return shown(self.address)
 
     def deadline(self) -> float:
-        """When a call that begins now has to be over; monotonic."""
+        """Return the deadline of a call that begins now, by the monotonic clock."""
         return time.monotonic() + self.timeout
 
     def take(self, deadline: float) -> Connection:
-        """An idle connection that is still alive, or a new one. Raises ``BackendError``."""
+        """Return an idle connection that is still alive, or a new one. Raises ``BackendError``."""
         self._discard_inherited()
         while True:
             try:
@@ -59,7 +59,7 @@ class Pool:
                 return connection
 
     def release(self, connection: Connection) -> None:
-        """Lend it to somebody else, if it is good for that."""
+        """Keep the connection for later calls, or close it if there are enough, or after a fork."""
         if connection.is_closed:
             return
         if len(self._idle) < _MAX_IDLE and self._generation == forks.generation:
@@ -68,7 +68,7 @@ class Pool:
             connection.close()
 
     def open(self, deadline: float, *, close_with_pool: bool = False) -> Connection:
-        """A new connection; one *close_with_pool* is closed with the others. Raises ``BackendError``."""
+        """Open a connection. One with *close_with_pool* is closed with the pool. Raises ``BackendError``."""
         try:
             connection = open_connection(self.address, deadline)
         except CONNECTION_ERRORS as exc:
@@ -78,7 +78,7 @@ class Pool:
         return connection
 
     def fetch_server_info(self, connection: Connection, deadline: float) -> tuple[Connection, ServerInfo]:
-        """What the server says of itself, and the connection that it was asked on, another one if this one breaks.
+        """Ask the server for its ``stats``. Returns the connection, a new one if this one broke, and the server info.
 
         Raises ``BackendError``.
         """
@@ -99,9 +99,9 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
-        """A connection for a call of several round trips, all within one deadline.
+        """Lend a connection for a call of several round trips, all within one deadline.
 
-        Raises ``BackendError`` for what goes wrong with it.
+        Raises ``BackendError`` for connection errors.
         """
         session = Session(self, self.deadline())
         try:
@@ -110,7 +110,7 @@ class Pool:
             session.close()
             raise explain(exc, self.address, self.timeout) from exc
         except BackendError:
-            session.close()  # somebody who gives strange answers may be out of step
+            session.close()  # after an unexpected reply, later replies may belong to earlier commands
             raise
         except MultiqError:
             raise
@@ -121,12 +121,12 @@ class Pool:
             session.end()
 
     def ask(self, *commands: bytes, tube: str | None = None) -> list[Reply]:
-        """The replies to commands that do no harm when they are sent twice. Raises ``BackendError``."""
+        """Send commands that are safe to repeat, and return their replies. Raises ``BackendError``."""
         with self.borrowed() as session:
             return session.ask(*commands, tube=tube, is_safe=True)
 
     def close(self) -> None:
-        """Close all connections, those that others keep included."""
+        """Close all connections, including those of consumers."""
         self._discard_inherited()
         while self._idle:
             with contextlib.suppress(IndexError):
@@ -137,7 +137,7 @@ class Pool:
                 connection.hang_up()
 
     def _discard_inherited(self) -> None:
-        """In a forked child: what is said on the parent's connections is not for us."""
+        """Discard the parent's connections in a forked child: their replies belong to the parent."""
         if self._generation != forks.generation:
             self._generation = forks.generation
             self._idle, idle = [], self._idle
@@ -147,7 +147,7 @@ class Pool:
 
 
 class Session:
-    """One call's use of a connection."""
+    """The use of one pooled connection by one call."""
 
     def __init__(self, pool: Pool, deadline: float) -> None:
         self.pool = pool
@@ -162,9 +162,9 @@ class Session:
         return self._connection
 
     def ask(self, *commands: bytes, tube: str | None = None, is_safe: bool = False) -> list[Reply]:
-        """The replies to *commands*, sent together, with *tube* as the one in use.
+        """Send *commands* in one packet, with *tube* as the tube in use, and return their replies.
 
-        With *is_safe* they are sent once more if the connection breaks. Raises ``OSError``, ``ProtocolError``,
+        With *is_safe* they are sent a second time if the connection breaks. Raises ``OSError``, ``ProtocolError``,
         ``BackendError``.
         """
         try:
@@ -176,17 +176,17 @@ class Session:
         return self._ask(commands, tube)
 
     def reconnect(self) -> None:
-        """Go on with another connection. Raises ``BackendError``."""
+        """Continue on a new connection. Raises ``BackendError``."""
         self.close()
         self._connection = self.pool.open(self.deadline)
 
     def close(self) -> None:
-        """Nobody shall use this connection any more."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 
     def use(self, tube: str) -> None:
-        """Have *tube* in use before anything is put, as a ``use`` that is refused leaves the one before in use.
+        """Put *tube* in use, in a round trip of its own: a ``use`` that is refused leaves the previous tube in use.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
@@ -194,11 +194,11 @@ class Session:
             self.ask(tube=tube)
 
     def extend_deadline(self) -> None:
-        """A further packet of a call that takes as long as there are jobs: it has a deadline of its own."""
+        """Begin a new deadline, for the next packet of a call whose length depends on the number of jobs."""
         self.deadline = self.pool.deadline()
 
     def server_info(self, *, is_safe: bool = False) -> ServerInfo:
-        """What the server says of itself, asked once on each connection; another one only if that *is_safe*.
+        """Return the server info, asked once per connection. With *is_safe*, a broken connection is replaced.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
@@ -211,7 +211,7 @@ class Session:
         return server_info
 
     def end(self) -> None:
-        """The connection is for somebody else."""
+        """Return the connection to the pool."""
         if self._connection is not None:
             self.pool.release(self._connection)
 

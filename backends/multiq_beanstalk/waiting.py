@@ -1,7 +1,7 @@
-"""Waiting for a job, on a connection that holds none, until another thread says that it is enough.
+"""Waiting for a job, on a connection that holds no lease, until another thread interrupts the wait.
 
-A command that waits cannot be taken back, and no other command is answered on its connection meanwhile. So a wait that
-has to end early ends with its connection: what comes in that very moment goes back.
+A waiting reserve cannot be cancelled, and the server answers no other command on its connection meanwhile. So a wait
+that has to end early closes its connection; the server makes a job that it reserves at that moment ready again.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from .connection import Connection
     from .pool import Pool
 
-_LONGEST = 60  # seconds that one command waits
-_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole ones
+_LONGEST = 60  # seconds that one reserve waits
+_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole seconds
 
 
 class Waiter:
-    """The waits of one consumer. ``interrupt`` may come from any thread."""
+    """The waits of one consumer. ``interrupt`` is callable from any thread."""
 
     def __init__(self, pool: Pool, tubes: tuple[str, ...]) -> None:
         self._pool = pool
@@ -36,7 +36,7 @@ class Waiter:
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
-        """The next job and the connection that it hangs on; on *main*, if that will do. Raises ``BackendError``."""
+        """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
         ear = self._ear.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
@@ -46,7 +46,7 @@ class Waiter:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, ear, left, give_up_at)
             except ConnectionError as exc:
-                if has_failed:  # one that breaks is no news; one that breaks again is
+                if has_failed:  # a first broken connection is replaced; a second one is an error
                     raise explain(exc, self._pool.address, self._pool.timeout) from exc
                 has_failed = True
             except CONNECTION_ERRORS as exc:
@@ -59,30 +59,30 @@ class Waiter:
         return None
 
     def interrupt(self) -> None:
-        """End the wait, or else the next one."""
+        """End the current wait, or else the next one."""
         self._interrupted = True
         self._ear.nudge()
 
     def forget(self) -> None:
-        """An interruption until now was for a wait that is over."""
+        """Clear an interruption of a wait that is over."""
         self._interrupted = False
         self._ear.forget()
 
     def forget_connections(self) -> None:
-        """In a forked child: they are the parent's."""
+        """Forget all connections, in a forked child: they are the parent's."""
         self._spares = []
 
     def close(self) -> None:
-        """Drop all connections."""
+        """Close all connections."""
         for connection in self._spares:
             connection.close()
         self._spares = []
         self._ear.close()
 
-    # --- how ---
+    # --- helpers ---
 
     def _connection(self, main: Connection | None, deadline: float) -> Connection:
-        """A connection that holds nothing, and watches all tubes."""
+        """Return a connection that holds no lease and watches all tubes."""
         if main is not None and len(self._tubes) == 1 and not main.held and not main.is_closed:
             return main
         self._spares = [connection for connection in self._spares if not connection.is_closed]
@@ -101,7 +101,7 @@ class Waiter:
         return connection
 
     def _wait_on(self, connection: Connection, ear: int, left: float, give_up_at: float) -> Reserved | None:
-        """One command's wait. None: nobody came, or another thread has ended it."""
+        """Wait by one reserve. None: no job arrived, or another thread ended the wait."""
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
         drop_at = give_up_at if seconds == 0 else math.inf  # the server waits for whole seconds
         asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._pool.timeout
@@ -122,14 +122,14 @@ class Waiter:
         return None
 
     def _is_answered(self, connection: Connection, ear: int, until: float) -> bool:
-        """Sleep until the server answers. False: it has not, and time is up, or somebody interrupts."""
+        """Wait until the server answers. False: time is up, or another thread interrupts."""
         poll = select.poll()
         poll.register(connection.sock, select.POLLIN)
         poll.register(ear, select.POLLIN)
         while True:
             left = until - time.monotonic()
-            stirred = [number for number, _ in poll.poll(max(0.0, left * 1000))]
-            if connection.sock.fileno() in stirred:
+            readable = [number for number, _ in poll.poll(max(0.0, left * 1000))]
+            if connection.sock.fileno() in readable:
                 return True
             self._ear.forget()
             if self._interrupted or left <= 0:

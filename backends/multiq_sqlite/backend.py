@@ -1,17 +1,17 @@
-"""SQLite: one file as the queues of all processes on a machine. No server, and no client library but Python's own.
+"""The SQLite backend: one file holds the queues of all processes on a machine. Needs no server, only Python's sqlite3.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 durable when it       write-ahead log with ``synchronous=FULL``: synced at each commit        one fsync per call
 returns
-atomic verbs          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         others wait their turn
+atomic calls          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         other writers wait
 priority, then age    an index of the ready jobs by (queue, priority, seq)                    O(log n)
-never early           due times in nanoseconds, rounded up, of the machine's one clock        an index entry per move
+never early           due times in nanoseconds, rounded up, by the machine's clock            an index entry per move
 one live lease        a random token per reserve, compared and checked against the clock      one read by primary key
                       on every settle
-waiting               a look every few milliseconds, which takes no lock; hints from Linux    0.2 % of a core, idle
-everybody's order     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
+waiting               polls every few milliseconds, without a lock; inotify on Linux          0.2 % of a core, idle
+one order for all     due jobs are promoted in slices before any job is reserved              some ms per 1,000 jobs
 ====================  ======================================================================  =======================
 
 The tables are named ``multiq_...``, so the file may as well be the application's own database.
@@ -65,7 +65,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_START = (-1, -1)  # before the first place of a listing
+_START = (-1, -1)  # before the first job of a listing
 
 
 class SqliteBackend(Backend):
@@ -78,7 +78,7 @@ class SqliteBackend(Backend):
         max_body=MAX_BODY,
         client_ids=True,
         atomic_batches=True,
-        waits_in_server=Gap("cannot today", "SQLite has no server: a waiting consumer looks every few milliseconds"),
+        waits_in_server=Gap("cannot today", "SQLite has no server: a waiting consumer polls every few milliseconds"),
         shared=True,
         persistent=True,
         disconnect_ends_lease=Gap("never", "there is no server that could notice a dead process; its lease runs out"),
@@ -116,7 +116,7 @@ class SqliteBackend(Backend):
         return self._pool.path
 
     def make_nothing(self) -> None:
-        """From now on a file that is not there, or has no tables of ours, is ``BackendUnavailable`` and is not made."""
+        """From now on, raise ``BackendUnavailable`` for a missing file, or one without multiq's tables."""
         self._pool.creates = False
 
     # --- producing ---
@@ -136,7 +136,7 @@ class SqliteBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
         return SqliteConsumer(self._pool, self._clock, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and administering ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         def peek() -> JobRecord:
@@ -252,7 +252,7 @@ class SqliteBackend(Backend):
     def close(self) -> None:
         self._pool.close()
 
-    # --- how ---
+    # --- helpers ---
 
     def _select(self, verb: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
@@ -264,7 +264,7 @@ class SqliteBackend(Backend):
 
         with self._pool.borrowed() as connection:
             connection.refuse_if_full(size_of(jobs))
-            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
+            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three; the common case
                 connection.write_single(add)
             else:
                 connection.write(add)
@@ -277,7 +277,7 @@ class SqliteBackend(Backend):
         return burying_malformed(self._pool, self._clock, call)
 
     def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on a slice of jobs, each in its own transaction, while it finds a whole slice of them."""
+        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
         done = 0
         with self._pool.borrowed() as connection:
             while limit is None or done < limit:
@@ -331,7 +331,7 @@ def _path(url: BackendUrl) -> str:
 
 
 def _place(after: str) -> tuple[int, int]:
-    """The place that a page's cursor tells of."""
+    """Parse a page's cursor. Raises ``OptionInvalid``."""
     major, _, minor = after.partition(".")
     with contextlib.suppress(ValueError):
         place = int(major), int(minor)
@@ -341,7 +341,7 @@ def _place(after: str) -> tuple[int, int]:
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:
-    """The seq and the state of a job that nobody runs."""
+    """Return the seq and the state of a job. Raises ``JobNotFound``, ``JobReserved``."""
     row = transaction.execute("find", {"queue": queue, "id": job_id}).fetchone()
     if row is None:
         raise JobNotFound(queue, job_id)

@@ -1,4 +1,4 @@
-"""The notifier: wakes this process's consumers of a file at once. Those of other processes look for themselves."""
+"""The notifier: wakes waiting consumers of a file in this process at once. Other processes find changes by polling."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ if TYPE_CHECKING:
 
 
 class Listener(Protocol):
-    """Whoever waits: a locked lock, or what behaves like one."""
+    """A waiting consumer's lock, or an object with the same ``release``."""
 
     def release(self) -> None: ...
 
 
 class Notifier:
-    """Counts notifications, so that one between looking and sleeping is not missed."""
+    """Counts notifications, so that one between a read of the queues and the wait is not missed."""
 
     def __init__(self) -> None:
         self.notifications = 0
@@ -27,7 +27,10 @@ class Notifier:
         self._listeners: list[Listener] = []
 
     def notify(self) -> None:
-        """Release all listeners, before any can leave: one that left may be closed, and its file number another's."""
+        """Release all listeners.
+
+        Under the lock, so that no listener leaves meanwhile: it may be closed then, and its file number reused.
+        """
         with self._guard:
             self.notifications += 1
             listeners, self._listeners = self._listeners, []
@@ -36,7 +39,7 @@ class Notifier:
 
     @contextlib.contextmanager
     def listening(self, listener: Listener) -> Iterator[None]:
-        """The next notify releases *listener*, once."""
+        """Register *listener* for the duration of the block: the next notification releases it, once."""
         with self._guard:
             self._listeners.append(listener)
         try:

@@ -1,8 +1,8 @@
-"""How a consumer waits: it looks whether anybody committed, often at first, then less, and sleeps in between.
+"""Waiting: a consumer polls whether another connection committed, often at first, then less.
 
-A look is ``PRAGMA data_version``: some microseconds, and no lock that would disturb anyone. Producers of the same
-process notify a notifier. After a quiet while an idle consumer relies on hints from the kernel where there are any, and
-looks only a few times a second itself.
+A poll is ``PRAGMA data_version``: some microseconds, and no lock. Producers of the same process wake it by the
+notifier. After a quiet period, it relies on hints from the kernel (``file_watch``) where there are any, and polls only
+a few times a second.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 ChangeMark: TypeAlias = "tuple[int, tuple[int, int]]"
 
-_FIRST_PAUSE = 0.001  # seconds between two looks; longer the longer nothing happens
-_PAUSE_GROWTH = 0.05  # of the time since something happened
-_LONGEST_PAUSE = 0.012  # another process's job is at most this late
-_QUIET_AFTER = 0.25  # seconds without anything, after which hints are relied on
-_QUIET_PAUSE = 0.1  # seconds between two looks of one who relies on hints
+_FIRST_PAUSE = 0.001  # seconds between two polls; grows while nothing happens
+_PAUSE_GROWTH = 0.05  # of the time since the last activity
+_LONGEST_PAUSE = 0.012  # seconds: a job of another process is at most this late
+_QUIET_AFTER = 0.25  # seconds without activity, after which the waiter relies on hints
+_QUIET_PAUSE = 0.1  # seconds between two polls of a waiter that relies on hints
 
 
 class Waiter:
-    """One consumer's sleep."""
+    """The waits of one consumer."""
 
     def __init__(self, pool: Pool, connection: Connection) -> None:
         self._pool = pool
@@ -40,26 +40,26 @@ class Waiter:
         self._file_watch_key = (0, 0)
 
     def change_mark(self) -> ChangeMark:
-        """Differs from an earlier answer if anything may have changed since."""
+        """Return a value that differs from an earlier one if anything may have changed since."""
         return self._pool.notifier.notifications, self._connection.data_version()
 
     def speed_up(self) -> None:
-        """Something happened: look often for a while."""
+        """Poll often for a while, after activity."""
         self._active_at = time.monotonic()
 
     def sleep(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> None:
-        """Until there are other change_mark than those *seen*, or a hint of some, or nothing is *left* of the time."""
+        """Wait until the change mark differs from *seen*, a hint arrives, or ``left()`` is 0."""
         if self._poll(seen, shortest_pause, left):
             self._wait_for_hint(seen, left)
 
     def close(self) -> None:
-        """Give back what the kernel lent."""
+        """Close the file watch."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
     def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
-        """Look again and again. True: it has been quiet for a while."""
+        """Poll until something changes or time is up. True: the quiet period has begun, go on by hints."""
         notifications, version = seen
         notifier = self._pool.notifier
         listener = threading.Lock()
@@ -76,23 +76,23 @@ class Waiter:
         return False
 
     def _wait_for_hint(self, seen: ChangeMark, left: Callable[[], float]) -> None:
-        """Wait for a hint, looking now and then in case there are none."""
+        """Wait for a hint, and poll now and then in case hints are missing."""
         watch = self._file_watch()
         if watch is None:
             return
-        watch.wait(0)  # what it has to tell from before is no news
+        watch.wait(0)  # discard earlier events
         hinted = False
         with self._pool.notifier.listening(watch):
             while not hinted and self.change_mark() == seen and (pause := min(_QUIET_PAUSE, left())) > 0:
                 hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # else somebody committed, and the kernel said nothing
+            self._relies_on_hints = watch.wait(0)  # else there was a commit without a hint
         if changed or hinted:
             self.speed_up()
 
     def _file_watch(self) -> FileWatch | None:
-        """The watch on the log that our connection has open. A fork and a new file need a new one."""
+        """Return the watch on the connection's log, a new one after a fork or a reopening; None without hints."""
         key = (os.getpid(), self._connection.opened)
         if self._file_watch_key != key:
             self.close()

@@ -145,7 +145,7 @@ def test_an_ack_whose_touch_is_refused_is_not_sent(backend: Backend, client: Bar
         (lease,) = consumer.reserve(1, 0)
         consumer._held_leases._held[lease.token].ends_at += 0.9  # type: ignore[attr-defined]
         time.sleep(TTR + 0.2)
-        consumer._main.poke()  # type: ignore[attr-defined]
+        consumer._main.send_noop()  # type: ignore[attr-defined]
         until(lambda: client.stats("job", lease.id)["state"] == "ready", "the server has noticed")
         deletes = int(client.stats()["cmd-delete"])
         # When it acks, then the touch that goes before is refused, and nothing is deleted
