@@ -36,9 +36,9 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
     for name, value in (("base", base), ("cap", cap), ("first", first)):
         _check(value, name)
     if base < 1:
-        raise OptionInvalid(f"base={base!r} would make the waits shorter and shorter: give 1 or more")
+        raise OptionInvalid(f"base must be 1 or more, got {base!r}: with a smaller one the waits would shrink")
     if isinstance(jitter, bool) or not isinstance(jitter, int | float) or not 0 <= jitter <= 1:
-        raise OptionInvalid(f"jitter={shown(jitter)} must be a share from 0 to 1")
+        raise OptionInvalid(f"jitter must be a share from 0 to 1, got {shown(jitter)}")
 
     def wait(attempt: int) -> float:
         try:
@@ -53,7 +53,7 @@ def exponential(base: float = 2, cap: float = 3600, *, first: float = 1, jitter:
 def steps(*seconds: float) -> Backoff:
     """One number for each attempt; the last one holds for all that follow."""
     if not seconds:
-        raise OptionInvalid("an empty list is no backoff: give at least one number of seconds")
+        raise OptionInvalid("a list of backoffs must have at least one number of seconds, got an empty one")
     for value in seconds:
         _check(value, "backoff")
     return lambda attempt: seconds[min(attempt, len(seconds)) - 1]
@@ -75,7 +75,7 @@ _HUGE = 1e300  # times any number of seconds, still a number
 def _check(value: object, name: str) -> None:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= DELAY_MAX:
         raise OptionInvalid(
-            f"{name}={shown(value)} is no backoff: give seconds >= 0, a list of them, or a function of the attempt"
+            f"{name} must be seconds >= 0, a list of them, or a function of the attempt, got {shown(value)}"
         )
 
 

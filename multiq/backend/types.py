@@ -40,7 +40,7 @@ def check_state(state: str) -> State:
         return State(state)
     name = state.value if isinstance(state, State) else state
     not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
-    raise OptionInvalid(f"{shown(name)} is no state of a job: {', '.join(STORED_STATES)}{not_kept}")
+    raise OptionInvalid(f"a job's state must be one of {', '.join(STORED_STATES)}, got {shown(name)}{not_kept}")
 
 
 def check_states(states: Iterable[str] | str) -> list[State]:
@@ -114,9 +114,9 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Ready again in its old place, its attempt counted: its worker died, and somebody says so before the lease ends.
+    """Ready again in its old place, its attempt counted: its worker died, which another process reports in time.
 
-    With ``portable_leases`` it is counted as a crash; elsewhere nobody but the dead worker could have said it.
+    With ``portable_leases`` it is counted as a crash; elsewhere only the dead worker could have reported it.
     """
 
     lease: Lease

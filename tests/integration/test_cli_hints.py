@@ -56,7 +56,7 @@ def test_kick_all(shell: Shell) -> None:
     assert shell("kick", "mail.notifications", "all", "--json").json["kicked"] == 0
     done = shell("kick", "mail.notifications", "some")
     assert done.code == 2
-    assert "'some' is not a number of jobs: write it like 10, or all" in done.err
+    assert "must be a number of jobs, or all, got 'some'" in done.err
 
 
 @pytest.mark.long

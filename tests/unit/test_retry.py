@@ -175,7 +175,7 @@ WRONG: list[Any] = [-1, math.nan, math.inf, "60", dt.timedelta(seconds=-1)]
 
 @pytest.mark.parametrize("delay", WRONG, ids=str)
 def test_release_refuses_a_delay_that_is_none(delay: Any) -> None:
-    with pytest.raises(OptionInvalid, match="delay="):
+    with pytest.raises(OptionInvalid, match="delay must be"):
         ReleaseJob(delay)
 
 

@@ -101,14 +101,14 @@ def test_what_is_no_backoff_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"base": 0.5}, "base=0.5 would make the waits shorter and shorter"),
-        ({"base": -1}, "base=-1 is no backoff"),
-        ({"cap": -1}, "cap=-1 is no backoff"),
-        ({"first": math.nan}, "first=nan is no backoff"),
-        ({"jitter": 1.1}, "jitter=1.1 must be a share from 0 to 1"),
-        ({"jitter": -0.1}, "jitter=-0.1 must be a share"),
-        ({"jitter": math.nan}, "jitter=nan must be a share"),
-        ({"jitter": "half"}, "jitter='half' must be a share"),
+        ({"base": 0.5}, "base must be 1 or more, got 0.5"),
+        ({"base": -1}, "base must be seconds >= 0, .* got -1"),
+        ({"cap": -1}, "cap must be seconds >= 0, .* got -1"),
+        ({"first": math.nan}, "first must be seconds >= 0, .* got nan"),
+        ({"jitter": 1.1}, "jitter must be a share from 0 to 1, got 1.1"),
+        ({"jitter": -0.1}, "jitter must be a share from 0 to 1, got -0.1"),
+        ({"jitter": math.nan}, "jitter must be a share from 0 to 1, got nan"),
+        ({"jitter": "half"}, "jitter must be a share from 0 to 1, got 'half'"),
     ],
 )
 def test_an_exponential_backoff_says_which_of_its_numbers_is_wrong(options: Any, complaint: str) -> None:
