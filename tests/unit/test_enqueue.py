@@ -325,7 +325,7 @@ def test_ids_that_do_not_fit_the_jobs_are_refused(ids: Any, says: str) -> None:
 
 def test_one_id_for_many_jobs_is_refused() -> None:
     task = multiq.App("memory://").task(do)
-    with pytest.raises(OptionInvalid, match=r"id='a' is one id, and enqueue_many makes many jobs: pass it ids="):
+    with pytest.raises(OptionInvalid, match=r"enqueue_many must have ids=, one for each call, got id='a'"):
         task.options(id="a").enqueue_many([("a",), ("b",)])
 
 

@@ -89,7 +89,7 @@ def test_none_are_none(queue: Queue) -> None:
 
 @pytest.mark.parametrize("body", ["abc", b"abc", {"a": 1}])
 def test_one_body_where_a_list_belongs_is_refused(queue: Queue, body: Any) -> None:
-    with pytest.raises(ArgumentsInvalid, match="is one body: enqueue_many takes a list of them"):
+    with pytest.raises(ArgumentsInvalid, match="enqueue_many must have a list of bodies, got"):
         queue.enqueue_many(body)
 
 
