@@ -53,7 +53,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["pictures/style"]
 html_css_files = ["multiq.css"]
-pygments_style = "friendly"
+pygments_style = "default"
 pygments_dark_style = "github-dark"
 templates_path: list[str] = []
 
