@@ -62,6 +62,7 @@ CONTENTS: dict[str, list[str]] = {
     "Tutorial": ["tutorial"],
     "How to": [
         "howto/send-mail-after-commit",
+        "howto/use-in-a-web-application",
         "howto/cancel-an-order",
         "howto/ring-an-alarm",
         "howto/retry-and-give-up",
