@@ -1,4 +1,4 @@
-"""Queues with weights, and the policies by which a worker goes through its queues."""
+"""Queue names with weights, and the policy by which a worker orders its queues, as options and settings give them."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ WEIGHT_MAX = 1000
 
 
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
-    """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
+    """Each queue with its weight, in order: from names, each perhaps with its weight (``high=3``), or from a mapping.
 
-    A weight that nobody says is 1. Raises ``NameInvalid``, ``OptionInvalid``.
+    The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
         if weights.setdefault(check_name(name), weight) != weight:
             raise OptionInvalid(f"queue {name!r} is named twice, with different weights: name it once")
     if not weights:
-        raise OptionInvalid("no queue is named: a worker needs one at least, like 'default'")
+        raise OptionInvalid("no queue is named: a worker needs at least one, like 'default'")
     return weights
 
 
 def check_policy(policy: str, weights: Mapping[str, int]) -> str:
-    """One of ``POLICIES`` that heeds these weights. Raises ``OptionInvalid``."""
+    """Check that *policy* exists and uses these weights. Raises ``OptionInvalid``."""
     if policy not in POLICIES:
-        raise OptionInvalid(f"policy={shown(policy)} is none: there are {', '.join(POLICIES)}")
+        raise OptionInvalid(f"unknown policy {shown(policy)}: choose {', '.join(POLICIES)}")
     if policy != "weighted" and any(weight != 1 for weight in weights.values()):
         queue = next(queue for queue, weight in weights.items() if weight != 1)
         raise OptionInvalid(
-            f"queue {queue!r} has a weight, which policy={policy!r} does not heed: "
-            "choose policy='weighted', or name the queues alone"
+            f"queue {queue!r} has a weight, which policy={policy!r} does not use: "
+            "choose policy='weighted', or name the queues without weights"
         )
     return policy
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """What each queue is to get in proportion to the others; None where their order alone decides."""
+    """The share of each queue in proportion to the others; None if their order alone decides."""
     if policy == "strict" or len(weights) == 1:
         return None
-    return dict(weights)  # all 1 for round robin, which heeds no others
+    return dict(weights)  # all 1 for round-robin
 
 
 def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:
@@ -67,6 +67,6 @@ def _parsed(text: Any) -> tuple[str, int]:
 def _checked(name: str, weight: Any) -> int:
     if type(weight) is not int or not 1 <= weight <= WEIGHT_MAX:
         raise OptionInvalid(
-            f"the weight of queue {shown(name)} is {shown(weight)}: a weight is a whole number from 1 to {WEIGHT_MAX}"
+            f"the weight of queue {shown(name)} must be a whole number from 1 to {WEIGHT_MAX}, got {shown(weight)}"
         )
     return weight

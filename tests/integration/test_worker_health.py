@@ -124,13 +124,13 @@ def test_what_is_wrong_with_a_worker(tmp_path: Path, shared_state: SharedState) 
     assert wrong() == (["the backend has not answered for 61 s"], False, False)
     shared_state.worker.contact = start
     shared_state.children[1].beat -= 31
-    assert wrong() == (["process 10000001 has not gone round for 31 s"], False, False)
+    assert wrong() == (["process 10000001 has made no turn for 31 s"], False, False)
     shared_state.children[1].beat = start
     shared_state.worker.supervisor_beat -= 11
-    assert wrong() == (["the supervisor has not gone round for 11 s"], False, False)
+    assert wrong() == (["the supervisor has made no round for 11 s"], False, False)
     shared_state.worker.supervisor_beat = start
     shared_state.children[0].pid = shared_state.children[1].pid = 0
-    assert wrong() == (["no process works: each died young and waits to be replaced"], False, False)
+    assert wrong() == (["no process works: each died soon after its start and waits to be replaced"], False, False)
     shared_state.worker.stops = 1
     assert wrong() == (["it is draining"], True, False)
 
@@ -168,7 +168,7 @@ def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, shared
 
 
 def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
-    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
+    with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
     with pytest.raises(multiq.OptionInvalid, match="its folder is not there"):
         multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")

@@ -199,8 +199,8 @@ def test_what_is_no_address(text: str) -> None:
 
 
 def test_an_address_that_somebody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_http, "_PATIENCE", 0.1)
-    with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be listened on"):
+    monkeypatch.setattr(worker_http, "_BIND_PATIENCE", 0.1)
+    with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be bound"):
         listen(parse_address(f":{taken.getsockname()[1]}"))
 
 
@@ -208,5 +208,5 @@ def test_it_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[metrics\]'"):
         multiq.Worker(app, processes=1, http=":0")
-    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
+    with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, http=":0")

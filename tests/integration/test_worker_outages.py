@@ -142,9 +142,9 @@ def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell
             pid = int(process.stdout.readline())
             server.kill()
             os.kill(pid, signal.SIGKILL)
-            until(lambda: having("handed on yet", lines), "the sidecar tells of it")
+            until(lambda: having("cannot be settled yet", lines), "the sidecar tells of it")
             time.sleep(2)
-            assert len(having("handed on yet", lines)) == 1, lines
+            assert len(having("cannot be settled yet", lines)) == 1, lines
             server.start()
             until(lambda: having(" up ", lines), "the worker is back")
 

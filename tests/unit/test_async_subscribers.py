@@ -205,7 +205,7 @@ def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
     # When many jobs run, then it is told of three, and that there are others is told once
     drain(app)
     assert len(heard) == 3
-    assert sum("a subscriber is too slow" in message for message in caplog.messages) == 1
+    assert sum("one is too slow" in message for message in caplog.messages) == 1
 
 
 def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:

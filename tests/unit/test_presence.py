@@ -85,7 +85,7 @@ def test_there_is_room_for_four(backend: MemoryBackend) -> None:
     calls = [Viewer(backend) for _ in PRESENCE_QUEUES]
     for call in calls:
         call.start()
-    with pytest.raises(TooManyViewers, match="4 others look"):
+    with pytest.raises(TooManyViewers, match="4 viewers already"):
         Viewer(backend).start()
     calls[0].close()
     Viewer(backend).start()

@@ -24,6 +24,7 @@ from multiq.errors import BackendTimeout, LeaseLost
 from multiq.options import REASON_MAX
 from multiq.worker.execution.executors import Executor
 from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
+from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.sidecar import Sidecar
@@ -196,11 +197,11 @@ def test_a_sidecar_that_waits_for_the_backend_goes_round(app: multiq.App) -> Non
         lease = Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)
         InflightWriter(table).hold([Held(lease, None, 0.0, time.monotonic() + 60)])
         table.mark_dead(-9, time.monotonic())
-    sidecar = sidecar_of(app, shared_state)
-    sidecar._can_settle = True
-    consumer = sidecar._consumer = Away(shared_state)
+    recovery = Recovery(app, shared_state, shares_loop=False)
+    recovery._can_settle = True
+    consumer = recovery._consumer = Away(shared_state)
     # When it tries to hand on their jobs, then it goes round with each try, and keeps the tables for the next time
-    sidecar._settle_dead()
+    recovery.settle_dead()
     assert len(set(consumer.beats)) == 3
     assert [table.state for table in shared_state.tables[:3]] == [DEAD] * 3
 
