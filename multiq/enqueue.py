@@ -22,7 +22,7 @@ from .backend import NewJob
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
 from .job import JobHandle
-from .options import check_new_ids
+from .validation import check_new_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

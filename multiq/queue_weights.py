@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionInvalid
-from .names import check_name
-from .options import shown
+from .formatting import shown
+from .validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -16,37 +16,37 @@ WEIGHT_MAX = 1000
 
 
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
-    """Each queue with its weight, in order: from names, each perhaps with its weight (``high=3``), or from a mapping.
+    """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
 
     The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
         if weights.setdefault(check_name(name), weight) != weight:
-            raise OptionInvalid(f"queue {name!r} is named twice, with different weights: name it once")
+            raise OptionInvalid(f"queue {name!r} must be named once, got it twice with different weights")
     if not weights:
-        raise OptionInvalid("no queue is named: a worker needs at least one, like 'default'")
+        raise OptionInvalid("a worker must have at least one queue, like 'default', got none")
     return weights
 
 
 def check_policy(policy: str, weights: Mapping[str, int]) -> str:
-    """Check that *policy* exists and uses these weights. Raises ``OptionInvalid``."""
+    """*policy*, if it is one of ``POLICIES`` and fits these weights. Raises ``OptionInvalid``."""
     if policy not in POLICIES:
-        raise OptionInvalid(f"unknown policy {shown(policy)}: choose {', '.join(POLICIES)}")
+        raise OptionInvalid(f"unknown policy {shown(policy)}: choose strict, weighted or round-robin")
     if policy != "weighted" and any(weight != 1 for weight in weights.values()):
         queue = next(queue for queue, weight in weights.items() if weight != 1)
         raise OptionInvalid(
-            f"queue {queue!r} has a weight, which policy={policy!r} does not use: "
-            "choose policy='weighted', or name the queues without weights"
+            f"queue {queue!r} has a weight, which policy={policy!r} ignores: "
+            "choose policy='weighted', or name the queues alone"
         )
     return policy
 
 
 def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
-    """The share of each queue in proportion to the others; None if their order alone decides."""
+    """What each queue is to get in proportion to the others; None where their order alone decides."""
     if policy == "strict" or len(weights) == 1:
         return None
-    return dict(weights)  # all 1 for round-robin
+    return dict(weights)  # all 1 for round robin, which heeds no others
 
 
 def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:

@@ -36,20 +36,20 @@ _MOST_TOLD = 10  # tasks that this worker does not run
     multiple=True,
     metavar="NAMES",
     shell_complete=complete_queue,
-    help="high,default: in this order; or high=3,low=1.",
+    help="Queues to work on: high,default in this order; or high=3,low=1.",
 )
 @click.option(
     "--policy",
     type=click.Choice(POLICIES),
     metavar="POLICY",
-    help="strict, weighted or round-robin.",
+    help="Order of queues: strict, weighted or round-robin.",
 )
-@click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
-@click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
-@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each.")
-@click.option("--prefetch", type=int, metavar="N", help="Short jobs held beyond those, at most.")
-@click.option("--grace", type=float, metavar="SECONDS", help="For running jobs, after SIGTERM.")
-@click.option("--kill-after", type=float, metavar="SECONDS", help="For a job beyond its timeout.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Worker processes under a supervisor; 0: no supervisor.")
+@click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process.")
+@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
+@click.option("--prefetch", type=int, metavar="N", help="At most so many short jobs reserved ahead.")
+@click.option("--grace", type=float, metavar="SECONDS", help="How long running jobs may go on after SIGTERM.")
+@click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may go on after its timeout.")
 @click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
 @click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
@@ -58,10 +58,10 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
-@click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
-@click.option("--http", metavar="[HOST]:PORT", help="Answer probes and Prometheus there.")
-@click.option("--watch", is_flag=True, help="Roll when code here changes: for development.")
-@click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
+@click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
+@click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
+@click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
+@click.option("--check", is_flag=True, help="Check only: exit with 0 if this worker would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -71,7 +71,7 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
-@click.option("--log-jobs", is_flag=True, help="A line for each job that is done, too; by default at debug only.")
+@click.option("--log-jobs", is_flag=True, help="Log a line for each job that is done (by default only at debug).")
 @connection_option
 @verbose_option
 @traceback_option
@@ -163,7 +163,7 @@ def _work(
     if watch:
         auto_reload.check_library()
         if not _processes(app, processes):
-            raise click.UsageError("--watch needs a supervisor, which rolls: -p 1 or more")
+            raise click.UsageError("--watch needs a supervisor: give -p 1 or more")
     if check:
         return 0
     runner.owns_process = True

@@ -221,6 +221,7 @@ def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards
     assert log(tmp_path).count("stopping") == log(tmp_path).count(" working ")
 
 
+@pytest.mark.long
 def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:

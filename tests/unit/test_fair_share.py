@@ -62,10 +62,10 @@ def test_shares_hold_when_batches_are_of_all_sizes() -> None:
     weights = {"high": 3, "low": 1}
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, JOBS))
-    rng = random.Random(3)
+    dice = random.Random(3)
     counts = taken(
         FairShareConsumer(backend.consumer(list(weights)), seeded(weights)),
-        [rng.randint(1, 100) for _ in range(JOBS // 50)],
+        [dice.randint(1, 100) for _ in range(JOBS // 50)],
     )
     assert 0.72 < counts["high"] / counts.total() < 0.78
 
@@ -99,13 +99,13 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
 def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
     # Given workers that begin anew each time
     weights = {"high": 3, "low": 1}
-    rng = random.Random(5)
+    dice = random.Random(5)
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, 4000 * jobs))
     counts: Counter[str] = Counter()
     # When each takes a few jobs, one by one
     for _ in range(4000):
-        counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, rng)), [1] * jobs)
+        counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, dice)), [1] * jobs)
     # Then all of them together keep the shares
     assert 0.73 < counts["high"] / counts.total() < 0.77
 
@@ -157,20 +157,20 @@ def test_queues_are_named_alone_or_with_a_weight(said: Any, meant: dict[str, int
             {"a": 0},
             "weighted",
             OptionInvalid,
-            "queue 'a' must be a whole number from 1 to 1000, got 0",
+            "the weight of queue 'a' must be a whole number from 1 to 1000, got 0",
         ),
         ({"a": 1.5}, "weighted", OptionInvalid, "got 1.5"),
         ({"a": True}, "weighted", OptionInvalid, "got True"),
         (["a=1001"], "weighted", OptionInvalid, "got 1001"),
         (["a=many"], "weighted", OptionInvalid, "got 'many'"),
         (["a="], "weighted", OptionInvalid, "got ''"),
-        (["a=1", "a=2"], "weighted", OptionInvalid, "named twice, with different weights"),
-        ([], "weighted", OptionInvalid, "no queue is named"),
-        (["a b=2"], "weighted", NameInvalid, "no queue name"),
-        ({1: 2}, "weighted", NameInvalid, "1 is no queue name"),
-        (["a=2", "b"], None, OptionInvalid, "queue 'a' has a weight, which policy='strict' does not use"),
+        (["a=1", "a=2"], "weighted", OptionInvalid, "must be named once, got it twice"),
+        ([], "weighted", OptionInvalid, "at least one queue"),
+        (["a b=2"], "weighted", NameInvalid, "a queue name must have"),
+        ({1: 2}, "weighted", NameInvalid, "a queue name must have .* got 1"),
+        (["a=2", "b"], None, OptionInvalid, "queue 'a' has a weight, which policy='strict' ignores"),
         (["a=2", "b"], "round-robin", OptionInvalid, "choose policy='weighted'"),
-        (["a"], "fair", OptionInvalid, "unknown policy 'fair': choose strict, weighted, round-robin"),
+        (["a"], "fair", OptionInvalid, "unknown policy 'fair': choose strict, weighted or round-robin"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(queues: Any, policy: Any, error: type[Exception], says: str) -> None:

@@ -21,7 +21,7 @@ from multiq import BuryJob, ReleaseJob, State, events
 from multiq.backend import Consumer, Lease, Verdict
 from multiq.control.flags import Control
 from multiq.errors import BackendTimeout, LeaseLost
-from multiq.options import REASON_MAX
+from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
 from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
 from multiq.worker.processes.recovery import Recovery

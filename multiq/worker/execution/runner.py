@@ -18,16 +18,15 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
-from multiq.backoff import DEFAULT, exponential
 from multiq.driverkit.fork import forks
 from multiq.envelope import Envelope, decode_envelope
 from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.job import JobContext, describe, running
 from multiq.logging import log_slow, slow_after
-from multiq.options import check_reason
-from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, tighter
+from multiq.retry import DEFAULT, BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, exponential, tighter
 from multiq.timeout_notices import Notice
+from multiq.validation import check_reason
 from multiq.worker.processes.fork import ExitInForks, exit_forked_copy
 
 from .event_loop import JobLoop

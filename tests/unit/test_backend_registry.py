@@ -45,7 +45,7 @@ def test_an_unknown_scheme_is_refused_with_what_there_is(url: str, complaint: st
 
 @pytest.mark.parametrize("text", ["", "jobs.db", "sqlite:", "/jobs.db", "://x", "localhost:6379"])
 def test_what_is_no_url_is_refused_with_what_one_looks_like(text: str) -> None:
-    with pytest.raises(UrlInvalid, match=r"is no URL: write it like 'sqlite:///jobs.db'"):
+    with pytest.raises(UrlInvalid, match=r"a backend's URL must be like 'sqlite:///jobs.db'"):
         open_backend(text)
 
 

@@ -68,10 +68,10 @@ def test_a_path_is_unquoted_once(text: str, path: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("jobs.db", "is no URL"),
-        ("", "is no URL"),
-        ("sqlite:/jobs.db", "is no URL"),
-        ("sq lite:///jobs.db", "is no URL"),
+        ("jobs.db", "a backend's URL must be like"),
+        ("", "a backend's URL must be like"),
+        ("sqlite:/jobs.db", "a backend's URL must be like"),
+        ("sq lite:///jobs.db", "a backend's URL must be like"),
         ("redis://host:port/0", "port must be a number"),
         ("redis://host:70000/0", "port must be a number"),
         ("redis://[::1/0", "malformed"),
@@ -82,7 +82,7 @@ def test_a_path_is_unquoted_once(text: str, path: str) -> None:
         ("sqlite:///jobs#1.db", "write %23"),
         ("sqlite:///jobs%ff.db", "not UTF-8"),
         ("sqlite:///jobs\udcff.db", "not UTF-8"),
-        ("redis://host?timeout=soon", "'soon' is no number of seconds"),
+        ("redis://host?timeout=soon", "must be a number of seconds, got 'soon'"),
         ("redis://host?timeout=nan", "must be from 0 to 60"),
         ("redis://host?timeout=-1", "must be from 0 to 60"),
         ("redis://host?mode=brave", "must be one of fast, safe"),

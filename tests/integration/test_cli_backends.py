@@ -184,6 +184,7 @@ def test_a_broken_promise_ends_with_6_and_is_shown(shell: Shell, with_broken_dri
     assert "Traceback" not in done.err
 
 
+@pytest.mark.long
 def test_conformance_as_json_and_as_markdown(shell: Shell, with_broken_driver: str) -> None:
     done = shell.run("conformance", "broken://", "-k", "9.4", "--json", PYTHONPATH=with_broken_driver)
     assert done.code == 6
@@ -203,7 +204,7 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
     ("arguments", "code", "says"),
     [
         (["memory://", "-k", "zebra"], 2, "fits no test"),
-        (["memory://", "--walks", "-1"], 2, "walks=-1 is out of range"),
+        (["memory://", "--walks", "-1"], 2, "walks must be 0 or more, got -1"),
         (["nowhere"], 2, "neither a URL"),
         (["kafka://x"], 2, "no backend 'kafka' is installed"),
         (["sqlite:///no/such/folder/x.db"], 2, "no/such/folder"),

@@ -1,13 +1,19 @@
-"""Checks of what callers pass beside a body: delays, points in time, priorities, ttrs, states, ids."""
+"""Checks of what callers pass: names, delays, points in time, priorities, ttrs, ids, counts. Each rule is checked once.
+
+The rule for names of queues and tasks is the strictest common ground of all stores: no name needs escaping in a
+beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
+"""
 
 from __future__ import annotations
 
 import datetime as dt
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
-from .backend import DELAY_MAX, PRIORITY_MAX, STORED_STATES, TTR_MIN, State
-from .errors import OptionInvalid
+from .backend import DELAY_MAX, PRIORITY_MAX, TTR_MIN
+from .errors import NameInvalid, OptionInvalid
+from .formatting import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -16,20 +22,39 @@ COUNT_MAX = 2**31 - 1
 REASON_MAX = 2000  # characters
 _ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 bytes
 
+NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_known: set[str] = set()  # names seen to be good: the check is on the path of every enqueue
+_KNOWN_AT_MOST = 10_000
+
+
+def check_name(name: object, kind: str = "queue") -> str:
+    """Return *name* if it is a legal name of a *kind*, else raise ``NameInvalid``."""
+    if type(name) is str:
+        if name in _known:
+            return name
+        if _NAME.fullmatch(name):
+            if len(_known) < _KNOWN_AT_MOST:
+                _known.add(name)
+            return name
+    shown = ascii(name)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise NameInvalid(f"a {kind} name must have {NAME_RULE}, got {shown}")
+
 
 def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
     """Seconds from now: *delay* itself, or until *at*, a datetime with a zone (one in the past is now)."""
     if at is not None:
         if delay is not None:
-            raise OptionInvalid("delay and at were both given: a job has one due time, give one of them")
+            raise OptionInvalid("delay and at must not both be given: a job has one due time")
         return _until(at)
     if delay is None:
         return 0.0
     seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else _number(delay, "delay")
     if not 0 <= seconds <= DELAY_MAX:
-        raise OptionInvalid(
-            f"delay={shown(delay)} is out of range: seconds from 0 (now) to {DELAY_MAX:.0f} (a century)"
-        )
+        raise OptionInvalid(f"delay must be from 0 (now) to {DELAY_MAX:.0f} seconds (a century), got {shown(delay)}")
     return seconds
 
 
@@ -38,7 +63,7 @@ def check_priority(priority: int) -> int:
     number = priority if type(priority) is int else _whole(priority)
     if number is None or not 0 <= number <= PRIORITY_MAX:
         raise OptionInvalid(
-            f"priority={shown(priority)} is out of range: a whole number from 0 (first) to {PRIORITY_MAX} (last)"
+            f"priority must be a whole number from 0 (first) to {PRIORITY_MAX} (last), got {shown(priority)}"
         )
     return number
 
@@ -47,7 +72,7 @@ def check_ttr(ttr: float) -> float:
     """Seconds that a reservation lasts without a touch, 1 or more."""
     seconds = _number(ttr, "ttr")
     if not TTR_MIN <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"ttr={shown(ttr)} is out of range: seconds from {TTR_MIN:g} up")
+        raise OptionInvalid(f"ttr must be {TTR_MIN:g} second or more, got {shown(ttr)}")
     return seconds
 
 
@@ -55,7 +80,7 @@ def check_timeout(timeout: float, name: str = "timeout") -> float:
     """Seconds to wait, 0 or more."""
     seconds = _number(timeout, name)
     if not 0 <= seconds <= DELAY_MAX:
-        raise OptionInvalid(f"{name}={shown(timeout)} is out of range: seconds from 0 up")
+        raise OptionInvalid(f"{name} must be 0 seconds or more, got {shown(timeout)}")
     return seconds
 
 
@@ -63,14 +88,14 @@ def check_count(count: int, name: str, *, least: int = 1) -> int:
     """A whole number of *least* or more, within what every store can be asked for."""
     number = _whole(count)
     if number is None or not least <= number <= COUNT_MAX:
-        raise OptionInvalid(f"{name}={shown(count)} is out of range: a whole number from {least} to {COUNT_MAX}")
+        raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")
     return number
 
 
 def check_id(job_id: str) -> str:
-    """A job's id as somebody may have kept it: opaque, but text that a store can be asked for."""
+    """An id as a caller may have kept it: opaque text that every store accepts in a lookup."""
     if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
-        raise OptionInvalid(f"{shown(job_id)} is no job's id: an id is the text that enqueue returned, as handle.id")
+        raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
     return job_id
 
 
@@ -92,7 +117,7 @@ def check_new_id(job_id: str, name: str = "id") -> str:
 def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
     """One id for each of *count* jobs, no two alike."""
     if isinstance(ids, str | bytes):
-        raise OptionInvalid(f"ids={shown(ids)} is one id: pass a list of them, one for each job")
+        raise OptionInvalid(f"ids must be a list with one id for each job, got {shown(ids)}")
     checked = [check_new_id(job_id, f"ids[{at}]") for at, job_id in enumerate(ids)]
     if len(checked) != count:
         raise OptionInvalid(f"ids must have one id for each job, got {len(checked)} for {count} jobs")
@@ -105,22 +130,8 @@ def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
 def check_cursor(after: str | None) -> str | None:
     """Where a listing goes on: what the page before gave as its ``after``."""
     if after is not None and not isinstance(after, str):
-        raise OptionInvalid(f"after={shown(after)} is no page's cursor: pass what the page before gave as its after")
+        raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {shown(after)}")
     return after
-
-
-def check_state(state: str) -> State:
-    """One of the four stored states, by name. Raises ``OptionInvalid``."""
-    if state in STORED_STATES:
-        return State(state)
-    name = state.value if isinstance(state, State) else state
-    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
-    raise OptionInvalid(f"{shown(name)} is no state of a job: {', '.join(STORED_STATES)}{not_kept}")
-
-
-def check_states(states: Iterable[str] | str) -> list[State]:
-    """States, from one name or several."""
-    return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
 
 def check_reason(reason: str | None) -> str | None:
@@ -132,26 +143,16 @@ def check_reason(reason: str | None) -> str | None:
     return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
 
 
-def shown(value: object) -> str:
-    """*value* as an error message shows it: short, printable, and without failing on what cannot be shown."""
-    try:
-        text = repr(value)
-    except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
-        text = f"a {type(value).__qualname__}"
-    text = text.encode("utf-8", "backslashreplace").decode()
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
 def _until(at: dt.datetime) -> float:
     if not isinstance(at, dt.datetime):
-        raise OptionInvalid(f"at={shown(at)} is no point in time: give a datetime with a zone")
+        raise OptionInvalid(f"at must be a datetime with a time zone, got {shown(at)}")
     if at.tzinfo is None or at.utcoffset() is None:
         raise OptionInvalid(
-            f"at={at!r} has no time zone, so it names no moment: use datetime.now(timezone.utc) + ..., or .astimezone()"
+            f"at must have a time zone, got {at!r}: use datetime.now(timezone.utc) + ..., or .astimezone()"
         )
     seconds = (at - dt.datetime.now(dt.UTC)).total_seconds()
     if seconds > DELAY_MAX:
-        raise OptionInvalid(f"at={at!r} is more than a century away")
+        raise OptionInvalid(f"at must be within a century, got {at!r}")
     return max(0.0, seconds)
 
 
@@ -163,9 +164,9 @@ def _number(value: Any, name: str) -> float:
             seconds = math.inf
         if math.isfinite(seconds):
             return seconds
-    raise OptionInvalid(f"{name}={shown(value)} is no number of seconds")
+    raise OptionInvalid(f"{name} must be a number of seconds, got {shown(value)}")
 
 
 def _whole(value: Any) -> int | None:
-    """A plain int, also from an IntEnum; None for what is no whole number."""
+    """*value* as a plain int, also from an IntEnum; None if it is not a whole number."""
     return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

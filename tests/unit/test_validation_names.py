@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiq.errors import NameInvalid
-from multiq.names import check_name
+from multiq.validation import check_name
 
 GOOD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
 
@@ -43,7 +43,7 @@ def test_a_good_name_comes_back_as_it_is(name: str) -> None:
     ],
 )
 def test_a_bad_name_is_refused(name: str) -> None:
-    with pytest.raises(NameInvalid, match="is no queue name"):
+    with pytest.raises(NameInvalid, match="a queue name must have"):
         check_name(name)
 
 
@@ -71,7 +71,7 @@ def test_the_message_shows_the_name_on_one_short_line_of_plain_characters() -> N
 
 
 def test_the_message_says_what_kind_of_name_it_is() -> None:
-    with pytest.raises(NameInvalid, match="is no task name"):
+    with pytest.raises(NameInvalid, match="a task name must have"):
         check_name("no such", "task")
 
 

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multiq.backend import DELAY_MAX
-from multiq.backoff import DEFAULT, exponential, fixed, steps, to_backoff
 from multiq.errors import OptionInvalid
+from multiq.retry import DEFAULT, exponential, fixed, steps, to_backoff
 
 seconds = st.floats(min_value=0, max_value=DELAY_MAX)
 attempts = st.integers(min_value=1, max_value=10**9)
@@ -101,14 +101,14 @@ def test_what_is_no_backoff_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"base": 0.5}, "base=0.5 would make the waits shorter and shorter"),
-        ({"base": -1}, "base=-1 is no backoff"),
-        ({"cap": -1}, "cap=-1 is no backoff"),
-        ({"first": math.nan}, "first=nan is no backoff"),
-        ({"jitter": 1.1}, "jitter=1.1 must be a share from 0 to 1"),
-        ({"jitter": -0.1}, "jitter=-0.1 must be a share"),
-        ({"jitter": math.nan}, "jitter=nan must be a share"),
-        ({"jitter": "half"}, "jitter='half' must be a share"),
+        ({"base": 0.5}, "base must be 1 or more, got 0.5"),
+        ({"base": -1}, "base must be seconds >= 0, .* got -1"),
+        ({"cap": -1}, "cap must be seconds >= 0, .* got -1"),
+        ({"first": math.nan}, "first must be seconds >= 0, .* got nan"),
+        ({"jitter": 1.1}, "jitter must be a share from 0 to 1, got 1.1"),
+        ({"jitter": -0.1}, "jitter must be a share from 0 to 1, got -0.1"),
+        ({"jitter": math.nan}, "jitter must be a share from 0 to 1, got nan"),
+        ({"jitter": "half"}, "jitter must be a share from 0 to 1, got 'half'"),
     ],
 )
 def test_an_exponential_backoff_says_which_of_its_numbers_is_wrong(options: Any, complaint: str) -> None:
