@@ -28,7 +28,7 @@ BATCH = 1_000
 
 
 @pytest.mark.long
-def test_a_hundred_thousand_jobs_due_at_once_are_handed_out_once_each_and_none_early(
+def test_hundred_thousand_jobs_due_at_once_are_reserved_once_each_and_none_early(
     new_redis: Callable[..., RedisServer],
 ) -> None:
     server = new_redis()

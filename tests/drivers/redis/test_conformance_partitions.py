@@ -62,7 +62,7 @@ class OneLineHarness(PartitionsHarness):
 
     def open(self) -> Backend:
         backend = super().open()
-        backend._lines.home = lambda queue, _: keys.line(queue, 2)  # type: ignore[attr-defined]
+        backend._partitions.partition_for = lambda queue, _: keys.partition(queue, 2)  # type: ignore[attr-defined]
         return backend
 
 

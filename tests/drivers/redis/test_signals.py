@@ -42,7 +42,7 @@ def ticking() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_signals_do_not_put_the_deadline_off(server: RedisServer, call: Callable[[Backend], object]) -> None:
+def test_signals_do_not_postpone_the_deadline(server: RedisServer, call: Callable[[Backend], object]) -> None:
     with open_backend(f"{server.url}?timeout=0.6&partitions=2") as backend:
         backend.stats(QUEUE)
         server.pause()

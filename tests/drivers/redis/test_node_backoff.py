@@ -19,7 +19,7 @@ def knows_all(node: RedisServer) -> bool:
     return any(last == SLOTS - 1 for _, last, *_ in node.ask("CLUSTER", "SLOTS", raw=True))
 
 
-def test_an_idle_consumer_rests_after_a_failover() -> None:
+def test_idle_consumer_is_quiet_after_a_failover() -> None:
     # Given a consumer whose queues are on all nodes, one of which is dead
     with (
         RedisCluster(cluster_node_timeout="15000") as cluster,
