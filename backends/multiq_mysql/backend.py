@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
+from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, seconds
 
 from .connection import Database

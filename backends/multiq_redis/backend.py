@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, QueueStats, State
+from multiq.backend import Backend, QueueStats, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, choice, seconds
 
 from . import keys

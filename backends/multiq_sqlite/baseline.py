@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from os import PathLike
 
 
-class SqliteLimit(Limit):
+class SqliteBaseline(Limit):
     """WAL mode and one table, in a file of its own in *folder*; *synchronous* is ``full`` or ``normal``."""
 
     def __init__(self, folder: PathLike[str] | str, synchronous: str, body: bytes) -> None:

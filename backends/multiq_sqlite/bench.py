@@ -11,7 +11,7 @@ from multiq.bench.adapter import Bench, Durability, Place
 from multiq.settings.url import parse_url
 
 from .backend import SqliteBackend
-from .baseline import SqliteLimit
+from .baseline import SqliteBaseline
 from .doctor import survives
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
-class SqlitePlace(Place):
+class SqliteTarget(Place):
     """A file. There is no server that counts: what it costs, its clients spend."""
 
     def __init__(self, url: str) -> None:
@@ -40,7 +40,7 @@ class SqlitePlace(Place):
 
     def limit(self, body: bytes) -> Limit:
         """In a file of its own beside the other, and so on the same disk."""
-        return SqliteLimit(self._path.parent, self._synchronous, body)
+        return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 
 class SqliteBench(Bench):
@@ -49,9 +49,9 @@ class SqliteBench(Bench):
     @classmethod
     @contextmanager
     def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        yield SqlitePlace(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
+        yield SqliteTarget(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
 
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[Place]:
-        yield SqlitePlace(url)
+        yield SqliteTarget(url)
