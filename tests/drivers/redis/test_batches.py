@@ -1,4 +1,4 @@
-"""Large batches: in slices that hold nobody up, in their order, and what is told of one that was taken in part."""
+"""Large batches: in slices that block no other client, in their order, and what a partly taken one reports."""
 
 from __future__ import annotations
 
@@ -80,10 +80,10 @@ def test_full_server_between_slices_reports_exactly_what_was_taken(server: Redis
     backend.purge(QUEUE, [State.READY])
     server.set("maxmemory", str(server.ask("INFO", "memory")["used_memory"] + 3_000_000))
     jobs = batch(20 * enqueue.MOST_JOBS, 100)
-    with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+    with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
         backend.enqueue(QUEUE, jobs)
-    # Then whole slices were taken, from the first on, and that is what is told
-    accepted = told.value.accepted
+    # Then whole slices were taken, from the first on, and that is what the error says
+    accepted = caught.value.accepted
     assert 0 < len(accepted) < len(jobs)
     assert len(accepted) % enqueue.MOST_JOBS == 0
     assert list(accepted.items()) == [(at, job.id) for at, job in enumerate(jobs[: len(accepted)])]
@@ -121,14 +121,14 @@ def test_server_lost_between_slices_is_uncertain_and_a_repetition_completes_the_
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=len(b"$2\r\nok\r\n"), times=1000))
         jobs = batch(3 * enqueue.MOST_JOBS)
-        with pytest.raises(EnqueueUncertain) as told:
+        with pytest.raises(EnqueueUncertain) as caught:
             backend.enqueue(QUEUE, jobs)
         proxy.disarm()
         # Then the first slice is there, the second may be, and the third was not sent
         first, second, third = (jobs[at : at + enqueue.MOST_JOBS] for at in range(0, len(jobs), enqueue.MOST_JOBS))
-        assert told.value.accepted == {at: job.id for at, job in enumerate(first)}
-        assert told.value.ids == tuple(job.id for job in second)
-        assert told.value.unsent == tuple(third)
+        assert caught.value.accepted == {at: job.id for at, job in enumerate(first)}
+        assert caught.value.ids == tuple(job.id for job in second)
+        assert caught.value.unsent == tuple(third)
         # When the same call is made again
         backend.enqueue(QUEUE, jobs)
         assert taken_by(backend)[2:] == [job.id for job in jobs]

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """Emptied again and again, so nobody else's."""
+    """A server that is emptied again and again, so not shared."""
     with RedisServer() as server:
         yield server
 
@@ -79,9 +79,9 @@ def test_call_is_attempted_twice_and_not_ten_times(stage: Stage) -> None:
     stage.clear()
     stage.server.ask("CONFIG", "RESETSTAT")
     stage.proxy.arm(CutReply(times=1000))
-    with pytest.raises(EnqueueUncertain) as told:
+    with pytest.raises(EnqueueUncertain) as caught:
         stage.backend.enqueue(QUEUE, THREE_JOBS)
-    assert told.value.ids == tuple(job.id for job in THREE_JOBS)
+    assert caught.value.ids == tuple(job.id for job in THREE_JOBS)
     stage.proxy.disarm()
     ran = stage.server.ask("INFO", "commandstats")["cmdstat_evalsha"]["calls"]
     assert ran <= 2

@@ -1,6 +1,6 @@
-"""Replies cut at every byte, of calls that go to several lines in one round trip: still exactly one effect of each.
+"""Replies cut at every byte, of calls to several partitions in one round trip: still exactly one effect of each.
 
-On one server, so that all lines' replies come over one connection and a cut may hit any of them.
+On one server, so that all partitions' replies come over one connection and a cut may hit any of them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class WideStage(Stage):
         self.put(*ids, **options)
         self.leases = sorted(self.consumer.reserve(len(ids), 0), key=lambda lease: ids.index(lease.id))
         assert [lease.id for lease in self.leases] == list(ids)
-        assert len({partition_of(lease) for lease in self.leases}) >= 3  # else this would be about less than it says
+        assert len({partition_of(lease) for lease in self.leases}) >= 3  # else this would test less than it claims
 
     def ids(self, state: State) -> list[str]:
         return sorted(super().ids(state))
@@ -159,7 +159,7 @@ def _nothing_armed(stage: Stage) -> Iterator[None]:
 
 
 def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
-    """How many bytes a scene sends and gets at least: whose turn it is decides how many lines are asked first."""
+    """How many bytes a scene sends and gets at least: the rotation decides how many partitions are asked first."""
     play(stage, scene)
     seen = [play(stage, scene) for _ in range(8)]
     return min(sent for sent, _ in seen), min(replied for _, replied in seen)

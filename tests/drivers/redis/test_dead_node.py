@@ -1,4 +1,4 @@
-"""One node of a cluster does not answer: the queues and lines of the others go on, and its own when it is back."""
+"""One node of a cluster does not answer: the queues and partitions of the others go on, and its own when it is back."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def of_node(cluster: RedisCluster, names: list[str]) -> dict[int, list[str]]:
 
 
 def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
-    """Reserve and ack as a patient caller does; until so many are done, or the time is over."""
+    """Reserve and ack, repeating after errors, until so many are done, or the time is over."""
     done: list[Lease] = []
     owed: list[Lease] = []
     end = time.monotonic() + seconds
@@ -187,7 +187,7 @@ def test_producer_whose_first_partition_is_dead_fills_the_others(
                 accepted += backend.enqueue(WIDE, [_job(job_id)])
         gone.close()
         with open_backend(cluster.url) as narrow:
-            # And when it is back, the next enqueue lets those know of the lines who have not heard of them
+            # And when it is back, clients that do not know the partitions learn of them by the next enqueue
             end = time.monotonic() + 30
             while time.monotonic() < end:
                 with contextlib.suppress(BackendUnavailable, EnqueueUncertain):

@@ -62,7 +62,7 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer --------------------------------------------------------------------------------------
 
 
 def test_stopped_server_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None:
@@ -84,7 +84,7 @@ def test_enqueue_to_a_stopped_server_is_uncertain_and_can_be_repeated(new_redis:
 
 
 def test_unsent_enqueue_is_not_uncertain(new_redis: NewRedis, proxy: Proxy) -> None:
-    # Given one server that cannot even be connected to in time, and one that nobody listens for
+    # Given one server that cannot even be connected to in time, and one whose port is closed
     server = new_redis()
     with stopped(server), open_backend(url_of(server.port, timeout=0.2)) as backend, pytest.raises(BackendTimeout):
         backend.enqueue(QUEUE, [new()])
@@ -133,7 +133,7 @@ def test_worker_survives_a_server_that_is_stopped_for_a_while(
     outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server -------------------------------------------------------------------------------------
 
 
 def test_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
@@ -218,11 +218,11 @@ def test_idle_connections_that_the_server_closed_are_reopened_silently(new_redis
         assert consumer.settle([Ack(lease)]) == [None]
         until(lambda: _is_alone(server))
         assert len(consumer.reserve(1, 5)) == 1
-        assert consumer.reserve(1, 2.5) == []  # nor does it close on one who waits
+        assert consumer.reserve(1, 2.5) == []  # nor does it close a waiting connection
 
 
 def _is_alone(server: RedisServer) -> bool:
-    """Whether nobody but who asks is connected."""
+    """Whether no connection is open but the one that asks."""
     return bool(server.ask("INFO", "clients")["connected_clients"] == 1)
 
 
@@ -257,7 +257,7 @@ def test_delays_leases_and_counts_survive_a_killed_server(new_redis: NewRedis) -
 
 
 def test_loading_server_is_waited_for_or_named(new_redis: NewRedis) -> None:
-    # Given a server that takes half a minute to load, unless told otherwise
+    # Given a server that takes half a minute to load, unless configured otherwise
     server = new_redis(save="3600 1", key_load_delay="3000", loading_process_events_interval_bytes="1024")
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
@@ -410,7 +410,7 @@ def _is_busy(server: RedisServer) -> bool:
     return False
 
 
-# --- somebody deletes ------------------------------------------------------------------------------------
+# --- deleted keys ------------------------------------------------------------------------------------
 
 
 def test_flushed_scripts_are_loaded_again_during_work(new_redis: NewRedis) -> None:

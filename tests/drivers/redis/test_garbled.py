@@ -137,7 +137,7 @@ def test_circular_redirections_end_at_the_deadline(liar: Callable[..., Backend])
 
 
 def test_surplus_reply_is_not_taken_for_the_next_one(liar: Callable[..., Backend]) -> None:
-    """A server, or who sits in between, that repeats a reply puts all later ones out of step."""
+    """A server, or a proxy, that repeats a reply puts all later ones out of step."""
     backend = liar(lambda _: b"$1\r\n1\r\n" * 2, "redis")
     with pytest.raises(BackendUnavailable, match="more replies than there were commands"):
         backend.kick_job("q", "1")

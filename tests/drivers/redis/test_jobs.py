@@ -73,7 +73,7 @@ def test_delays_are_rounded_up(seconds: float, expected: int) -> None:
 
 def test_all_keys_of_a_queue_share_its_hash_tag() -> None:
     base = keys.base("multiq", "a.b-c")
-    names = [*(function(base) for function in keys.BY_NAME.values()), keys.call(base, "caller")]
+    names = [*(function(base) for function in keys.BY_NAME.values()), keys.call(base, "client")]
     assert {name.partition("{")[2].partition("}")[0] for name in names} == {"a.b-c"}
 
 

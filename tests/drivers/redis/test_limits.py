@@ -107,7 +107,7 @@ def test_exchange_without_jobs_waits_without_commands(server: RedisServer, backe
             (lease,) = consumer.reserve(1, 0)
             before, busy = server.consumers_sent, time.thread_time()
             assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
-            assert time.thread_time() - busy < 0.5  # of a core: who spins uses nearly all of it
+            assert time.thread_time() - busy < 0.5  # of a core: a busy loop uses nearly all of it
             return server.consumers_sent - before
 
         is_quiet(sent, 3)
@@ -171,7 +171,7 @@ def test_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend)
         server.set("maxmemory", "1")
         consumer._waiter.notify(QUEUE)  # type: ignore[attr-defined]
         assert server.ask("ZCARD", hint) == 1
-        # And a consumer ends its own sleep in time there, too
+        # And a consumer ends its own wait in time there, too
         for _ in range(3):
             threading.Timer(0.1, consumer.interrupt).start()
             started = time.monotonic()
@@ -192,7 +192,7 @@ def nodes() -> Iterator[list[RedisServer]]:
 
 def test_cluster_without_slots_is_reported(nodes: list[RedisServer]) -> None:
     with open_backend(f"redis+cluster://{HOST}:{nodes[0].port}?timeout=1") as backend:
-        assert backend.capabilities.persistent is True  # nobody to ask: as it is declared
+        assert backend.capabilities.persistent is True  # no server to ask: as it is declared
         calls: list[Callable[[], object]] = [
             lambda: backend.stats(QUEUE),
             backend.queues,

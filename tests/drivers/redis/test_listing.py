@@ -30,7 +30,7 @@ def put(backend: Backend, *ids: str, **options: Any) -> None:
 
 
 def some_of_each(backend: Backend) -> None:
-    """Ready ones, and later, when nobody may promote them: due ones, abandoned ones, and those that are neither."""
+    """Ready ones, and later, when they cannot be promoted: due ones, abandoned ones, and those that are neither."""
     with backend.consumer([QUEUE]) as consumer:
         put(backend, "abandoned 1", "abandoned 2", ttr=1)
         put(backend, "held", ttr=3600)

@@ -1,4 +1,4 @@
-"""What a consumer knows of servers that did not answer, once their lines are elsewhere."""
+"""What a consumer knows of servers that did not answer, once their partitions are elsewhere."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_idle_consumer_is_quiet_after_a_failover() -> None:
             backend.enqueue(queues[2], [NewJob(b"", new_id())])
             assert len(consumer.reserve(1, 10)) == 1
             assert consumer.reserve(1, 1) == []
-            # Then the consumer sleeps again
+            # Then the consumer waits quietly again
 
             def sent() -> int:
                 before = sum(node.consumers_sent for node in others)

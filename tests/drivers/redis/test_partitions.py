@@ -1,4 +1,4 @@
-"""A queue over several lines: where its jobs are, who finds them, whose turn it is, and what happens when n changes."""
+"""A queue with several partitions: where its jobs are, which client finds them, rotation, changes of the number."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ PARTITIONS = [keys.partition(QUEUE, number) for number in range(SPREAD)]
 
 @pytest.fixture
 def wide(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over many lines."""
+    """Enqueues over many partitions."""
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend:
         yield backend
 
 
 @pytest.fixture
 def narrow(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over one, and has never heard of more."""
+    """Enqueues over one, and does not know of more."""
     with open_backend(server.url) as backend:
         yield backend
 
@@ -100,7 +100,7 @@ def test_order_holds_within_a_partition(wide: Backend) -> None:
             for lease in leases:
                 seen[partition_of(lease)].append((lease.priority, lease.body))
             consumer.settle([Ack(lease) for lease in leases])
-    # Then each line came by priority, then by age
+    # Then each partition came by priority, then by age
     assert sum(map(len, seen.values())) == 60
     assert all(partition == sorted(partition) for partition in seen.values())
 
@@ -138,7 +138,7 @@ def test_pages_go_through_all_partitions_whatever_their_size(wide: Backend) -> N
 
 
 def test_partitioned_queue_is_on_all_nodes_of_a_cluster(redis_cluster: RedisCluster) -> None:
-    # Given a queue over so many lines that all three masters have some
+    # Given a queue with so many partitions that all three masters have some
     with (
         open_backend(f"{redis_cluster.url}?partitions={SPREAD}") as backend,
         backend.consumer([QUEUE]) as consumer,
@@ -157,15 +157,15 @@ def test_partitioned_queue_is_on_all_nodes_of_a_cluster(redis_cluster: RedisClus
         assert backend.kick(QUEUE, 150) == 150
         assert backend.purge(QUEUE, [State.READY]) == 150
         assert len(backend.jobs(QUEUE, State.BURIED, limit=100).jobs) == 50
-        # And a sleeper hears of a job on any of them
+        # And a waiting consumer is notified of a job on any of them
         backend.purge(QUEUE, [State.BURIED])
         for _ in range(6):
             found: list[Any] = []
-            sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 30)))  # noqa: B023
-            sleeper.start()
-            until(lambda: _asleep(redis_cluster) == SPREAD, "it sleeps at every line")
+            waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 30)))  # noqa: B023
+            waiting.start()
+            until(lambda: _asleep(redis_cluster) == SPREAD, "it waits at every partition")
             (job_id,) = put(backend)
-            sleeper.join()
+            waiting.join()
             assert [lease.id for lease in found] == [job_id]
             consumer.settle([Ack(lease) for lease in found])
 
@@ -174,13 +174,13 @@ def _asleep(cluster: RedisCluster) -> int:
     return sum(node.ask("INFO", "clients")["blocked_clients"] for node in cluster.nodes)
 
 
-# --- another number of lines -----------------------------------------------------------------------------
+# --- another number of partitions -----------------------------------------------------------------------------
 
 
 def test_client_with_one_partition_finds_the_jobs_of_all(wide: Backend, narrow: Backend) -> None:
     # Given jobs enqueued by both
     ids = put(narrow, 20) + put(wide, 50)
-    # Then the one who enqueues over one line sees, moves and works off all of them
+    # Then the client with one partition lists, moves and works off all of them
     assert narrow.stats(QUEUE).ready == 70
     assert len(narrow.jobs(QUEUE, State.READY, limit=100).jobs) == 70
     for job_id in ids:
@@ -191,9 +191,9 @@ def test_client_with_one_partition_finds_the_jobs_of_all(wide: Backend, narrow: 
     assert sorted(drain(narrow)) == sorted(ids[:-1])
 
 
-@pytest.mark.parametrize("who", ["wide", "narrow"])
-def test_job_is_found_in_any_partition(who: str, wide: Backend, narrow: Backend) -> None:
-    looks, puts = (wide, narrow) if who == "wide" else (narrow, wide)
+@pytest.mark.parametrize("reader", ["wide", "narrow"])
+def test_job_is_found_in_any_partition(reader: str, wide: Backend, narrow: Backend) -> None:
+    looks, puts = (wide, narrow) if reader == "wide" else (narrow, wide)
     ids = put(puts, 30)
     for job_id in ids:
         assert looks.peek(QUEUE, job_id).state is State.READY
@@ -210,18 +210,18 @@ def test_job_is_found_in_any_partition(who: str, wide: Backend, narrow: Backend)
 def test_consumer_waiting_at_one_partition_learns_of_the_others_in_time(
     server: RedisServer, wide: Backend, narrow: Backend
 ) -> None:
-    # Given a consumer that sleeps, and has never heard of more than one line
+    # Given a waiting consumer that knows of one partition
     with narrow.consumer([QUEUE]) as consumer:
         found: list[Any] = []
-        sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
-        sleeper.start()
-        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it sleeps")
-        # When a job is put in another line
+        waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
+        waiting.start()
+        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it waits")
+        # When a job is put in another partition
         partition_for = wide._partitions.partition_for  # type: ignore[attr-defined]
         job_id = next(job_id for job_id in new_ids(100) if partition_for(QUEUE, _packed(job_id)) != QUEUE)
         wide.enqueue(QUEUE, [NewJob(b"", job_id)])
         # Then it gets that when it looks for itself
-        sleeper.join()
+        waiting.join()
         assert [lease.id for lease in found] == [job_id]
         # And from now on it is woken there, too
         consumer.settle([Ack(found[0])])
@@ -245,7 +245,7 @@ def test_paused_queue_that_gets_more_partitions_is_paused_in_all(wide: Backend, 
 def test_partitions_added_during_a_pause_call_are_paused(
     wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a producer that adds lines after somebody who pauses has looked how many there are
+    # Given a producer that adds partitions after the pausing client has read their number
     partitions: Any = narrow._partitions  # type: ignore[attr-defined]
     refreshed = partitions.refreshed
 
@@ -282,22 +282,22 @@ def test_lease_can_be_settled_by_a_client_with_another_partition_count(wide: Bac
 
 
 def test_doctor_reports_partitions_beyond_those_of_the_url(server: RedisServer, wide: Backend, narrow: Backend) -> None:
-    def told(backend: Backend) -> list[str]:
+    def partition_findings(backend: Backend) -> list[str]:
         return [f"{found.why} {found.advice}" for found in backend.doctor() if found.what == "partitions"]
 
-    assert told(narrow) == told(wide) == []
+    assert partition_findings(narrow) == partition_findings(wide) == []
     put(wide, 100)
-    (text,) = told(narrow)
+    (text,) = partition_findings(narrow)
     assert f"{QUEUE!r} has {SPREAD} partitions, and this URL enqueues over 1" in text
     assert "jobs are in the further ones" in text
-    assert told(wide) == []
-    # When they are empty, then it says what could be deleted, and that it can
+    assert partition_findings(wide) == []
+    # When they are empty, then it names the key that can be deleted
     drain(narrow)
     key = keys.partitions(keys.base("multiq", QUEUE))
-    assert f"delete the key {key}" in told(narrow)[0]
+    assert f"delete the key {key}" in partition_findings(narrow)[0]
     assert server.ask("DEL", key) == 1
-    assert told(narrow) == []
-    put(wide, 100)  # who is at work still enqueues over many, and reads them
+    assert partition_findings(narrow) == []
+    put(wide, 100)  # a running client still enqueues over many, and reads them
 
 
 # --- a part of a batch -----------------------------------------------------------------------------------
@@ -308,15 +308,15 @@ def test_batch_refused_by_one_full_node_reports_what_the_others_took() -> None:
 
     with RedisCluster() as cluster, open_backend(f"{cluster.url}?partitions={SPREAD}&timeout=2") as backend:
         # Given one master that is full
-        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first line
+        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first partition
         full.set("maxmemory", "1")
         # When a batch goes to all of them
         jobs = [NewJob(b"x", job_id) for job_id in new_ids(100)]
-        with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+        with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
             backend.enqueue(QUEUE, jobs)
-        # Then exactly those that were told are there
-        accepted = told.value.accepted
-        assert isinstance(told.value.__cause__, BackendFull)
+        # Then exactly the reported ones are there
+        accepted = caught.value.accepted
+        assert isinstance(caught.value.__cause__, BackendFull)
         assert 0 < len(accepted) < 100
         assert all(jobs[at].id == job_id for at, job_id in accepted.items())
         stored = {job.id for job in backend.jobs(QUEUE, State.READY, limit=200).jobs}
@@ -346,4 +346,4 @@ def test_idle_consumer_of_many_partitions_sends_no_more_than_one_of_one(server: 
 
 def _commands(server: RedisServer) -> int:
     stats = server.ask("INFO", "commandstats")
-    return sum(told["calls"] for name, told in stats.items() if name in {"cmdstat_evalsha", "cmdstat_bzpopmin"})
+    return sum(stat["calls"] for name, stat in stats.items() if name in {"cmdstat_evalsha", "cmdstat_bzpopmin"})

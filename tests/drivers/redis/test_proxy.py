@@ -122,7 +122,7 @@ def test_proxy_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
     with pytest.raises(ConnectionRefusedError), connected(proxy):
         pass
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", proxy.port))  # though nobody listens there
+        other.bind(("127.0.0.1", proxy.port))  # though it does not listen there
     proxy.accept()
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG

@@ -34,7 +34,7 @@ VERBS = sorted(path.stem for path in FOLDER.glob("*.lua"))
 @pytest.mark.parametrize("verb", VERBS)
 def test_script_uses_the_keys_of_its_header_and_no_others(verb: str) -> None:
     made = script(verb)
-    # "at +": a script that takes the same keys of several lines
+    # "at +": a script that takes the same keys of several partitions
     used = {int(number) for number in re.findall(r"(?:KEYS|keys)\[(?:at \+ )?(\d+)\]", made.text)}
     assert used == set(range(1, len(made.keys) + 1))
     assert "KEYS[#" not in made.text
@@ -105,7 +105,7 @@ def test_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServ
 
 
 def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer) -> None:
-    # Given two calls of one caller
+    # Given two calls of one client
     redis_server.ask("FLUSHALL")
     with open_backend(redis_server.url) as backend:
         backend.enqueue(QUEUE, [NewJob(b"", job_id) for job_id in "abc"])
@@ -127,7 +127,7 @@ def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer
 def test_single_enqueue_that_arrives_again_or_late_has_no_effect_even_when_its_job_is_done(
     redis_server: RedisServer,
 ) -> None:
-    # Given two enqueues of one caller, whose jobs are worked off already
+    # Given two enqueues of one client, whose jobs are worked off already
     redis_server.ask("FLUSHALL")
     with open_backend(redis_server.url) as backend:
         client = backend._pool.dedicated()  # type: ignore[attr-defined]
@@ -145,7 +145,7 @@ def test_single_enqueue_that_arrives_again_or_late_has_no_effect_even_when_its_j
             leases = consumer.reserve(len(numbers), 0)
             assert len(leases) == len(numbers)
             consumer.settle([Ack(lease) for lease in leases])
-        # When the last one arrives again, and then those before it, too, they say so and add nothing
+        # When the last one arrives again, and then those before it, too, they get the same reply and add nothing
         for at in reversed(range(len(numbers))):
             arrives(at)
         assert backend.stats(QUEUE).ready == 0

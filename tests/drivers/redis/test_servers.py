@@ -1,4 +1,4 @@
-"""The private servers themselves: what is told when one is missing or does not start, and that none is left behind."""
+"""The private servers themselves: errors of missing or failing ones, and that none is left behind."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ QUEUE = "mail"
 CALLS: dict[str, Callable[[Backend], object]] = {
     "a small call": lambda backend: backend.stats(QUEUE),
     "a large one": lambda backend: backend.enqueue(QUEUE, [NewJob(bytes(8_000_000), new_id())]),
-    "several lines": lambda backend: backend.pause(QUEUE, 1),
+    "several partitions": lambda backend: backend.pause(QUEUE, 1),
 }
 
 

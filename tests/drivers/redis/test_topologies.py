@@ -53,10 +53,10 @@ def tls(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
 
 def refused(url: str) -> str:
-    """What is told of a server that must not be talked to; that it is told at all."""
-    with open_backend(url) as backend, pytest.raises(BackendUnavailable) as told:
+    """The error for a server that must be refused."""
+    with open_backend(url) as backend, pytest.raises(BackendUnavailable) as caught:
         backend.enqueue("mail", [new(b"S3CR3T")])
-    return str(told.value).lower()
+    return str(caught.value).lower()
 
 
 def test_expired_certificate_is_refused(tls: Callable[..., RedisServer]) -> None:
@@ -64,9 +64,9 @@ def test_expired_certificate_is_refused(tls: Callable[..., RedisServer]) -> None
 
 
 def test_certificate_for_another_host_is_refused(tls: Callable[..., RedisServer]) -> None:
-    told = refused(tls(host="elsewhere.example").url)
-    assert "certificate" in told
-    assert "127.0.0.1" in told
+    message = refused(tls(host="elsewhere.example").url)
+    assert "certificate" in message
+    assert "127.0.0.1" in message
 
 
 def test_certificate_of_an_unknown_authority_is_refused(tls: Callable[..., RedisServer]) -> None:
@@ -96,7 +96,7 @@ def test_valid_certificate_is_trusted(redis_tls: RedisServer) -> None:
 
 
 class Load:
-    """A producer and a consumer on some queues that go on whatever happens, and remember what they were told."""
+    """A producer and a consumer on some queues that go on whatever happens, and keep the replies."""
 
     def __init__(self, url: str, queues: tuple[str, ...]) -> None:
         self.acknowledged: set[str] = set()
@@ -138,7 +138,7 @@ class Load:
         try:
             with open_backend(self._url) as backend:
                 work(backend)
-        except BaseException as exc:  # told by the test's own thread
+        except BaseException as exc:  # raised in the test's own thread
             self._errors.append(exc)
 
     def _produce(self, backend: Backend) -> None:
@@ -187,7 +187,7 @@ def test_work_continues_after_a_failover(redis_sentinel: SentinelTrio) -> None:
         named_at = time.monotonic()
         # Then producer and consumer find the new one
         load.more(100)
-        # And when the old one comes back, as a replica, nobody is bothered
+        # And when the old one comes back, as a replica, no client is disturbed
         redis_sentinel.primary.go_on()
         until(lambda: _is_replica(redis_sentinel.primary), "the old one has stepped back")
         load.more(100)
@@ -209,7 +209,7 @@ def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sen
         old = redis_sentinel.primary_port
         stopper = threading.Timer(0.3, redis_sentinel.primary.pause)
         stopper.start()
-        # Given one who sleeps at the primary when that is stopped
+        # Given a consumer that waits at the primary when that is stopped
         with contextlib.suppress(BackendUnavailable):  # it may find the new one at once
             assert consumer.reserve(1, 1) == []
         until(lambda: redis_sentinel.primary_port != old, "the sentinels agree on a new primary")
@@ -223,7 +223,7 @@ def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sen
 
 
 def _is_replica(server: RedisServer) -> bool:
-    with contextlib.suppress(redis.ConnectionError):  # who steps back ends all connections
+    with contextlib.suppress(redis.ConnectionError):  # a demoted primary closes all connections
         return bool(server.ask("INFO", "replication")["role"] == "slave")
     return False
 

@@ -35,7 +35,7 @@ def test_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
 ) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer(queues) as consumer:
-        # Given one who knows that nothing is due, and begins to wait when a failover has paused all writes
+        # Given a consumer that knows that nothing is due, and begins to wait when a failover has paused all writes
         assert consumer.reserve(1, 0) == []
         server.ask("CLIENT", "PAUSE", int(PAUSE * 1000), "WRITE")
         if end == "interrupt":

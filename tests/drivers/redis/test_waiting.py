@@ -26,7 +26,7 @@ HINT = keys.hint(keys.base("multiq", QUEUE))
 
 
 def asleep(server: RedisServer, count: int = 1) -> None:
-    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} wait at the server")
 
 
 def test_idle_consumer_sends_next_to_nothing(server: RedisServer, backend: Backend) -> None:
@@ -50,7 +50,7 @@ def test_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> N
 
 
 def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backend) -> None:
-    # Given somebody who takes the marker and does nothing, and a consumer that waits behind him
+    # Given a client that pops the marker and does nothing, and a consumer that waits behind it
     with server.client() as thief, backend.consumer([QUEUE]) as consumer:
         stealing = threading.Thread(target=thief.bzpopmin, args=(HINT,), kwargs={"timeout": 10})
         stealing.start()
@@ -91,7 +91,7 @@ def test_reply_to_a_waiting_consumer_cut_at_any_byte_loses_and_doubles_nothing(s
         a_job_wakes_it()
         size = proxy.replied - before
         # When the answer is cut, wherever that may be, then the job is there, once
-        for at in places(size)[::5]:  # a tenth of a second each: without a bell nobody looks sooner
+        for at in places(size)[::5]:  # a tenth of a second each: without a notification no consumer looks sooner
             proxy.arm(CutReply(at=at, after=b"BZPOPMIN", rst=at % 2 == 1))
             a_job_wakes_it()
         proxy.disarm()
@@ -111,7 +111,7 @@ def test_follow_up_call_survives_a_flushed_script_cache(server: RedisServer, bac
 
 
 def test_interrupted_consumer_hands_over_its_notification(server: RedisServer, backend: Backend) -> None:
-    # Given two who sleep, and a delayed job, of which the bell tells one
+    # Given two waiting consumers, and a delayed job, of which one is notified
     one, other = backend.consumer([QUEUE]), backend.consumer([QUEUE])
     found: list[Any] = []
     waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 60))) for c in (one, other)]
@@ -121,7 +121,7 @@ def test_interrupted_consumer_hands_over_its_notification(server: RedisServer, b
     backend.enqueue(QUEUE, [NewJob(b"", new_id(), delay=1.0)])
     enqueued_at = time.monotonic()
     time.sleep(0.3)
-    # When that one leaves, which is the one who slept first
+    # When that one leaves, which is the one that waited first
     one.interrupt()
     waiting[0].join()
     # Then the other one takes the job when it is due, and not when it would have looked for itself
@@ -168,7 +168,7 @@ def test_parent_and_child_have_separate_clients(backend: Backend) -> None:
         for number in range(20):
             backend.enqueue(QUEUE, [NewJob(b"", f"parent {number}")])
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # Then no reply went astray, and nothing was taken for somebody else's call
+        # Then no reply went astray, and no reply was taken for another process's call
         expected = {f"{who} {number}" for who in ("child", "parent") for number in range(20)}
         assert {lease.id for lease in consumer.reserve(100, 0)} == expected
 

@@ -1,4 +1,4 @@
-"""A reply that nobody read would be taken for the answer to the next call: whatever interrupts a call, and wherever."""
+"""Calls interrupted at any line of the driver: an unread reply must not be taken for the answer to the next call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who knows when a job comes due: no job waits for the next look of somebody who could have known."""
+"""Notifications of jobs that are due soon: no job waits for the next look of a consumer that could be notified."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OTHER = "other"
 
 
 def asleep(server: RedisServer, count: int = 1) -> None:
-    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} wait at the server")
 
 
 def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisServer, backend: Backend) -> None:
-    # Given a watcher who was told of what is due soon in the other queue, and somebody else who sleeps there
+    # Given a consumer notified of what is due soon in the other queue, and another one that waits there
     with backend.consumer([QUEUE, OTHER]) as watcher, backend.consumer([OTHER]) as second:
         found: list[Any] = []
 
@@ -60,7 +60,7 @@ def test_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> N
         backend.enqueue(QUEUE, [NewJob(b"", new_id(), ttr=60)])
         (held,) = consumer.reserve(1, 0)
         assert consumer.reserve(1, 0.1) == []  # takes the marker
-        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what sleepers are told of
+        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what waiting consumers are notified of
         time.sleep(4.7)
         assert consumer.reserve(1, 0.1) == []
         # When it touches what it holds, then it is in time all the same

@@ -1,4 +1,4 @@
-"""The answer to a call lasts until that call's caller has it, whatever the same consumer calls in between."""
+"""The answer to a verdict is kept until it was returned, whatever the same consumer calls in between."""
 
 from __future__ import annotations
 
@@ -125,14 +125,14 @@ def test_job_reserved_by_a_failed_call_is_returned_only_while_its_lease_lasts(
     backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
     with through.consumer([QUEUE, OTHER]) as consumer, backend.consumer([QUEUE]) as second:
         (held,) = consumer.reserve(1, 0)
-        # Given a call that gets a job of one queue, and cannot say its verdict in the other
+        # Given a call that gets a job of one queue, and cannot send its verdict in the other
         backend.enqueue(QUEUE, [NewJob(b"x", "job", ttr=ttr)])
         proxy.arm(CutReply(after=b"{other}:jobs", times=1000))
         with pytest.raises(BackendUnavailable):
             consumer.exchange([Ack(held)], 1, 0)
         proxy.disarm()
         assert backend.peek(QUEUE, "job").state is State.RESERVED
-        # When its lease ends in the meantime, then it is nobody's but the second consumer's
+        # When its lease ends in the meantime, then only the second consumer gets it
         time.sleep(1.1)
         theirs = second.reserve(1, 0)
         ours = consumer.reserve(1, 0)

@@ -1,4 +1,4 @@
-"""Whose turn it is among a queue's lines, for a worker of one queue and of several."""
+"""The rotation through a queue's partitions, for a consumer of one queue and of several."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_no_partition_waits_for_the_others_to_end(server: RedisServer, count: in
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
             for lease in leases:
                 seen[lease.queue][partition_of(lease)] += 1
-        # Then each of the first one's lines had its turns
+        # Then each of the first one's partitions had its turns
         assert len(seen[queues[0]]) == SPREAD
 
 
