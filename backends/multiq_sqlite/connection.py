@@ -370,7 +370,7 @@ def _restart_log(sqlite: sqlite3.Connection) -> float:
             return _CHECKPOINT_PAUSE
         if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
             return 0.0
-        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - spreads the waiting, guards nothing
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - jitter, not for security
     return _CHECKPOINT_PAUSE
 
 
@@ -390,6 +390,6 @@ def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
 def _size(path: str) -> int:
     """Return the size of a file in bytes, 0 if it does not exist."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - half the price of Path.stat
+        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
     except OSError:
         return 0

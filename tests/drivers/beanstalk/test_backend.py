@@ -63,7 +63,7 @@ def test_a_url_names_an_address(url: str, address: object) -> None:
         ("beanstalk://one,two", "several"),
         ("beanstalk+unix://host/path", "three slashes"),
         ("beanstalk+unix:///", "three slashes"),
-        ("beanstalk+tls://host", "there is no"),
+        ("beanstalk+tls://host", "must be beanstalk or"),
         ("beanstalk://host?timeout=0", "seconds"),
         ("beanstalk://host?tube=x", "unknown option"),
     ],

@@ -314,7 +314,7 @@ def test_a_connection_that_may_only_read_is_told_so(
     else:
         app = connect()
         app.execute("PRAGMA query_only = ON")
-    with pytest.raises(OptionInvalid, match="may only read"):
+    with pytest.raises(OptionInvalid, match="must be able to write"):
         backend.enqueue("q", jobs(), connection=app)
     assert not app.in_transaction
 
