@@ -70,7 +70,7 @@ def say_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thre
     return thread
 
 
-def test_replies_that_come_one_by_one_are_not_received_one_by_one(pair: tuple[Connection, socket.socket]) -> None:
+def test_replies_sent_one_by_one_are_received_by_few_calls(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     # When a hundred replies come one after the other
     thread = say_one_by_one(theirs, [said([line]) for line in INSERTED])
@@ -82,7 +82,9 @@ def test_replies_that_come_one_by_one_are_not_received_one_by_one(pair: tuple[Co
 
 
 @pytest.mark.parametrize("line", [b"BURIED", b"DELETED", b"RELEASED", b"NOT_FOUND"])
-def test_the_shortest_replies_are_all_that_is_waited_for(pair: tuple[Connection, socket.socket], line: bytes) -> None:
+def test_receive_waits_for_no_more_than_the_shortest_replies(
+    pair: tuple[Connection, socket.socket], line: bytes
+) -> None:
     connection, theirs = pair
     theirs.sendall(said([line] * JOBS))
     assert connection.read_many(JOBS, in_time(), lines=JOBS) == [(line, b"")] * JOBS
@@ -90,7 +92,7 @@ def test_the_shortest_replies_are_all_that_is_waited_for(pair: tuple[Connection,
     assert connection.read_lines(JOBS, in_time()) == [line] * JOBS
 
 
-def test_what_follows_verdicts_is_read_with_its_body(pair: tuple[Connection, socket.socket]) -> None:
+def test_replies_after_verdicts_are_read_with_their_bodies(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     whole = said([b"DELETED"] * JOBS) + said([part for reply in RESERVED for part in reply])
     thread = say_one_by_one(theirs, [whole[at : at + 7] for at in range(0, len(whole), 7)])
@@ -100,7 +102,7 @@ def test_what_follows_verdicts_is_read_with_its_body(pair: tuple[Connection, soc
 
 @pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "silent"])
-def test_replies_that_came_before_a_failure_are_told(
+def test_error_carries_lines_received_before_it(
     pair: tuple[Connection, socket.socket], heard: int, is_cut: bool
 ) -> None:
     connection, theirs = pair
@@ -118,7 +120,7 @@ def test_replies_that_came_before_a_failure_are_told(
 
 
 @pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
-def test_verdicts_that_were_heard_before_a_failure_are_told(pair: tuple[Connection, socket.socket], heard: int) -> None:
+def test_error_carries_verdict_replies_received_before_it(pair: tuple[Connection, socket.socket], heard: int) -> None:
     connection, theirs = pair
     theirs.sendall(said([b"DELETED"] * heard) + b"DELE")
     theirs.close()

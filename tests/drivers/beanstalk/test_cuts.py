@@ -465,9 +465,7 @@ def in_step(stage: Stage) -> None:
 
 @pytest.mark.parametrize("most", MOST)
 @every_verb
-def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
-    stage: Stage, scene: Scene, most: int | None
-) -> None:
+def test_reply_cut_at_any_byte_loses_no_job_and_reports_the_truth(stage: Stage, scene: Scene, most: int | None) -> None:
     play(stage, scene)
     _, size = play(stage, scene)
     assert size > 0
@@ -477,7 +475,7 @@ def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
 
 @pytest.mark.parametrize("most", MOST)
 @every_verb
-def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
+def test_request_cut_at_any_byte_loses_no_job_and_reports_the_truth(
     stage: Stage, scene: Scene, most: int | None
 ) -> None:
     play(stage, scene)
@@ -488,6 +486,6 @@ def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
 
 @pytest.mark.long
 @every_verb
-def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
+def test_reply_in_pieces_of_one_byte_is_read_whole(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)
     play(stage, scene)

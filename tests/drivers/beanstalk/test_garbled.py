@@ -28,9 +28,7 @@ _OK = b"OK %d\r\n%b\r\n" % (len(_STATS), _STATS)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
-    beanstalk_server: BeanstalkServer, seed: int
-) -> None:
+def test_malformed_reply_is_a_typed_error_and_the_next_call_works(beanstalk_server: BeanstalkServer, seed: int) -> None:
     with (
         Attacker(beanstalk_server.address) as attacker,
         open_backend(f"beanstalk://127.0.0.1:{attacker.port}?timeout=0.2") as backend,
@@ -40,7 +38,7 @@ def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
         is_well(backend, f"well{seed}")
 
 
-def test_a_reply_that_comes_a_byte_at_a_time_ends_at_the_deadline(beanstalk_server: BeanstalkServer) -> None:
+def test_slow_reply_ends_at_the_deadline(beanstalk_server: BeanstalkServer) -> None:
     with (
         Attacker(beanstalk_server.address) as attacker,
         open_backend(f"beanstalk://127.0.0.1:{attacker.port}?timeout=0.4") as backend,
@@ -96,7 +94,7 @@ def liar() -> Iterator[Callable[[Callable[[bytes], bytes]], Backend]]:
 
 
 @pytest.mark.parametrize("said", [b"NOT_FOUND\r\n", b""], ids=["refused", "silent"])
-def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
+def test_kick_and_purge_without_progress_end_at_the_deadline(
     liar: Callable[[Callable[[bytes], bytes]], Backend], said: bytes
 ) -> None:
     """It shows a head for ever that it neither kicks nor deletes."""
@@ -122,7 +120,7 @@ def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
 
 
 @pytest.mark.parametrize("said", [b"INSERTED \xff\r\n", b"INSERTED\r\n", b"HELLO 7\r\n", b"\r\n"])
-def test_a_put_with_a_strange_answer_is_in_doubt(
+def test_put_with_an_unexpected_reply_is_uncertain(
     liar: Callable[[Callable[[bytes], bytes]], Backend], said: bytes
 ) -> None:
     """The job may be there: as unavailable it would be put again."""
@@ -152,7 +150,7 @@ def test_a_put_with_a_strange_answer_is_in_doubt(
     ids=["body", "size", "digits", "line", "nothing"],
 )
 @pytest.mark.parametrize("verb", ["stats", "enqueue"])
-def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, said: bytes, verb: str) -> None:
+def test_reply_size_is_bounded(monkeypatch: pytest.MonkeyPatch, said: bytes, verb: str) -> None:
     monkeypatch.setattr("multiq_beanstalk.connection._LARGEST_REPLIES", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0

@@ -71,7 +71,7 @@ def insist(consumer: Consumer, verdicts: Sequence[Verdict]) -> list[LeaseLost | 
     raise AssertionError("there was no answer")
 
 
-def test_an_end_behind_a_reply_that_was_not_read_ends_the_lease(
+def test_connection_end_behind_unread_replies_ends_the_lease(
     proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, client: BareClient
 ) -> None:
     # Given two leases, of which one has ended: its end was said on the connection, and the reply to that was not read
@@ -97,7 +97,7 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_what_a_rival_did_after_a_cut_is_not_taken_for_ours(
+def test_verdict_of_another_consumer_after_a_cut_is_not_taken_for_our_own(
     proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, verdict: Callable[[Lease], Verdict]
 ) -> None:
     # Given a connection that the server has given up, of whose end nobody has told us
@@ -116,7 +116,7 @@ def test_what_a_rival_did_after_a_cut_is_not_taken_for_ours(
 
 
 @pytest.mark.parametrize("verdict", [Ack, Touch], ids=["ack", "touch"])
-def test_a_settle_on_a_connection_that_dies_silently_ends_within_its_timeout(
+def test_settle_on_a_silent_connection_ends_within_its_timeout(
     proxy: Proxy, backend: Backend, consumer: Consumer, verdict: Callable[[Lease], Verdict]
 ) -> None:
     # Given a connection that carries nothing any more, which the server does not notice
@@ -131,7 +131,7 @@ def test_a_settle_on_a_connection_that_dies_silently_ends_within_its_timeout(
     assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_a_settle_and_an_exchange_into_nowhere_take_no_longer_than_their_timeout(
+def test_settle_and_exchange_without_replies_end_within_their_timeout(
     proxy: Proxy, backend: Backend, consumer: Consumer
 ) -> None:
     enqueue(backend, 60, 60, 60)
@@ -147,7 +147,7 @@ def test_a_settle_and_an_exchange_into_nowhere_take_no_longer_than_their_timeout
     assert leases == []
 
 
-def test_verdicts_that_were_answered_before_the_cut_count(proxy: Proxy, backend: Backend, consumer: Consumer) -> None:
+def test_verdicts_answered_before_a_cut_count(proxy: Proxy, backend: Backend, consumer: Consumer) -> None:
     enqueue(backend, 60, 60, 60)
     leases = consumer.reserve(3, 0)
     proxy.arm(CutReply(at=len(b"DELETED\r\nDEL"), after=b"delete"))
@@ -158,7 +158,7 @@ def test_verdicts_that_were_answered_before_the_cut_count(proxy: Proxy, backend:
 
 
 @pytest.mark.parametrize("wait", [0.0, 8.0])
-def test_a_job_that_came_too_late_is_not_held_by_two(
+def test_job_that_arrives_after_its_lease_is_not_held_twice(
     proxy: Proxy, backend: Backend, rival: Consumer, client: BareClient, wait: float
 ) -> None:
     with (
@@ -191,7 +191,7 @@ def test_a_job_that_came_too_late_is_not_held_by_two(
         assert backend.stats(QUEUE).ready == 0
 
 
-def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy, backend: Backend) -> None:
+def test_ack_answered_after_the_end_of_the_lease_is_refused(proxy: Proxy, backend: Backend) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
         enqueue(backend, TTR)
         (lease,) = consumer.reserve(1, 0)
@@ -201,7 +201,7 @@ def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy,
         assert backend.jobs(QUEUE, State.READY).jobs == []
 
 
-def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
+def test_ack_is_not_sent_if_its_lease_ends_during_another_touch(
     proxy: Proxy, backend: Backend, client: BareClient
 ) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
@@ -217,7 +217,7 @@ def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
             assert (answer is None) == (client.stats("job", lease.id) == {})
 
 
-def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
+def test_exception_before_a_lease_begins_gives_the_job_back(
     backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backend.consumer([QUEUE]) as consumer:

@@ -63,7 +63,7 @@ def ticking() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_signals_do_not_put_the_deadline_off(
+def test_signals_do_not_extend_the_deadline(
     server: BeanstalkServer, call: Callable[[Backend, Consumer, list[Lease]], None]
 ) -> None:
     with open_backend(f"{server.url}?timeout=0.6") as backend, backend.consumer([QUEUE]) as consumer:

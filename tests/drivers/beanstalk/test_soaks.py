@@ -17,7 +17,7 @@ SOAKS = Path(__file__).parents[2] / "soak"
     [("beanstalk_lost.py", 105), ("beanstalk_restarts.py", 60), ("beanstalk_crashes.py", 150)],
     ids=["lost", "restarts", "crashes"],
 )
-def test_a_soak_finds_nothing(script: str, rounds: int) -> None:
+def test_soak_finds_no_fault(script: str, rounds: int) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(SOAKS / script), "--rounds", str(rounds)],
         capture_output=True,

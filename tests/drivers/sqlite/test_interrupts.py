@@ -63,7 +63,7 @@ VERBS = ["enqueue one", "enqueue many", "reserve", "settle", "exchange", "kick"]
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
+def test_interrupt_leaves_no_lock_and_nothing_half_done(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, verb: str
 ) -> None:
     backend.stats("q")
@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
     pytest.fail("it never came to its end")
 
 
-def test_a_caller_who_commits_while_handling_the_interrupt_has_the_whole_batch_or_nothing(
+def test_commit_while_handling_an_interrupt_stores_the_whole_batch_or_nothing(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.stats("q")

@@ -73,11 +73,11 @@ def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, v
         ("queues", "COVERING INDEX multiq_jobs_id (queue>?)"),
     ],
 )
-def test_the_index_that_a_statement_was_written_for(tables: sqlite3.Connection, verb: str, index: str) -> None:
+def test_statement_uses_its_index(tables: sqlite3.Connection, verb: str, index: str) -> None:
     assert any(index in step for step in _plan(tables, verb))
 
 
-def test_moving_many_looks_each_up(tables: sqlite3.Connection) -> None:
+def test_bulk_moves_look_each_job_up_by_key(tables: sqlite3.Connection) -> None:
     """The plan of a trigger cannot be asked for, so its statements are, with a parameter for the row's seq."""
     moves = [text for text in script("moves") if "TRIGGER" in text]
     assert len(moves) == 6
@@ -88,7 +88,7 @@ def test_moving_many_looks_each_up(tables: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_is_read_by_somebody(name: str) -> None:
+def test_every_sql_file_is_used(name: str) -> None:
     sources = "".join(file.read_text() for file in Path(multiq_sqlite.__file__).parent.glob("*.py"))
     assert name.startswith("upgrade_") or f'"{name}"' in sources
 

@@ -181,7 +181,7 @@ def judge(folder: Path, image: dict[str, bytes], told: Told, found: Found) -> No
 
 
 @pytest.mark.parametrize("synchronous", ["full", pytest.param("normal", marks=pytest.mark.long)])
-def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(synchronous: str, tmp_path: Path) -> None:
+def test_power_failure_loses_nothing_that_the_setting_keeps(synchronous: str, tmp_path: Path) -> None:
     found = lose_power(tmp_path, trace(tmp_path, synchronous), random.Random(7))
     print(f"synchronous={synchronous}: {found}")
     assert found.damaged == []
@@ -195,7 +195,7 @@ def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(synchro
 
 
 @pytest.mark.long
-def test_the_model_sees_a_file_that_nobody_syncs(tmp_path: Path) -> None:
+def test_power_loss_model_detects_an_unsynced_file(tmp_path: Path) -> None:
     # Given a setting that no URL takes: SQLite leaves all to the kernel
     found = lose_power(tmp_path, trace(tmp_path, "off"), random.Random(7))
     # Then power failures take what was acknowledged, and leave files that cannot be read

@@ -141,9 +141,7 @@ def come_late(server: BeanstalkServer, stale: Consumer, rival: Rival, leases: Se
 
 
 @pytest.mark.timeout(300)
-def test_after_its_end_no_lease_changes_what_became_of_the_job(
-    server: BeanstalkServer, stale: Consumer, rival: Rival
-) -> None:
+def test_ended_lease_does_not_change_its_former_job(server: BeanstalkServer, stale: Consumer, rival: Rival) -> None:
     leases = reserve_all(stale, rival.backend, ATTEMPTS, TTR)
     with server.client() as client:
         until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
@@ -151,7 +149,7 @@ def test_after_its_end_no_lease_changes_what_became_of_the_job(
 
 
 @pytest.mark.timeout(300)
-def test_after_its_connection_no_lease_changes_what_became_of_the_job(
+def test_lease_of_a_closed_connection_does_not_change_its_former_job(
     server: BeanstalkServer, proxy: Proxy, stale: Consumer, rival: Rival
 ) -> None:
     leases = reserve_all(stale, rival.backend, ATTEMPTS, LONG)
@@ -159,7 +157,7 @@ def test_after_its_connection_no_lease_changes_what_became_of_the_job(
     come_late(server, stale, rival, leases)
 
 
-def test_after_its_end_a_lease_changes_nothing_that_nobody_has_taken_yet(
+def test_ended_lease_does_not_change_a_job_that_is_ready_again(
     server: BeanstalkServer, stale: Consumer, rival: Rival
 ) -> None:
     leases = reserve_all(stale, rival.backend, 50, 3)
@@ -171,7 +169,7 @@ def test_after_its_end_a_lease_changes_nothing_that_nobody_has_taken_yet(
     assert everything_about(server, [lease.id for lease in leases]) == before
 
 
-def test_the_same_consumer_cannot_settle_its_old_lease_of_a_job_that_it_holds_again(
+def test_consumer_cannot_settle_an_old_lease_of_a_job_it_holds_again(
     server: BeanstalkServer, stale: Consumer, rival: Rival
 ) -> None:
     first = reserve_all(stale, rival.backend, 50, 3)
@@ -184,7 +182,7 @@ def test_the_same_consumer_cannot_settle_its_old_lease_of_a_job_that_it_holds_ag
     assert stale.settle([Ack(lease) for lease in second]) == [None] * 50
 
 
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_settle(
+def test_worker_stopped_for_longer_than_its_lease_does_not_settle(
     server: BeanstalkServer, proxy: Proxy, rival: Rival, tmp_path: Path
 ) -> None:
     app.connect(server.url)

@@ -47,7 +47,7 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("how", ["enqueue", "batch", "pause", "first use"])
-def test_the_callers_own_transaction_is_noticed_at_once(
+def test_callers_transaction_is_detected_at_once(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path, how: str
 ) -> None:
     # Given a program with one thread, which has the file locked by a transaction of its own, and waits up to a minute
@@ -83,7 +83,7 @@ ENQUEUE = """
 """
 
 
-def test_another_process_is_waited_for_and_named(
+def test_lock_of_another_process_is_waited_for_and_named(
     spawn: Callable[..., subprocess.Popen[str]],
     line: Callable[[subprocess.Popen[str]], str],
     path: Path,
@@ -120,7 +120,7 @@ THREADS = """
 """
 
 
-def test_another_thread_is_waited_for(
+def test_lock_of_another_thread_is_waited_for(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path
 ) -> None:
     # Given a transaction that another thread commits after a while
@@ -132,9 +132,7 @@ def test_another_thread_is_waited_for(
     assert "connection=" in told
 
 
-def test_many_threads_of_one_process_do_not_take_one_another_for_the_callers_transaction(
-    path: Path, backend: object
-) -> None:
+def test_lock_of_another_thread_is_never_taken_for_the_callers(path: Path, backend: object) -> None:
     from multiq.backend import NewJob
     from multiq_sqlite.backend import SqliteBackend
 

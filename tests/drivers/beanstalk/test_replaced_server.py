@@ -120,7 +120,7 @@ CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]]
 
 
 @pytest.mark.parametrize(("ours", "their", "call", "when"), CASES.values(), ids=CASES.keys())
-def test_no_job_of_another_servers_is_touched(  # noqa: PLR0917 - a scene's
+def test_job_of_another_server_is_not_changed(  # noqa: PLR0917 - a scene's
     switch: Switch,
     backend: Backend,
     client: BareClient,
@@ -146,7 +146,7 @@ def test_no_job_of_another_servers_is_touched(  # noqa: PLR0917 - a scene's
     assert backend.stats(OTHER).queue == OTHER
 
 
-def test_the_head_of_a_listing_is_of_one_server(
+def test_first_job_of_a_listing_is_of_one_server(
     switch: Switch, backend: Backend, client: BareClient, theirs: BareClient
 ) -> None:
     put(client, QUEUE, "delayed", 1)
@@ -157,7 +157,7 @@ def test_the_head_of_a_listing_is_of_one_server(
     assert backend.jobs(QUEUE, State.DELAYED, limit=1).jobs == []
 
 
-def test_a_reschedule_that_is_cut_says_what_may_be_there(switch: Switch, backend: Backend, client: BareClient) -> None:
+def test_cut_reschedule_reports_both_jobs(switch: Switch, backend: Backend, client: BareClient) -> None:
     put(client, QUEUE, "ready", 1)
     switch.request = b"delete"
     with pytest.raises(BackendUnavailable, match=r"job 1 .* by job 2"):
