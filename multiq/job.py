@@ -13,7 +13,7 @@ from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
 from .envelope import decode_json
 from .errors import JobNotFound, JobSettled
 from .retry import DEFAULT
-from .time_limit_notices import Notice, waiting
+from .timeout_notices import Notice, pending
 from .validation import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
@@ -239,8 +239,8 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
             from .retry import SoftTimeout
 
             if self.notice is not None:
-                self.notice.is_told = True  # nothing else tells it again while it tidies up
-            waiting.discard(threading.get_ident())
+                self.notice.is_notified = True  # nothing else tells it again while it tidies up
+            pending.discard(threading.get_ident())
             raise SoftTimeout
 
     @property

@@ -28,7 +28,7 @@ import msgspec
 
 from multiq.backend import Backend, Page, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS, guarded
+from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
 from multiq.settings.url import Option, seconds
 
@@ -53,7 +53,7 @@ _MOST_BODY = 65535  # bytes: the server's default
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
-@guarded(*BACKEND_VERBS, server="a beanstalkd")
+@guarded(*BACKEND_METHODS, server="a beanstalkd")
 class BeanstalkBackend(Backend):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
@@ -177,7 +177,7 @@ class BeanstalkBackend(Backend):
         self._paused_tubes.close()
         self._pool.close()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """Drop all connections after a malformed reply: the replies after it may be malformed too."""
         self._pool.close()
 

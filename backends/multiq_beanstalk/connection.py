@@ -14,7 +14,7 @@ import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 from multiq.driverkit.net import connect, time_left
-from multiq.driverkit.spin import Vigil
+from multiq.driverkit.spin import SpinReader
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
@@ -66,7 +66,7 @@ class Connection:
         self._wait = poll.poll
         self._received = 0  # bytes since the last send
         self._receive_timeout = 0.0  # seconds: the socket's SO_RCVTIMEO as it is set now
-        self._vigil = Vigil(sock)
+        self._spin = SpinReader(sock)
         self._noops_pending = 0  # no-ops whose replies are not read yet
 
     @property
@@ -346,7 +346,7 @@ class Connection:
         costs more than all other work for a job.
         """
         left = time_left(deadline)
-        data = b"" if sure >= _WAITALL_FROM else self._vigil.receive(_RECEIVED_AT_ONCE)
+        data = b"" if sure >= _WAITALL_FROM else self._spin.receive(_RECEIVED_AT_ONCE)
         if data:
             return self._counted(data)
         if not self._wait(left * 1000):

@@ -95,7 +95,7 @@ class BeanstalkConsumer(Consumer):
         self._waiter.close()
         self._reset()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """Drop all connections after a malformed reply: the replies after it may be malformed too."""
         self.close()
 

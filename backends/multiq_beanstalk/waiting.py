@@ -11,7 +11,7 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from multiq.driverkit.wakeup import Ear
+from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
 from .errors import CONNECTION_ERRORS, explain, refused
@@ -31,13 +31,13 @@ class Waiter:
     def __init__(self, pool: Pool, tubes: tuple[str, ...]) -> None:
         self._pool = pool
         self._tubes = tubes
-        self._ear = Ear()
+        self._wakeup = Wakeup()
         self._interrupted = False
         self._spares: list[Connection] = []
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
-        ear = self._ear.open()
+        ear = self._wakeup.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._pool.deadline()
@@ -61,12 +61,12 @@ class Waiter:
     def interrupt(self) -> None:
         """End the current wait, or else the next one."""
         self._interrupted = True
-        self._ear.nudge()
+        self._wakeup.notify()
 
     def forget(self) -> None:
         """Clear an interruption of a wait that is over."""
         self._interrupted = False
-        self._ear.forget()
+        self._wakeup.drain()
 
     def forget_connections(self) -> None:
         """Forget all connections, in a forked child: they are the parent's."""
@@ -77,7 +77,7 @@ class Waiter:
         for connection in self._spares:
             connection.close()
         self._spares = []
-        self._ear.close()
+        self._wakeup.close()
 
     # --- helpers ---
 
@@ -131,6 +131,6 @@ class Waiter:
             readable = [number for number, _ in poll.poll(max(0.0, left * 1000))]
             if connection.sock.fileno() in readable:
                 return True
-            self._ear.forget()
+            self._wakeup.drain()
             if self._interrupted or left <= 0:
                 return False

@@ -31,7 +31,7 @@ import pymysql
 
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS, guarded
+from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
 from multiq.settings.url import Option, seconds
 
@@ -80,7 +80,7 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
-@guarded(*BACKEND_VERBS, server="a MySQL or MariaDB")
+@guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
@@ -263,7 +263,7 @@ class MysqlBackend(Backend):
 
     # --- how ---
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._database.close()
 

@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.driverkit.external_transaction import driver_error, unwrap
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from . import schema
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
     from multiq.driverkit.clock import Clock
-    from multiq.driverkit.external_transaction import CallerConnection
+    from multiq.driverkit.external_transaction import ExternalConnection
 
     from .connection import Parameters, Pool
 
@@ -45,7 +45,7 @@ class ExternalTransaction:
         require_library()
         self._pool = pool
         with self._explained():
-            self._caller = open_up(connection, (sqlite3.Connection,), _ACCEPTED)
+            self._caller = unwrap(connection, (sqlite3.Connection,), _ACCEPTED)
             self._sqlite = _sqlite_connection(self._caller)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
@@ -150,7 +150,7 @@ class ExternalTransaction:
         except MultiqError:
             raise
         except Exception as exc:
-            cause = cause_of(exc)
+            cause = driver_error(exc)
             if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
                 raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
             raise self._as_multiq_error(cause) from exc
@@ -172,7 +172,7 @@ class ExternalTransaction:
 class _AsyncioConnection:
     """aiosqlite's connection through SQLAlchemy's adapter, with the methods used here."""
 
-    def __init__(self, caller: CallerConnection) -> None:
+    def __init__(self, caller: ExternalConnection) -> None:
         self._adapter = caller.adapter
         self._driver = caller.driver
 
@@ -208,7 +208,7 @@ class _AsyncioCursor:
         return iter(self.fetchall())
 
 
-def _sqlite_connection(caller: CallerConnection) -> sqlite3.Connection:
+def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
     """Return the object that runs statements on the driver's connection."""
     if isinstance(caller.driver, sqlite3.Connection):
         return caller.driver

@@ -133,7 +133,7 @@ def _work(
         app = _load(app_path)
     except (MultiqError, click.UsageError) as exc:
         if watch:
-            auto_reload.wait_if_rolled(exc)
+            auto_reload.wait_if_reloaded(exc)
         raise
     log = app.settings.log
     is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
@@ -172,7 +172,7 @@ def _work(
     with contextlib.ExitStack() as stack:
         stack.enter_context(app)
         if watch:
-            stack.enter_context(auto_reload.watching(auto_reload.folders_of(app_path.partition(":")[0])))
+            stack.enter_context(auto_reload.auto_reloading(auto_reload.folders_of(app_path.partition(":")[0])))
         before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
     _leave(before, code)
@@ -208,7 +208,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
             if process.daemon:  # as the interpreter does it
                 process.terminate()
         logging.shutdown()
-        fork.flush()
+        fork.flush_streams()
         os._exit(code)
 
 
@@ -222,7 +222,7 @@ class _End:
 
         # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
         # unless this is a roll: then there are children of before
-        if not reload.note(number):
+        if not reload.note_signal(number):
             os._exit(self.code)
 
 
@@ -235,15 +235,15 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     if threading.current_thread() is not threading.main_thread():
         yield end
         return
-    taken = {number: fork.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = fork.take(number, reload.note)
+        taken[number] = fork.take_signal(number, reload.note_signal)
     try:
         yield end
     finally:
         for number, token in taken.items():
-            fork.give_back(number, token)
+            fork.restore_signal(number, token)
 
 
 def _load(path: str) -> App:

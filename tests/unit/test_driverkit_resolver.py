@@ -96,12 +96,12 @@ def test_a_name_that_does_not_exist_is_unavailable(url: str) -> None:
 def test_a_forked_child_looks_for_itself(slow: SlowResolver) -> None:
     # Given a parent in whose thread a name is looked up
     with pytest.raises(resolver.NameTimeoutError):
-        resolver.addresses(NAME, 4, time.monotonic() + 0.1)
+        resolver.resolve(NAME, 4, time.monotonic() + 0.1)
     pid = os.fork()
     if pid == 0:  # pragma: no cover - in the child
         try:
             slow.go.set()
-            found = resolver.addresses(NAME, 4, time.monotonic() + 30)
+            found = resolver.resolve(NAME, 4, time.monotonic() + 30)
             os._exit(0 if found and slow.asked == 2 else 1)
         finally:
             os._exit(2)
@@ -111,7 +111,7 @@ def test_a_forked_child_looks_for_itself(slow: SlowResolver) -> None:
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
 def test_an_address_in_digits_needs_no_thread(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "_start", None)
-    assert resolver.addresses(host, 1, time.monotonic() + 1)[0][4][0] == host
+    assert resolver.resolve(host, 1, time.monotonic() + 1)[0][4][0] == host
 
 
 def test_without_a_thread_to_be_had_a_name_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,4 +119,4 @@ def test_without_a_thread_to_be_had_a_name_is_found_all_the_same(monkeypatch: py
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    assert resolver.addresses("localhost", 1, time.monotonic() + 1)
+    assert resolver.resolve("localhost", 1, time.monotonic() + 1)

@@ -46,7 +46,7 @@ def test_a_fork_does_not_wait_for_a_server_that_is_silent(ends: tuple[socket.soc
     thread.start()
     assert theirs.recv(1) == b"\x16"  # its hello has been sent
     # When the process forks, then neither it nor its child waits for the end of that
-    assert ended_well(fork(lambda: tls_context(None, None, None, unchecked=False)))
+    assert ended_well(fork(lambda: tls_context(None, None, None, skip_verification=False)))
     assert thread.is_alive()
     theirs.close()
     thread.join()

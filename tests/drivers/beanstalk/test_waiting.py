@@ -130,7 +130,7 @@ def test_job_that_arrives_with_the_interrupt_is_reserved_or_ready(
 def test_stale_wakeup_ends_no_wait_and_blocks_no_interrupt(backend: Backend, client: BareClient) -> None:
     with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as pool:
         assert consumer.reserve(1, 0.05) == []
-        consumer._waiter._ear.nudge()  # type: ignore[attr-defined]
+        consumer._waiter._wakeup.notify()  # type: ignore[attr-defined]
         wait = pool.submit(consumer.reserve, 1, 60)
         until(lambda: waiting(client) == 1, "it waits")
         time.sleep(0.1)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.worker.execution.timeouts import Limits
+from multiq.worker.execution.timeouts import Timeouts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,10 +25,10 @@ def called_by_the_runner(function: Callable[[], object]) -> None:
 
 def allowed(function: Callable[[], object]) -> set[tuple[str, str]]:
     """Module and function of each frame, of all that are called, in which an exception may be raised."""
-    limits, found = Limits(1.0), set()
+    timeouts, found = Timeouts(1.0), set()
 
     def look(frame: FrameType, _event: str, _what: object) -> None:
-        if limits._may_raise(frame):
+        if timeouts._may_raise(frame):
             code: CodeType = frame.f_code
             found.add((str(frame.f_globals["__name__"]), code.co_name))
 
@@ -86,7 +86,7 @@ def use_condition() -> None:
 
 
 def use_log() -> None:
-    logging.getLogger("test_limits").warning("a line")
+    logging.getLogger("test_timeouts").warning("a line")
 
 
 def use_helper() -> None:
@@ -107,5 +107,5 @@ def test_the_runner_itself_is_left_alone() -> None:
 
 
 def test_what_no_task_has_called_is_left_alone() -> None:
-    assert not Limits(1.0)._may_raise(sys._getframe())
-    assert not Limits(1.0)._may_raise(None)
+    assert not Timeouts(1.0)._may_raise(sys._getframe())
+    assert not Timeouts(1.0)._may_raise(None)

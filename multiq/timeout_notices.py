@@ -12,20 +12,20 @@ import threading
 class Notice:
     """Whether one run of a job was told that its time is over, by whichever way came first."""
 
-    __slots__ = ("is_told",)
+    __slots__ = ("is_notified",)
 
     def __init__(self) -> None:
-        self.is_told = False
+        self.is_notified = False
 
 
 #: identities of the threads that have a notice waiting; almost always empty, so asking costs next to nothing
-waiting: set[int] = set()
+pending: set[int] = set()
 
 
-def heed() -> None:
+def raise_if_pending() -> None:
     """Raise ``SoftTimeout`` if this thread was to be told so. To be called where a call of the user's ends."""
-    if threading.get_ident() in waiting:
+    if threading.get_ident() in pending:
         from .retry import SoftTimeout
 
-        waiting.discard(threading.get_ident())
+        pending.discard(threading.get_ident())
         raise SoftTimeout

@@ -1,4 +1,4 @@
-"""The pump touches what may still begin here, and tells the others of it first."""
+"""The fetcher touches what may still begin here, and tells the others of it first."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import multiq
 from multiq.backend import Consumer, Lease, Touch, Verdict
 from multiq.errors import BackendUnavailable
 from multiq.events import BackendDown, BackendUp, Events, WorkerEvent
-from multiq.worker.execution.fetcher import Pump
-from multiq.worker.processes.inflight import Held, InFlight, Table, make_tables
+from multiq.worker.execution.fetcher import Fetcher
+from multiq.worker.processes.inflight import Held, InflightTable, InflightWriter, make_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Watched(Consumer):
     """A consumer that notes what stands in the table while it touches."""
 
-    def __init__(self, inner: Consumer, table: Table) -> None:
+    def __init__(self, inner: Consumer, table: InflightTable) -> None:
         self.queues = inner.queues
         self._inner = inner
         self._table = table
@@ -52,9 +52,9 @@ class Watched(Consumer):
 class Child(NamedTuple):
     app: multiq.App
     events: Events
-    pump: Pump
+    fetcher: Fetcher
     consumer: Watched
-    inflight: InFlight
+    inflight: InflightWriter
     held: Held
 
 
@@ -64,19 +64,19 @@ def child() -> Iterator[Child]:
     app = multiq.App("memory://")
     app.queue().enqueue(1, ttr=60)
     (table,) = make_tables(1, 4)
-    table.give()
-    inflight = InFlight(table)
+    table.assign()
+    inflight = InflightWriter(table)
     consumer = Watched(app.backend.consumer(["default"]), table)
     events = Events()
-    pump = Pump(consumer, events, "worker", inflight)
-    (held,) = pump.exchange((), 1, 0)
-    yield Child(app, events, pump, consumer, inflight, held)
+    fetcher = Fetcher(consumer, events, "worker", inflight)
+    (held,) = fetcher.exchange((), 1, 0)
+    yield Child(app, events, fetcher, consumer, inflight, held)
     app.close()
 
 
 def is_due(child: Child, *, is_over: bool) -> float:
     """Have it that the lease is to be touched now, or is over, for all that the child knows. Returns its end."""
-    child.held.touch_at = child.pump._next_touch = 0.0
+    child.held.touch_at = child.fetcher._next_touch = 0.0
     if is_over:
         child.held.ends_at = time.monotonic()
     return child.held.ends_at
@@ -87,23 +87,23 @@ def test_a_lease_that_is_over_before_its_job_has_begun_is_not_touched(child: Chi
     ends_at = is_due(child, is_over=True)
     assert child.app.backend.consumer(["default"]).settle([Touch(child.held.lease)]) == [None]
     # When the child would touch, then it does not: that one may give it back at any moment. And it does not try again
-    child.pump.beat()
+    child.fetcher.touch_due()
     assert (child.consumer.touches, child.held.ends_at) == ([], ends_at)
-    assert child.pump.next_beat_in() == float("inf")
+    assert child.fetcher.next_touch_in() == float("inf")
 
 
 def test_a_lease_that_is_over_while_its_job_runs_is_touched(child: Child) -> None:
     child.held.began_at = time.monotonic()
     child.inflight.begin(child.held)
     is_due(child, is_over=True)
-    child.pump.beat()
+    child.fetcher.touch_due()
     assert len(child.consumer.touches) == 1
 
 
 def test_the_new_end_of_a_lease_stands_in_the_table_before_it_is_asked_for(child: Child) -> None:
     # Else the lease may be given back by the old one while the answer is under way
     before = is_due(child, is_over=False)
-    child.pump.beat()
+    child.fetcher.touch_due()
     assert child.consumer.touches == [child.held.ends_at]
     assert child.held.ends_at > before
 
@@ -128,14 +128,14 @@ def test_a_subscriber_that_hangs_stops_neither_reserving_nor_touching(
     def go_on() -> tuple[int, bool]:
         """How many jobs there are, and whether any lease is touched."""
         child.consumer.is_away = True
-        assert child.pump.exchange((), 1, 0) == []
+        assert child.fetcher.exchange((), 1, 0) == []
         child.consumer.is_away = False
         child.app.queue().enqueue(2, ttr=60)
-        child.pump._retry_at = 0.0
-        jobs = len(child.pump.exchange((), 1, 0))
+        child.fetcher._retry_at = 0.0
+        jobs = len(child.fetcher.exchange((), 1, 0))
         child.held.began_at = time.monotonic()
         is_due(child, is_over=False)
-        child.pump.beat()
+        child.fetcher.touch_due()
         return jobs, bool(child.consumer.touches)
 
     # When the backend was away, then there are jobs all the same, and leases are touched

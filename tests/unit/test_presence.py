@@ -6,8 +6,8 @@ import pytest
 
 from multiq.backend import NewJob
 from multiq.backend.memory import MemoryBackend
-from multiq.control.flags import ROLL_CALLS, Control
-from multiq.control.presence import Answer, Answering, NoViewLeft, RollCall
+from multiq.control.flags import PRESENCE_QUEUES, Control
+from multiq.control.presence import Answer, Responder, TooManyViewers, Viewer
 from multiq.driverkit.clock import ManualClock
 
 
@@ -27,44 +27,44 @@ def answer(worker: str, up_for: float = 1.0) -> Answer:
 
 def left(backend: MemoryBackend) -> set[str]:
     """The views that hold anything."""
-    return set(backend.queues()) & set(ROLL_CALLS)
+    return set(backend.queues()) & set(PRESENCE_QUEUES)
 
 
 def test_each_who_calls_hears_the_last_word_of_each_who_answers(backend: MemoryBackend) -> None:
-    one, two, worker = RollCall(backend), RollCall(backend), Answering(backend)
-    one.begin()
-    two.begin()
-    assert Control(backend).hear().is_roll_called
-    worker.look()
+    one, two, worker = Viewer(backend), Viewer(backend), Responder(backend)
+    one.start()
+    two.start()
+    assert Control(backend).read().is_presence_asked
+    worker.find_viewers()
     for number in (1.0, 2.0):
         worker.answer(answer("a:1", number))
     worker.answer(answer("b:2"))
     for call in (one, two):
-        assert [(each.worker, each.up_for) for each in call.hear()] == [("a:1", 2.0), ("b:2", 1.0)]
+        assert [(each.worker, each.up_for) for each in call.read()] == [("a:1", 2.0), ("b:2", 1.0)]
 
 
 def test_an_answer_that_comes_after_the_end_is_cleared_by_who_gave_it(backend: MemoryBackend) -> None:
-    call, worker = RollCall(backend), Answering(backend)
-    call.begin()
-    worker.look()
+    call, worker = Viewer(backend), Responder(backend)
+    call.start()
+    worker.find_viewers()
     worker.answer(answer("a:1"))
     (view,) = left(backend)
-    call.end()
+    call.close()
     backend.enqueue(view, [NewJob(b"{}", "late")])
-    assert not worker.is_over
+    assert not worker.is_idle
     worker.answer(answer("a:1"))
     worker.answer(answer("a:1"))
     assert not left(backend)
-    assert worker.is_over
+    assert worker.is_idle
 
 
 def test_what_a_killed_one_had_taken_is_cleared_when_its_lease_has_ended(
     backend: MemoryBackend, clock: ManualClock
 ) -> None:
     # Given somebody whose call has ended while he held an answer
-    call, worker = RollCall(backend), Answering(backend)
-    call.begin()
-    worker.look()
+    call, worker = Viewer(backend), Responder(backend)
+    call.start()
+    worker.find_viewers()
     worker.answer(answer("a:1"))
     (view,) = left(backend)
     clock.advance(14.9)
@@ -73,27 +73,27 @@ def test_what_a_killed_one_had_taken_is_cleared_when_its_lease_has_ended(
     # When the worker looks, then it is not through as long as the lease stands
     worker.answer(answer("a:1"))
     assert left(backend) == {view}
-    assert not worker.is_over
+    assert not worker.is_idle
     clock.advance(1.0)
     worker.answer(answer("a:1"))
     assert not left(backend)
     worker.answer(answer("a:1"))
-    assert worker.is_over
+    assert worker.is_idle
 
 
 def test_there_is_room_for_four(backend: MemoryBackend) -> None:
-    calls = [RollCall(backend) for _ in ROLL_CALLS]
+    calls = [Viewer(backend) for _ in PRESENCE_QUEUES]
     for call in calls:
-        call.begin()
-    with pytest.raises(NoViewLeft, match="4 others look"):
-        RollCall(backend).begin()
-    calls[0].end()
-    RollCall(backend).begin()
+        call.start()
+    with pytest.raises(TooManyViewers, match="4 others look"):
+        Viewer(backend).start()
+    calls[0].close()
+    Viewer(backend).start()
 
 
 def test_what_is_no_answer_is_no_worker(backend: MemoryBackend) -> None:
-    call = RollCall(backend)
-    call.begin()
+    call = Viewer(backend)
+    call.start()
     (view,) = left(backend)
     backend.enqueue(view, [NewJob(b"\xff{", "1"), NewJob(b'{"worker": 3}', "2")])
-    assert call.hear() == []
+    assert call.read() == []

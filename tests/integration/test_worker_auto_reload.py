@@ -63,16 +63,16 @@ class Watched:
     def start_watching(self) -> None:
         self.start(*COMMAND)
         assert self.serve() == "first"
-        until(lambda: "will be rolled onto" in self.log, what=lambda: self.log)
+        until(lambda: "reloads when" in self.log, what=lambda: self.log)
 
-    def start_rolled(self, *, meanwhile: str = "pass") -> None:
+    def start_reloaded(self, *, meanwhile: str = "pass") -> None:
         """As a roll begins the program anew; *meanwhile* is done while it takes no signals."""
         roll = (
-            "import os, signal, sys; from multiq.worker.processes.reload import rolled_environment;"
-            "from multiq.worker.processes.supervisor import HEEDED;"
+            "import os, signal, sys; from multiq.worker.processes.reload import reload_environment;"
+            "from multiq.worker.processes.supervisor import HANDLED;"
             "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
-            f"signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED); {meanwhile};"
-            f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], rolled_environment(writing, []))"
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED); {meanwhile};"
+            f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], reload_environment(writing, []))"
         )
         self.start("-c", roll)
 
@@ -141,7 +141,7 @@ def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> 
 def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: Watched) -> None:
     # Given a program that was begun anew by a roll, and whose code does not start any more
     watched.change(BROKEN)
-    watched.start_rolled()
+    watched.start_reloaded()
     until(lambda: "its old processes go on until it is changed" in watched.log, what=lambda: watched.log)
     # When the code changes, then it begins
     watched.change(SHOP.format(version="second"))
@@ -151,8 +151,8 @@ def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: 
 
 @pytest.mark.long
 def test_a_change_while_a_rolled_program_starts_is_rolled_onto_too(watched: Watched) -> None:
-    watched.start_rolled(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
-    until(lambda: "rolling" in watched.log, what=lambda: watched.log)
+    watched.start_reloaded(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
+    until(lambda: "reloading" in watched.log, what=lambda: watched.log)
     watched.goes_on("first")
 
 

@@ -204,7 +204,7 @@ def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards
 ) -> None:
     # Given a worker that is rolled onto code that takes a while to import, but not in its trial
     until(lambda: log(tmp_path).count(" working ") == 2)
-    slow = "if 'MULTIQ_ROLLED' in os.environ:\n    open('importing', 'a').close()\n    time.sleep(1)\n"
+    slow = "if 'MULTIQ_RELOADED' in os.environ:\n    open('importing', 'a').close()\n    time.sleep(1)\n"
     (tmp_path / "shop.py").write_text(SHOP + slow)
     os.kill(shop.pid, signal.SIGHUP)
     until((tmp_path / "importing").exists)
@@ -228,7 +228,7 @@ def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
     until(lambda: log(tmp_path).count(" working ") == 2)
     (tmp_path / "shop.py").write_text("import nothing_of_this_name")
     os.kill(shop.pid, signal.SIGHUP)
-    until(lambda: "the old one goes on" in log(tmp_path))
+    until(lambda: "the old code keeps running" in log(tmp_path))
     enqueue(range(5))
     until(lambda: len(served(tmp_path)) == 5)
     assert {version for version, _, _ in served(tmp_path)} == {1}

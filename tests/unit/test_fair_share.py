@@ -14,7 +14,7 @@ from multiq.backend.memory import MemoryBackend
 from multiq.errors import NameInvalid, OptionInvalid
 from multiq.ids import new_id
 from multiq.queue_weights import read_queues
-from multiq.worker.execution.fair_share import Shares, SharingConsumer, sharing
+from multiq.worker.execution.fair_share import FairShare, FairShareConsumer, fair_share
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 JOBS = 10_000
 
 
-def seeded(weights: dict[str, int], seed: int = 7) -> Shares:
-    return Shares(weights, random.Random(seed))
+def seeded(weights: dict[str, int], seed: int = 7) -> FairShare:
+    return FairShare(weights, random.Random(seed))
 
 
 def fill(backend: MemoryBackend, counts: dict[str, int]) -> None:
@@ -31,7 +31,7 @@ def fill(backend: MemoryBackend, counts: dict[str, int]) -> None:
         backend.enqueue(queue, [NewJob(b"x", new_id()) for _ in range(count)])
 
 
-def taken(consumer: SharingConsumer, limits: Iterable[int]) -> Counter[str]:
+def taken(consumer: FairShareConsumer, limits: Iterable[int]) -> Counter[str]:
     """How many jobs came from each queue, in reserves of these sizes."""
     counts: Counter[str] = Counter()
     verdicts: list[Ack] = []
@@ -50,7 +50,7 @@ def test_each_queue_gives_its_share_of_the_jobs_whatever_the_size_of_batches(
     # Given queues that have jobs all the time
     backend = MemoryBackend()
     fill(backend, dict.fromkeys(weights, JOBS))
-    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     # When many jobs are taken
     counts = taken(consumer, [limit] * (JOBS // limit))
     # Then each gave what its weight says, to within two batches
@@ -64,7 +64,7 @@ def test_shares_hold_when_batches_are_of_all_sizes() -> None:
     fill(backend, dict.fromkeys(weights, JOBS))
     dice = random.Random(3)
     counts = taken(
-        SharingConsumer(backend.consumer(list(weights)), seeded(weights)),
+        FairShareConsumer(backend.consumer(list(weights)), seeded(weights)),
         [dice.randint(1, 100) for _ in range(JOBS // 50)],
     )
     assert 0.72 < counts["high"] / counts.total() < 0.78
@@ -76,7 +76,7 @@ def test_an_empty_queue_leaves_its_share_to_the_others() -> None:
     backend = MemoryBackend()
     fill(backend, {"high": JOBS, "low": JOBS})
     # Then the others share all there is, as if it were not there
-    counts = taken(SharingConsumer(backend.consumer(list(weights)), seeded(weights)), [1] * 4000)
+    counts = taken(FairShareConsumer(backend.consumer(list(weights)), seeded(weights)), [1] * 4000)
     assert counts.total() == 4000
     assert abs(counts["high"] - 3000) <= 2
 
@@ -86,7 +86,7 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
     weights = {"late": 1, "always": 1}
     backend = MemoryBackend()
     fill(backend, {"always": JOBS})
-    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     taken(consumer, [10] * 100)
     # When it has jobs, too
     fill(backend, {"late": JOBS})
@@ -105,7 +105,7 @@ def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jo
     counts: Counter[str] = Counter()
     # When each takes a few jobs, one by one
     for _ in range(4000):
-        counts += taken(SharingConsumer(backend.consumer(list(weights)), Shares(weights, dice)), [1] * jobs)
+        counts += taken(FairShareConsumer(backend.consumer(list(weights)), FairShare(weights, dice)), [1] * jobs)
     # Then all of them together keep the shares
     assert 0.73 < counts["high"] / counts.total() < 0.77
 
@@ -116,7 +116,7 @@ def test_chance_never_owes_a_queue_more_than_a_job() -> None:
     for seed in range(1000):
         backend = MemoryBackend()
         fill(backend, dict.fromkeys(weights, 40))
-        counts = taken(SharingConsumer(backend.consumer(list(weights)), seeded(weights, seed)), [1] * 40)
+        counts = taken(FairShareConsumer(backend.consumer(list(weights)), seeded(weights, seed)), [1] * 40)
         assert 9 <= counts["free"] <= 11, (seed, counts)
 
 
@@ -124,7 +124,7 @@ def test_queues_that_are_emptied_each_time_are_all_served() -> None:
     # Given few jobs at a time in each queue
     weights = {"high": 3, "low": 1}
     backend = MemoryBackend()
-    consumer = SharingConsumer(backend.consumer(list(weights)), seeded(weights))
+    consumer = FairShareConsumer(backend.consumer(list(weights)), seeded(weights))
     for _ in range(50):
         fill(backend, {"high": 2, "low": 2})
         # When more is asked for than there is, then all comes
@@ -133,7 +133,7 @@ def test_queues_that_are_emptied_each_time_are_all_served() -> None:
 
 def test_strict_order_has_no_part_in_it() -> None:
     consumer = MemoryBackend().consumer(["a", "b"])
-    assert sharing(consumer, None) is consumer
+    assert fair_share(consumer, None) is consumer
 
 
 @pytest.mark.parametrize(
