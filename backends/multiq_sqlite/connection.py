@@ -117,9 +117,9 @@ class Transaction:
     def __init__(self, sqlite: sqlite3.Connection) -> None:
         self._sqlite = sqlite
 
-    def execute(self, verb: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run ``sql/<verb>.sql``."""
-        return self._sqlite.execute(statement(verb), parameters)
+    def execute(self, name: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run ``sql/<name>.sql``."""
+        return self._sqlite.execute(statement(name), parameters)
 
     def execute_text(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         """Run a statement that was built from one of ``sql/``."""
@@ -143,9 +143,9 @@ class Connection:
         self._lock = threading.Lock()
         _forks.watch(self)
 
-    def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
-        """Return the rows that ``sql/<verb>.sql`` reads, outside a transaction."""
-        text = statement(verb)
+    def select(self, name: str, parameters: Parameters = ()) -> list[Any]:
+        """Return the rows that ``sql/<name>.sql`` reads, outside a transaction."""
+        text = statement(name)
         return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:

@@ -261,10 +261,10 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
     # touches first: on one job, a touch after another verdict was refused above
-    for kind, verb in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
+    for kind, statement in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
-            transaction.execute(verb, parameters)
+            transaction.execute(statement, parameters)
     for seq, verdict in allowed[Release]:
         state, due_at = due(verdict.delay, now)
         moved = {"state": state, "due_at": due_at, "priority": verdict.priority}

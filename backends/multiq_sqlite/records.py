@@ -154,11 +154,11 @@ def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, 
     return promoted, promoted < SLICE
 
 
-def move(transaction: Transaction, verb: str, which: str, parameters: dict[str, Any]) -> int:
-    """Run ``sql/<verb>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns how many."""
+def move(transaction: Transaction, statement: str, which: str, parameters: dict[str, Any]) -> int:
+    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns how many."""
     seqs, count = transaction.execute(which, parameters).fetchone()
     if count:
-        transaction.execute(verb, {"seqs": seqs})
+        transaction.execute(statement, {"seqs": seqs})
     return int(count)
 
 

@@ -1,4 +1,4 @@
-"""SQL statements, read once from ``sql/<verb>.sql``. Comments at the head of a file explain its statement."""
+"""SQL statements, read once from ``sql/<name>.sql``. Comments at the head of a file explain its statement."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import sqlite3
 
 
 @functools.cache
-def statement(verb: str) -> str:
+def statement(name: str) -> str:
     """Return the text of one statement, without its comments."""
-    return "\n".join(_lines(verb)).strip().removesuffix(";")
+    return "\n".join(_lines(name)).strip().removesuffix(";")
 
 
 @functools.lru_cache(maxsize=64)
-def qualified(verb: str, schema: str) -> str:
+def qualified(name: str, schema: str) -> str:
     """Return the statement with its tables qualified by the name of an attached database."""
-    return statement(verb).replace("multiq_", f"{schema}.multiq_")
+    return statement(name).replace("multiq_", f"{schema}.multiq_")
 
 
 @functools.cache
