@@ -1,4 +1,4 @@
-"""URLs, what the live server adds to the capabilities, and enqueuing more than fits into one packet."""
+"""The backend: URLs, capabilities of the live server, and batches larger than one packet."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_capabilities_of_unreachable_server_are_as_declared(new_beanstalk: NewBe
 
 
 def test_batch_larger_than_all_buffers_arrives_in_order(new_beanstalk: NewBeanstalk) -> None:
-    """Its replies fill buffers as well: who does not read them while it sends waits for ever."""
+    """Its replies fill buffers as well: a client that does not read them while it sends waits for ever."""
     server = new_beanstalk()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         large = [new(b"%05d" % number * 12_000) for number in range(300)]  # 18 MB

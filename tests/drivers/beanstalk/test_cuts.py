@@ -1,6 +1,6 @@
-"""A reply cut at every byte of every verb, and a request cut before it is whole: no job is lost, no answer is wrong.
+"""Cut connections: the reply to every call is cut at every byte, the request before its end. No job is lost.
 
-Each verb is a scene: what is there before, the call, and what must be true after it. beanstalkd knows no tokens, so a
+Each call is a scene: what is there before, the call, and what must be true after it. beanstalkd knows no tokens, so a
 call whose reply was lost may say that it cannot know; but it never says what is not so, and the next calls get their
 own answers. The call goes through a proxy, everything else beside it, in the server's own words.
 """
@@ -96,7 +96,7 @@ class Stage:
         return found
 
     def becomes(self, *allowed: Sequence[tuple[str, str]]) -> None:
-        """The jobs are as in one of these lists, once the server has noticed who is gone."""
+        """The jobs are as in one of these lists, once the server has noticed the lost connection."""
         wanted = [list(one) for one in allowed]
         seen: list[Any] = []
 
@@ -115,7 +115,7 @@ class Stage:
 
 @dataclass
 class Scene:
-    """One verb."""
+    """One call."""
 
     given: Callable[[Stage], object]
     act: Callable[[Stage], Any]
@@ -311,7 +311,7 @@ def perhaps_purged(stage: Stage, _: BackendUnavailable) -> None:
     stage.becomes(late, *(ready(*left) + late for left in ("c", "bc", "abc")))
 
 
-# --- the verbs -------------------------------------------------------------------------------------------
+# --- the calls -------------------------------------------------------------------------------------------
 
 
 def paused_with_jobs(stage: Stage) -> None:
@@ -450,7 +450,7 @@ def play_with(stage: Stage, scene: Scene, fault: CutReply | CutRequest, size: in
 
 
 def in_step(stage: Stage) -> None:
-    """The next calls on the same connections get their own answers, and nobody else's."""
+    """The next calls on the same connections get their own replies, and no others."""
     consumer = stage.consumer
     stage.put("probe", queue="probe")
     assert stage.backend.peek("probe", id_of(stage, "probe")).body == b"probe"

@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` finds about a beanstalkd, on servers that were really started so."""
+"""``multiq doctor`` on beanstalkd servers that were started with the options in question."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def levels(url: str, *names: str) -> dict[str, str]:
 def test_doctor_accepts_server_with_synced_log(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
     findings = found(server.url)
-    # But for one thing: whether somebody starts it again does not show
+    # Except for one: whether a service manager restarts it is unknown
     assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {
         "restart": "unknown"
     }
@@ -110,7 +110,7 @@ def test_doctor_accepts_log_after_every_kind_of_change(new_beanstalk: NewBeansta
             assert findings["binlog-records-written"].level == "ok"
             assert findings["binlog-oldest-index"].level == "ok"
             server.stop()
-            server.start()  # the counts begin anew, the jobs do not
+            server.start()  # the counts restart, the jobs stay
 
 
 def test_doctor_warns_of_log_that_old_jobs_keep_growing(new_beanstalk: NewBeanstalk) -> None:
@@ -191,14 +191,14 @@ def test_doctor_judges_server_version(version: str, level: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "is_told"), [("1.8", True), ("1.12", True), ("1.13+3.gabc", True), ("1.14", False), ("head", False)]
+    ("version", "is_reported"), [("1.8", True), ("1.12", True), ("1.13+3.gabc", True), ("1.14", False), ("head", False)]
 )
-def test_doctor_advises_restarts_for_releases_that_crash(version: str, is_told: bool) -> None:
+def test_doctor_advises_restarts_for_releases_that_crash(version: str, is_reported: bool) -> None:
     stats = f'---\nversion: "{version}"\n'.encode()
     findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
-    told = [finding for finding in findings if finding.what == "restart"]
-    assert [finding.level for finding in told] == ["unknown"] * is_told
-    assert all("Restart=always" in finding.advice for finding in told)
+    restarts = [finding for finding in findings if finding.what == "restart"]
+    assert [finding.level for finding in restarts] == ["unknown"] * is_reported
+    assert all("Restart=always" in finding.advice for finding in restarts)
     (without_log,) = [finding for finding in findings if finding.what == "-b"]
     assert "crash" in without_log.why
 

@@ -1,4 +1,4 @@
-"""What a beanstalkd that is killed, restarted or out of luck with its disk still has, and what it has forgotten.
+"""Durability: what a killed or restarted beanstalkd, or one with a failing disk, keeps and forgets.
 
 The table in ``docs/durability.md`` says the same.
 """
@@ -63,7 +63,7 @@ def test_acknowledged_jobs_survive_kills_and_restarts_under_load(
                 until(lambda done=done: len(numbers(process.diary, "end")) > done, what=lambda: process.log)  # type: ignore[misc]
                 resumed.append(time.monotonic() - accepted_at)
             load.goes_on(JOBS_BETWEEN, what=lambda: process.log)
-        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        # Then the worker continues by itself, and runs every acknowledged job
         acknowledged, uncertain = set(load.acknowledged), set(load.uncertain)
         until(lambda: acknowledged <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
@@ -180,7 +180,7 @@ def test_log_stays_off_after_a_failed_write_and_doctor_reports_it(new_beanstalk:
         # When a single write fails
         with failing_write(server), pytest.raises(BackendError):
             backend.enqueue(QUEUE, [new(b"failed")])
-        # Then that job was refused, and those after it are acknowledged, though nobody writes them down
+        # Then that job was refused, and those after it are acknowledged, though they are in no log
         backend.enqueue(QUEUE, [new(b"after") for _ in range(5)])
         assert log_level(server) == "bad"
         server.kill()
@@ -190,7 +190,7 @@ def test_log_stays_off_after_a_failed_write_and_doctor_reports_it(new_beanstalk:
 
 
 def log_level(server: BeanstalkServer) -> str:
-    """What the doctor says of the log, in whose words it is in use."""
+    """The level of the doctor's finding on the log."""
     with open_backend(server.url) as backend:
         return {finding.what: finding.level for finding in backend.doctor()}["binlog-records-written"]
 

@@ -1,4 +1,4 @@
-"""What goes wrong with a beanstalkd server and on the way to it: stopped, refusing, slow, draining, full, old.
+"""Faults of the server and of the network: stopped, refusing, slow, draining, full, old.
 
 One deterministic test each. The server is real, and so is what is done to it.
 """
@@ -66,7 +66,7 @@ def proxy(beanstalk_server: BeanstalkServer) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer -----------------------------------------------------------------------------------------
 
 
 def test_stopped_server_is_a_timeout_for_every_call(new_beanstalk: NewBeanstalk) -> None:
@@ -77,15 +77,15 @@ def test_stopped_server_is_a_timeout_for_every_call(new_beanstalk: NewBeanstalk)
         (lease,) = consumer.reserve(1, 0)
         calls: dict[str, Callable[[], Any]] = {**verbs(backend, consumer, lease)}
         enqueue, settle = calls.pop("enqueue"), calls.pop("settle")
-        # When the server is stopped, then all verbs give up
+        # When the server is stopped, then all calls time out
         with stopped(server):
             all_timed_out(calls.values())
-            # And a lease is over with the connection on which nobody answers
+            # And a lease ends with the connection that does not answer
             start = time.monotonic()
             (answer,) = settle()
             assert isinstance(answer, LeaseLost)
             assert time.monotonic() - start < DEADLINE + GRACE
-            # And an enqueue that was sent says that nobody can know
+            # And an enqueue that was sent is uncertain
             start = time.monotonic()
             with pytest.raises((EnqueueUncertain, BackendTimeout)):
                 enqueue()
@@ -103,7 +103,7 @@ def test_enqueue_to_stopped_server_reports_its_jobs(new_beanstalk: NewBeanstalk)
             backend.enqueue(QUEUE, jobs)
         assert list(caught.value.jobs) == jobs
         assert caught.value.__cause__ is not None
-        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and what nobody could know
+        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and the uncertain ones
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])
@@ -133,7 +133,7 @@ def test_waiting_reserve_notices_that_the_server_stops(new_beanstalk: NewBeansta
 
 @pytest.mark.long
 def test_wait_without_a_reply_ends_by_its_time_and_loses_no_job(new_beanstalk: NewBeanstalk) -> None:
-    # Given one who holds a job, and another who holds one and waits for more on the same connection
+    # Given a client that holds a job, and another that holds one and waits for more on the same connection
     server = new_beanstalk()
     with (
         open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
@@ -182,7 +182,7 @@ def test_worker_outlives_a_stopped_server(
     outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server ----------------------------------------------------------------------------------------
 
 
 def test_refused_connection_fails_at_once_with_the_address(proxy: Proxy) -> None:
@@ -318,7 +318,7 @@ def alarm() -> Iterator[Callable[[float], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
-# raised within socket.socket() itself, it leaves a socket that nobody has got yet
+# raised within socket.socket() itself, it leaves a socket that is not assigned yet
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", ["stats", "enqueue", "reserve", "settle", "wait"])
 def test_exception_in_the_middle_of_a_call_does_not_shift_later_replies(
@@ -354,7 +354,7 @@ def test_exception_in_the_middle_of_a_call_does_not_shift_later_replies(
             assert backend.stats("never-used").ready == 0
             (job_id,) = near.enqueue("probe", [new(b"probe")])
             assert backend.peek("probe", job_id).body == b"probe"
-            # And no job is lost: it is settled now, or ready again for who comes next
+            # And no job is lost: it is settled now, or ready again
             consumer.settle([Ack(lease)])
             while QUEUE in near.queues():  # what a connection held is ready once the server has seen its end
                 consumer.settle([Ack(one) for one in consumer.reserve(5, 0)])
@@ -502,7 +502,7 @@ def test_restart_without_log_ends_leases_and_serves_new_jobs(new_beanstalk: NewB
         server.stop()
         server.start()
         with server.client() as client:
-            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # the ids begin anew
+            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # ids restart at 1
         (answer,) = consumer.settle([Ack(lease)])
         assert isinstance(answer, LeaseLost)
         assert [found.body for found in consumer.reserve(5, 5)] == [b"another"]

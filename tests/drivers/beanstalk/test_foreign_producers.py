@@ -1,4 +1,4 @@
-"""Jobs that were put by programs without multiq, and ours as they see them."""
+"""Foreign producers: jobs put by programs without multiq, and multiq's jobs as those programs see them."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_foreign_ttr_below_the_minimum_is_kept(server: BeanstalkServer) -> None:
         job_id = client.put(b"x", tube="mail", ttr=1)
         (lease,) = consumer.reserve(1, 5)
         assert (lease.id, lease.ttr) == (str(job_id), 1.0)
-        # it comes back when its second is over, to the one who held it as well
+        # it comes back when its second is over, also to the consumer that held it
         (again,) = consumer.reserve(1, 20)
         assert (again.id, again.attempt, again.crashes) == (str(job_id), 2, 1)
 

@@ -1,4 +1,4 @@
-"""What the server cannot take: a log without room, a tube that is refused, a link that is too slow for a batch."""
+"""Refusals: a full log, a refused tube, and a link that is too slow for a batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An exception of a signal's handler, as Ctrl-C is, in the middle of a call: no reply is left for the next."""
+"""Interrupts: an exception of a signal handler in the middle of a call leaves no reply for the next call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leases that end: in time though the server forgets to look, and with no verdict let through that comes late."""
+"""Leases: end in time although the server misses their ends, and late verdicts are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 
 @pytest.fixture
 def queue() -> str:
-    """A name that nobody has used on this server."""
+    """A name that was not used on this server before."""
     return f"leases-{os.getpid()}-{next(_numbers)}"
 
 
@@ -93,7 +93,7 @@ def test_consumer_reads_its_own_replies_after_noops(backend: Backend, queue: str
     with backend.consumer([queue]) as consumer:
         short, long = consumer.reserve(2, 0)
         time.sleep(TTR + NOOP_DELAYS[1] + 0.2)
-        # the words that were said meanwhile have answers, that nobody takes for others
+        # the replies to the no-ops sent meanwhile are not taken for other replies
         (lost, *rest) = consumer.settle([Ack(short), Touch(long)])
         assert isinstance(lost, LeaseLost)
         assert rest == [None]
@@ -213,7 +213,7 @@ def test_late_verdict_leaves_the_job_to_other_consumers(backend: Backend, client
 def test_consumer_with_an_ended_lease_waits_and_can_be_interrupted(
     backend: Backend, client: BareClient, queue: str
 ) -> None:
-    # Given a job that came to the second connection, and on it words were said that nobody has read the answers to
+    # Given a job on the second connection, which has unread replies to no-ops
     backend.enqueue(queue, [new(b"held", ttr=60)])
     with backend.consumer([queue]) as consumer, ThreadPoolExecutor(1) as pool:
         (held,) = consumer.reserve(1, 0)

@@ -1,4 +1,4 @@
-"""A connection that carries nothing any more, and does not end, costs what is said on it, and nothing else."""
+"""Multiplexed replies: a silent connection costs its own verdicts, and no others."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a power failure would take, by a model: the log is cut back to what had reached the disk, as a trace shows it.
+"""Power loss, by a model: the log is cut back to what had reached the disk, according to a trace.
 
 ``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
 some moment, and of its log all is blanked that was written after the beginning of the last sync that had completed.

@@ -1,7 +1,7 @@
-"""An id is good on the connection that it came from: elsewhere it may be another queue's job.
+"""A replaced server: an id is valid on its connection only; on another one it may be another queue's job.
 
 Two servers stand behind one address, as after a restart without a log, or behind one name; the connection changes from
-one to the other at the worst moment. Whatever the verb, no job of the other server's may be touched.
+one to the other at the worst moment. Whatever the call, no job of the other server's may be touched.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def everything(client: BareClient, ids: list[str]) -> list[dict[str, str]]:
     return [{k: v for k, v in client.stats("job", i).items() if k not in {"age", "time-left"}} for i in ids]
 
 
-#: verb, what our jobs are, what theirs are, the call, and where the connection changes
+#: call, what our jobs are, what theirs are, the call, and where the connection changes
 CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]] = {
     "purge ready": ("ready", "ready", lambda b: b.purge(QUEUE, [State.READY]), {"reply": b"FOUND "}),
     "purge delayed": ("delayed", "delayed", lambda b: b.purge(QUEUE, [State.DELAYED]), {"reply": b"FOUND "}),

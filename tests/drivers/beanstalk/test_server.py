@@ -1,4 +1,4 @@
-"""What the driver relies on, asked of the real server, with no driver in between.
+"""Assumptions of the driver about beanstalkd, checked on the real server without the driver.
 
 The protocol's text leaves much of this open, and some of it is not what one would think. A server that answers
 differently here needs another driver.
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def tube() -> str:
-    """A name that nobody has used on this server."""
+    """A name that was not used on this server before."""
     return f"tube-{os.getpid()}-{next(_numbers)}"
 
 
@@ -184,7 +184,7 @@ def test_reservation_whose_end_the_server_missed_ends_with_the_holders_next_comm
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
     """1.12 forgets a connection's timer if it looks at it in the very microsecond of the end, as it mostly does when
-    there is any traffic (its issues 262 and 334). Nobody but the holder can help.
+    there is any traffic (its issues 262 and 334). Only the holder can help.
     """
     with ExitStack() as stack:
         holders = [stack.enter_context(beanstalk_server.client()) for _ in range(20)]

@@ -1,4 +1,4 @@
-"""A call is over at its deadline, also in a program in which signals come all the time."""
+"""Deadlines: a call ends in time also in a program that receives signals all the time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The short form of the soaks that are run by hand: each with fewer rounds, and its own judge."""
+"""Short forms of the soaks that are run by hand, with fewer rounds."""
 
 from __future__ import annotations
 

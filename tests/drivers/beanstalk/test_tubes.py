@@ -1,4 +1,4 @@
-"""Queues as tubes: their order, their pauses, those that are not there, and those of somebody else."""
+"""Queues as tubes: their order, their pauses, missing tubes, and tubes of other programs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_pause_of_an_empty_queue_lasts_as_long_as_its_backend(backend: Backend, 
         assert consumer.reserve(1, 0) == []
     assert backend.purge(QUEUE, [State.READY]) == 1
     assert backend.stats(QUEUE).paused_for is not None
-    # nobody keeps it but the backend
+    # only the backend keeps it
     backend.close()
     until(lambda: client.stats("tube", QUEUE) == {}, "the tube is gone")
     assert backend.stats(QUEUE).paused_for is None
@@ -123,14 +123,14 @@ def test_queues_lists_tubes_with_jobs_and_valid_names(backend: Backend, client: 
 
 def test_job_of_another_tube_is_not_found_and_stays(backend: Backend, client: BareClient) -> None:
     job_id = str(client.put(b"x", tube="other", delay=60))
-    for verb in (
+    for call in (
         backend.peek,
         backend.delete,
         backend.kick_job,
         lambda queue, job: backend.reschedule(queue, job, 0),
     ):
         with pytest.raises(JobNotFound):
-            verb(QUEUE, job_id)
+            call(QUEUE, job_id)
     assert client.stats("job", job_id)["state"] == "delayed"
 
 

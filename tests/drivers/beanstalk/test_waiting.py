@@ -1,4 +1,4 @@
-"""Waiting at the server: on which connection, what it costs, and what becomes of a job that comes with an interrupt."""
+"""Waiting: on which connection, at what cost, and with jobs that arrive together with an interrupt."""
 
 from __future__ import annotations
 

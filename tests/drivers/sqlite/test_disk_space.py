@@ -1,4 +1,4 @@
-"""A disk that becomes full: new jobs are refused in time, and those that are there can be worked off."""
+"""Disk space: new jobs are refused before the disk is full, and existing jobs can be worked off."""
 
 from __future__ import annotations
 

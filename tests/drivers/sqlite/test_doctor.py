@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` finds about a file: where it lies, who can read it, how it is opened."""
+"""``multiq doctor`` on a file: its disk, its permissions, its settings."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_doctor_reports_missing_folder(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
 def test_doctor_reports_forbidden_folder_and_checks_the_rest() -> None:
-    # imported while still root, who can read wherever this checkout is
+    # imported while still root, which can read this checkout anywhere
     source = """
 import codecs, os, sys
 from multiq_sqlite.backend import SqliteBackend
@@ -88,7 +88,7 @@ codecs.lookup("unicode_escape")
 os.setgid(65534); os.setuid(65534)
 print({finding.what: finding.level for finding in SqliteBackend(sys.argv[1]).doctor()})
 """
-    with tempfile.TemporaryDirectory() as folder:  # which nobody else may enter
+    with tempfile.TemporaryDirectory() as folder:  # that no other user may enter
         command = [sys.executable, "-c", source, f"{folder}/jobs.db"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     levels = ast.literal_eval(done.stdout)

@@ -1,4 +1,4 @@
-"""Enqueuing inside a transaction that SQLAlchemy, an asyncio driver or Django has opened, on the same file."""
+"""External transactions of SQLAlchemy, asyncio drivers and Django on the same file."""
 
 from __future__ import annotations
 
@@ -284,9 +284,9 @@ def test_session_of_another_thread_is_refused(backend: SqliteBackend, path: Path
     thread.start()
     thread.join()
     app.close()
-    (told,) = outcomes
-    assert isinstance(told, OptionInvalid)
-    assert "thread" in str(told)
+    (error,) = outcomes
+    assert isinstance(error, OptionInvalid)
+    assert "thread" in str(error)
 
 
 def test_sqlalchemy_transaction_that_began_by_reading_raises_with_advice(

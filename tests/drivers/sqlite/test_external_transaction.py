@@ -1,4 +1,4 @@
-"""Enqueuing inside the caller's own transaction."""
+"""External transactions: enqueues inside the caller's own transaction."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which files can be used, how they are made, and what is said of those that cannot."""
+"""Files: which ones can be used, how they are created, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_forbidden_folder_raises_a_typed_error(open_folder: Path) -> None:
 
 
 def _complaint_of_nobody(path: Path) -> str:
-    # imported while still root, who can read wherever this checkout is
+    # imported while still root, which can read this checkout anywhere
     source = f"""
 import os
 from multiq_sqlite.backend import SqliteBackend

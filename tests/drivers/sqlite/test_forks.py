@@ -1,4 +1,4 @@
-"""Forks: no child inherits an open database, whoever was using it at that moment."""
+"""Forks: no child inherits an open database, even if a thread uses it at that moment."""
 
 from __future__ import annotations
 
@@ -160,8 +160,8 @@ say("parent sees", backend.stats("q").ready)
         backend.path,
     )
     for _ in ("a look", "an enqueue"):
-        said = line(process)
-        assert said.startswith(f"child: {backend.path} cannot be used in this process: it was forked while"), said
+        answer = line(process)
+        assert answer.startswith(f"child: {backend.path} cannot be used in this process: it was forked while"), answer
     assert line(process) == "parent sees 50"
     assert len(backend.jobs("q", State.READY).jobs) == 50
     backend.enqueue("q", [NewJob(b"x", "after")])

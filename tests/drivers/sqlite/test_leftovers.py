@@ -1,4 +1,4 @@
-"""What is left in the file of queues that are empty and not paused: nothing."""
+"""Leftovers: the file keeps nothing of queues that are empty and not paused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The write lock: who holds it too long, who waits for it, and who never takes it."""
+"""The write lock: processes that hold it too long, calls that wait for it, and calls that never take it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def hasty(path: Path) -> Iterator[SqliteBackend]:
 
 @pytest.fixture
 def holder(path: Path) -> Iterator[sqlite3.Connection]:
-    """Somebody else's connection, to hold the lock with."""
+    """A connection of another program, to hold the lock with."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     yield connection
     connection.close()
@@ -57,7 +57,7 @@ def test_process_stopped_inside_its_transaction_is_named(
         hasty.path,
     )
     assert line(stopped) == "locked"
-    # Then whoever writes is told at the deadline, and not before
+    # Then writers get an error at the deadline, and not before
     started = time.monotonic()
     for call in (
         lambda: hasty.enqueue("q", jobs()),
@@ -68,7 +68,7 @@ def test_process_stopped_inside_its_transaction_is_named(
             call()
         assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     assert time.monotonic() - started >= 3 * 0.3
-    # And whoever reads is not disturbed
+    # And readers are not blocked
     assert hasty.stats("q").reserved == 1
     # And when that process is killed, nothing it did is there, and all goes on
     stopped.send_signal(signal.SIGKILL)
@@ -81,7 +81,7 @@ def test_process_stopped_inside_its_transaction_is_named(
 def test_exchange_reports_its_verdicts_whatever_fails_afterwards(
     hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
 ) -> None:
-    # Given an exchange that has settled and waits, and somebody who takes the lock when the next job comes
+    # Given an exchange that has settled and waits, and a program that takes the lock when the next job is due
     hasty.enqueue("q", [*jobs(), *jobs(1, delay=2)])
     consumer = hasty.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
@@ -106,7 +106,7 @@ def test_lock_released_in_time_is_waited_for(backend: SqliteBackend, jobs: Jobs,
 
 
 def test_single_enqueues_wait_for_each_other(backend: SqliteBackend, spawn: Spawn) -> None:
-    """Each is a statement alone, which SQLite begins by reading, and refuses if somebody wrote meanwhile."""
+    """Each is a statement alone, which SQLite begins by reading, and refuses if another connection wrote meanwhile."""
     # Given two processes and this one, which all enqueue one by one
     backend.stats("q")
     others = [
@@ -123,7 +123,7 @@ def test_single_enqueues_wait_for_each_other(backend: SqliteBackend, spawn: Spaw
     ]
     for number in range(100):
         backend.enqueue("q", [NewJob(b"x", f"own-{number}")])
-    # Then nobody is told of a lock, and every job is there
+    # Then no call reports a lock, and every job is there
     assert [other.wait() for other in others] == [0, 0]
     assert backend.stats("q").ready == 1100
 
@@ -152,7 +152,7 @@ def test_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: s
     hasty.enqueue("paused", jobs())
     hasty.pause("paused", 1000)
     hasty.enqueue("other", jobs())
-    # When somebody has the lock all the time
+    # When another connection has the lock all the time
     holder.execute("BEGIN IMMEDIATE")
     # Then a consumer that waits longer than its patience with locks does not even notice
     assert consumer.reserve(1, 1.0) == []
@@ -198,7 +198,7 @@ def test_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs
 @pytest.mark.parametrize("count", [1, 2])
 def test_keyboard_interrupt_leaves_no_open_transaction(backend: SqliteBackend, jobs: Jobs, count: int) -> None:
     class Interrupting:
-        """A clock, which is asked inside a transaction of several jobs, at which somebody presses Ctrl-C."""
+        """A clock, which is asked inside a transaction of several jobs, that raises KeyboardInterrupt."""
 
         def __call__(self) -> int:
             raise KeyboardInterrupt

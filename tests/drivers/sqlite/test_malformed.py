@@ -1,4 +1,4 @@
-"""Records that another program has written into the file: they are set aside, and the rest goes on."""
+"""Malformed records, written by another program: they are buried, and other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_malformed_record_is_buried_once_with_a_reason(
     assert any(name in (buried.reason or "") for name in record)
     assert isinstance(buried.body, bytes)
     assert backend.peek("q", buried.id).reason == buried.reason
-    # it can be kicked like any other, runs, and is never set aside again
+    # it can be kicked like any other, runs, and is never buried for that again
     assert backend.kick("q", 10) == 1
     assert work_off(backend) == [buried.id]
     assert backend.queues() == []
@@ -103,10 +103,10 @@ def test_malformed_record_is_buried_once_with_a_reason(
     "record", [MALFORMED[0], MALFORMED[3], {"body": None}, {"id": NOT_UTF8}, MALFORMED[-4]], ids=str
 )
 @pytest.mark.parametrize(
-    "verb", ["jobs", "peek", "kick", "purge", "stats", "queues", "delete", "reschedule", "kick_job"]
+    "name", ["jobs", "peek", "kick", "purge", "stats", "queues", "delete", "reschedule", "kick_job"]
 )
 def test_every_call_works_beside_a_malformed_record(
-    backend: SqliteBackend, loose: sqlite3.Connection, record: dict[str, Any], verb: str
+    backend: SqliteBackend, loose: sqlite3.Connection, record: dict[str, Any], name: str
 ) -> None:
     plant(loose, **record)
     plant(
@@ -114,7 +114,7 @@ def test_every_call_works_beside_a_malformed_record(
         id="evil-buried",
         **{"state": 3, **{k: v for k, v in record.items() if k not in ("id", "state", "due_at")}},
     )
-    verbs: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "jobs": lambda: [backend.jobs("q", state) for state in State if state is not State.GONE],
         "peek": lambda: backend.peek("q", "evil-buried"),
         "kick": lambda: backend.kick("q", 10),
@@ -126,7 +126,7 @@ def test_every_call_works_beside_a_malformed_record(
         "kick_job": lambda: backend.kick_job("q", "evil-buried"),
     }
     try:
-        verbs[verb]()
+        calls[name]()
     except JobNotFound:
         assert "id" in record
     backend.enqueue("q", [NewJob(b"2", "after", priority=2**32 - 1)])

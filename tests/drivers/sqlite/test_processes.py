@@ -1,4 +1,4 @@
-"""Many processes on one file, and processes that die with a job in their hands."""
+"""Many processes on one file, and processes that die with a reserved job."""
 
 from __future__ import annotations
 

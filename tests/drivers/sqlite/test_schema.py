@@ -1,4 +1,4 @@
-"""The tables: made once by whoever comes first, upgraded, and refused if a newer multiq made them."""
+"""The schema: created once by the first process, upgraded, and refused if a newer multiq created it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A great many jobs at once: in order, and without holding the lock for all of them at a time."""
+"""Slices: large numbers of jobs move in order, without one long hold of the lock."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
         backend.enqueue("q", batch)
     clock.advance(60)
     consumer = backend.consumer(["q"])
-    breaths: list[float] = []
-    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", breaths.append)  # taken between two transactions
+    pauses: list[float] = []
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pauses.append)  # taken between two transactions
     # When all are taken
     ids: list[str] = []
     leases = consumer.reserve(1000, 0)
@@ -56,19 +56,19 @@ def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
     others = [f"{number:06}" for number in range(MANY) if number % 10 != 9]
     assert ids == urgent + others
     # And no transaction promoted more than one slice
-    assert len(breaths) == MANY // 1000
+    assert len(pauses) == MANY // 1000
 
 
-@pytest.mark.parametrize("verb", ["promote", "kick", "purge"])
+@pytest.mark.parametrize("name", ["promote", "kick", "purge"])
 def test_bulk_moves_are_made_in_slices(
-    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, verb: str
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # Given small slices, and several of them to move
     monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
     monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     assert sqlite_jobs.SLICE == 10
-    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if verb == "promote" else 0.0) for number in range(35)])
-    if verb == "kick":
+    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if name == "promote" else 0.0) for number in range(35)])
+    if name == "kick":
         consumer = backend.consumer(["q"])
         consumer.settle([Bury(lease) for lease in reversed(consumer.reserve(35, 0))])
     clock.advance(5)
@@ -77,9 +77,9 @@ def test_bulk_moves_are_made_in_slices(
         sqlite = connection._open(1.0)
         sqlite.set_trace_callback(statements.append)
     # When they are moved
-    if verb == "promote":
+    if name == "promote":
         assert len(backend.jobs("q", State.READY).jobs) == 35
-    elif verb == "kick":
+    elif name == "kick":
         assert backend.kick("q", 25) == 25
         assert [job.id for job in backend.jobs("q", State.BURIED).jobs] == [
             f"{number:02}" for number in range(9, -1, -1)
@@ -88,7 +88,7 @@ def test_bulk_moves_are_made_in_slices(
         assert backend.purge("q", [State.READY]) == 35
     # Then it took as many transactions
     assert (
-        len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[verb]
+        len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[name]
     )
 
 
@@ -101,7 +101,7 @@ def test_purge_ends_while_producers_go_on(backend: SqliteBackend, monkeypatch: p
         assert next(numbers) < 1000
         backend.enqueue("q", [NewJob(b"", f"{next(numbers)}") for _ in range(10)])
 
-    monkeypatch.setattr("multiq_sqlite.backend.time.sleep", produce)  # somebody enqueues a slice between two slices
+    monkeypatch.setattr("multiq_sqlite.backend.time.sleep", produce)  # a producer enqueues a slice between two slices
     assert backend.purge("q", [State.READY]) == 20
 
 

@@ -1,4 +1,4 @@
-"""Who waits is woken: by other processes, by threads beside it, and by time alone."""
+"""Waiting consumers are woken by other processes, by other threads, and by due times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits would not look by itself for a minute."""
+    """Waiting consumers poll only once a minute."""
     monkeypatch.setattr("multiq_sqlite.waiting._FIRST_PAUSE", 60.0)
     monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_PAUSE", 60.0)
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
@@ -86,7 +86,7 @@ def test_job_of_another_process_wakes_a_consumer(
 def test_consumer_stops_relying_on_missing_hints(
     backend: SqliteBackend, other_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Given a kernel that watches a file which nobody writes to
+    # Given a kernel that watches a file without writes
     (tmp_path / "else-wal").touch()
     misled = FileWatch.of(str(tmp_path / "else-wal"))
     monkeypatch.setattr(FileWatch, "of", lambda _: misled)

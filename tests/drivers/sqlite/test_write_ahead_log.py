@@ -1,4 +1,4 @@
-"""The write-ahead log: how long it may become, who is held up for that, and where it lies."""
+"""The write-ahead log: its size, what delays its restart, and where it lies."""
 
 from __future__ import annotations
 
