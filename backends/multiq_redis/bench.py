@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from multiq.bench.adapter import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Counters, Durability
 from multiq.bench.servers import HOST, Server, free_port
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
@@ -16,7 +16,7 @@ from multiq.settings.url import parse_url
 from . import keys
 from .addresses import servers_of
 from .backend import RedisBackend
-from .baseline import RedisLimit
+from .baseline import RedisBaseline
 from .connection import open_wire, pack
 from .doctor import pairs, settings, survives
 from .dsn import Login
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from multiq.bench.adapter import Limit, Profile, Survives
+    from multiq.bench.adapter import Baseline, Profile, Survives
     from multiq.driverkit.net import Address
 
     from .connection import Wire, Word
@@ -73,7 +73,7 @@ class RedisServer(Server):
         return False
 
 
-class RedisPlace(Place):
+class RedisAdapter(Adapter):
     """All servers of a URL; what they count is added up."""
 
     def __init__(self, url: str) -> None:
@@ -109,12 +109,12 @@ class RedisPlace(Place):
             cpu=sum(float(value) for info in told for name, value in info.items() if name in _CPU),
         )
 
-    def limit(self, body: bytes) -> Limit | None:
+    def baseline(self, body: bytes) -> Baseline | None:
         """On one of several nodes; None where this account may not do what the loops do."""
         line = f"multiq.bench.{new_id()}"
         wire = self._open(self._servers.address(line, self._deadline()))
         try:
-            return RedisLimit(wire, keys.base(self._prefix, line), body)
+            return RedisBaseline(wire, keys.base(self._prefix, line), body)
         except hiredis.ReplyError:
             wire.close()
             return None
@@ -161,14 +161,14 @@ class RedisBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
         with RedisServer(folder, profile) as server, cls.at(server.url) as place:
             yield place
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        with closing(RedisPlace(url)) as place:
+    def at(cls, url: str) -> Iterator[Adapter]:
+        with closing(RedisAdapter(url)) as place:
             yield place
 
 

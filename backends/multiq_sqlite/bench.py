@@ -7,22 +7,22 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import Bench, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Durability
 from multiq.settings.url import parse_url
 
 from .backend import SqliteBackend
-from .baseline import SqliteLimit
+from .baseline import SqliteBaseline
 from .doctor import survives
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.adapter import Limit, Profile
+    from multiq.bench.adapter import Baseline, Profile
 
 _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
-class SqlitePlace(Place):
+class SqliteAdapter(Adapter):
     """A file. There is no server that counts: what it costs, its clients spend."""
 
     def __init__(self, url: str) -> None:
@@ -38,9 +38,9 @@ class SqlitePlace(Place):
         settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver opens no file without it
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
-    def limit(self, body: bytes) -> Limit:
+    def baseline(self, body: bytes) -> Baseline:
         """In a file of its own beside the other, and so on the same disk."""
-        return SqliteLimit(self._path.parent, self._synchronous, body)
+        return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 
 class SqliteBench(Bench):
@@ -48,10 +48,10 @@ class SqliteBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        yield SqlitePlace(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
+        yield SqliteAdapter(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        yield SqlitePlace(url)
+    def at(cls, url: str) -> Iterator[Adapter]:
+        yield SqliteAdapter(url)
