@@ -6,6 +6,7 @@
 #   make soak     workers under faults on all four backends, and what came of it: make soak MINUTES=60
 #   make lint     ruff (rules and format) and the import contracts
 #   make types    mypy --strict
+#   make docs     the documentation as a site, in build/docs: begin with build/docs/index.html
 #   make bench    multiq on SQLite beside a plain loop over sqlite3
 #   make bench-peers   the same work on Celery, RQ, Huey and others; a first look: make bench-peers ARGS=--quick
 #   make clean    remove the environment and all caches
@@ -26,7 +27,7 @@ PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11 python; d
 # the demo needs little; where all of it is there already, nothing is installed again
 DEMO_STAMP := $(if $(wildcard $(VENV)/.dev),$(VENV)/.dev,$(VENV)/.demo)
 
-.PHONY: demo test test-long soak lint types bench bench-peers clean
+.PHONY: demo test test-long soak lint types docs bench bench-peers clean
 
 demo: $(DEMO_STAMP)
 	@$(BIN)/python -m examples.demo
@@ -50,6 +51,9 @@ lint: $(VENV)/.dev
 
 types: $(VENV)/.dev
 	$(BIN)/mypy
+
+docs: $(VENV)/.dev
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet --builder html docs build/docs $(ARGS)
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/sqlite_beside_limit.py $(ARGS)

@@ -21,7 +21,6 @@ from . import errors, events
 from .app import App
 from .backend import JobRecord, QueueStats, State
 from .backend.registry import open_backend
-from .backoff import exponential, fixed, steps
 from .errors import (
     ArgumentsInvalid,
     BackendError,
@@ -45,8 +44,8 @@ from .errors import (
 )
 from .job import Job, JobContext, JobHandle, JobInfo, current_job
 from .queue import Queue
-from .retry import BuryJob, ReleaseJob, SoftTimeout
-from .settings.model import Settings
+from .retry import BuryJob, ReleaseJob, SoftTimeout, exponential, fixed, steps
+from .settings import Settings
 from .task import Task
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ def __getattr__(name: str) -> object:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
-if "MULTIQ_ROLLED" in os.environ:  # a worker has begun this program anew, with signals blocked
+if "MULTIQ_RELOADED" in os.environ:  # a worker has begun this program anew, with signals blocked
     from .worker.processes import reload
 
     reload.note_signals()

@@ -11,24 +11,23 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar,
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backend.registry import open_backend
-from .backoff import DEFAULT, to_backoff
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
-from .names import check_name
-from .options import check_count, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .queue import Queue
-from .retry import MAX_CRASHES_DEFAULT, RetryPolicy
+from .retry import DEFAULT, MAX_CRASHES_DEFAULT, RetryPolicy, to_backoff
 from .settings.loader import load_settings
 from .task import CallOptions, Task
+from .validation import check_count, check_name, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from typing import Self, Unpack
 
     from .backend import Backend
-    from .backoff import Backoff
     from .events import E
     from .job import JobContext
+    from .retry import Backoff
     from .settings.model import Settings
 
 P = ParamSpec("P")
@@ -36,11 +35,11 @@ R = TypeVar("R")
 F = TypeVar("F", bound="Callable[[JobContext], Any]")
 
 Middleware: TypeAlias = "tuple[bool, Callable[[JobContext], Any]]"
-"""Whether it is async, and what makes the context manager that a job runs in."""
+"""Whether it is async, and the function that makes the context manager in which a job runs."""
 
 
 class TaskOptions(TypedDict, total=False):
-    """What ``@app.task(...)`` takes; ``App.task`` says what it means."""
+    """The options of ``@app.task(...)``, as ``App.task`` lists them."""
 
     name: str
     queue: str
@@ -62,7 +61,7 @@ class App:
 
     *connection* is a URL, or the name of a connection in the configuration. Without it: ``MULTIQ_URL``, then
     ``multiq.toml`` or ``[tool.multiq]`` in ``pyproject.toml``, then ``sqlite:///multiq.db``. Nothing is opened before
-    it is needed. Threads may share an app, and so may a parent and its forked children.
+    the first use. Threads may share an app, and so may a parent and its forked children.
     """
 
     def __init__(self, connection: str | None = None, *, settings: Settings | None = None) -> None:
@@ -102,15 +101,24 @@ class App:
     def task(self, function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
         """Register a function as a task: ``@app.task`` or ``@app.task(queue="mail", ...)``.
 
-        *name* is the function's own unless given. *ttr* is the lease in seconds, kept alive while the task runs;
-        *timeout* is how long it may run. *max_attempts* (0: no limit; default 5, or no limit with *retry_for*) counts
-        attempts, *max_crashes* (0: no limit) those that ended without a verdict, *retry_for* is in seconds since
-        the enqueue. A job may have stricter limits of its own, and with *loosen* looser ones. *backoff* is seconds, a
-        list of them, or a function of the failed attempt. *on_success* is called with the job and the result,
-        *on_retry* with the job and the error when it is to run again, *on_failure* when it
-        is buried.
+        Options:
 
-        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` for what is no function.
+        - *name*: the task's name. Default: the function's own.
+        - *queue*: the queue of its jobs. Default: ``"default"``.
+        - *priority*: 0 goes first, 4294967295 last. Default: 1024.
+        - *ttr*: seconds that a lease lasts; the worker renews it while the task runs. Default: 60.
+        - *timeout*: seconds that the task may run; then ``SoftTimeout`` is raised in it. Default: no limit.
+        - *max_attempts*: attempts before a job is buried; 0: no limit. Default: 5, or no limit with *retry_for*.
+        - *max_crashes*: attempts that may end without a verdict (crash, kill, lost lease); 0: no limit. Default: 3.
+        - *retry_for*: seconds after the enqueue in which a failed job is tried again. Default: no limit.
+        - *loosen*: whether a job may have looser limits than these; stricter ones are always allowed. Default: False.
+        - *backoff*: how long to wait after a failed attempt: seconds, a list of them (one for each attempt), or a
+          function of the attempt's number. Default: exponential.
+        - *on_success*: called with the job and the result.
+        - *on_retry*: called with the job and the error when it is to run again.
+        - *on_failure*: called with the job and the error when it is buried.
+
+        Raises ``TaskExists``, ``NameInvalid``, ``OptionInvalid``; ``ArgumentsInvalid`` if it is not a function.
         """
 
         _check_options(options)
@@ -138,30 +146,34 @@ class App:
         return subscribe
 
     def middleware(self, function: F) -> F:
-        """Have a generator function run around each job: to its ``yield`` before, from there on after.
+        """Register a generator function to run around each job: up to its ``yield`` before the job, the rest after it.
 
-        It is called with the job's context. What the job raises is raised at the ``yield``: one that swallows it makes
-        the job a success. What it raises by itself before fails the job. An async generator function is for coroutines
-        only. The first one registered is the outermost. Raises ``ArgumentsInvalid`` for what is no generator function.
+        It is called with the job's context. An error of the job is raised at the ``yield``; middleware that catches it
+        makes the job a success. An error that middleware raises before its ``yield`` fails the job. An async generator
+        function runs around coroutines only. The first one registered is the outermost.
+
+        Raises ``ArgumentsInvalid`` if it is not a generator function.
         """
         is_async = inspect.isasyncgenfunction(function)
         if not is_async and not inspect.isgeneratorfunction(function):
             raise ArgumentsInvalid(
-                f"{_place(function)} is no generator function: middleware does its work before and after one yield"
+                "middleware must be a generator function, with its work before and after one yield, got "
+                f"{_place(function)}"
             )
         self.around.append((is_async, asynccontextmanager(function) if is_async else contextmanager(function)))
         return function
 
     def before_fetch(self, hook: Callable[[str], R]) -> Callable[[str], R]:
-        """Have *hook* called with a worker's name before it asks for jobs. If it returns False, the worker does not.
+        """Register a function that each worker calls with its name before it asks for jobs. False: it does not ask now.
 
-        It asks again within a second; what runs goes on. An error of the hook's is logged, and counts as a yes.
+        It calls the hook again within a second; running jobs go on. If the hook raises, the error is logged, and the
+        worker asks for jobs.
         """
         self.fetch_hooks.append(hook)
         return hook
 
     def connect(self, connection: str) -> None:
-        """Work on another connection from now on: a URL, or a name in the settings. Handles made before keep theirs.
+        """Use another connection from now on: a URL, or a name in the settings. Existing handles keep the old one.
 
         Raises ``SettingsInvalid`` for a name that is not configured.
         """
@@ -172,7 +184,7 @@ class App:
             self._backend, self.url = None, url
 
     def close(self) -> None:
-        """Drop all connections. The app can be used again: it reconnects."""
+        """Close all connections. The next call opens new ones."""
         for queue in list(self._queues.values()):
             queue.close()
         if self._backend is not None:
@@ -183,8 +195,8 @@ class App:
         if known is task or known.is_like(task):
             return known
         raise TaskExists(
-            f"{_place(known.function)} is task {task.name!r} already, and {_place(task.function)} wants to be it with "
-            "another function or other options: give one of them another name="
+            f"task {task.name!r} is registered already by {_place(known.function)}, and {_place(task.function)} is "
+            "another function or has other options: give one of them another name="
         )
 
     def __enter__(self) -> Self:
@@ -217,7 +229,7 @@ def _make_task(
     on_retry: Callable[[JobContext, BaseException], object] | None = None,
     on_failure: Callable[[JobContext, BaseException], object] | None = None,
 ) -> Task[..., Any]:
-    """A task from what its author wrote, every option checked."""
+    """Check every option, and make the task."""
     _check_function(function)
     _check_hook(on_success, "on_success")
     _check_hook(on_retry, "on_retry")
@@ -266,28 +278,28 @@ def _check_options(options: dict[str, Any]) -> None:
         if name not in known:
             close = _MEANT.get(name) or next(iter(difflib.get_close_matches(name, known, n=1)), None)
             which = f"did you mean {close}?" if close else f"there are: {', '.join(known)}"
-            raise OptionInvalid(f"{name}={shown(value)} is no option of a task: {which}")
+            raise OptionInvalid(f"unknown task option {name}={shown(value)}: {which}")
 
 
 def _check_function(function: Callable[..., Any]) -> None:
     if not callable(function):
-        raise ArgumentsInvalid(f"{shown(function)} is no function: only functions can be tasks")
+        raise ArgumentsInvalid(f"a task must be a function, got {shown(function)}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
         raise ArgumentsInvalid(
-            f"{_place(function)} is a generator, which does nothing when it is called: return a list"
+            f"a task must return a list, not be a generator, which does nothing when called, got {_place(function)}"
         )
     try:
         inspect.signature(function)
     except (ValueError, TypeError) as exc:
         raise ArgumentsInvalid(
-            f"nobody can tell which arguments {_place(function)} takes ({exc}): make it a function of your own"
+            f"the arguments of {_place(function)} cannot be found out ({exc}): call it from a function of your own"
         ) from exc
 
 
 def _own_name(function: Callable[..., Any]) -> str:
     name: str | None = getattr(function, "__name__", None)
     if name is None or name == "<lambda>":
-        raise NameInvalid(f"{_place(function)} has no name of its own, and a task needs one: @app.task(name=...)")
+        raise NameInvalid(f"a task must have a name, and {_place(function)} has none: @app.task(name=...)")
     return name
 
 
@@ -299,7 +311,7 @@ def _check_flag(value: bool, name: str) -> bool:
 
 def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
     if hook is not None and (not callable(hook) or inspect.iscoroutinefunction(hook)):
-        raise OptionInvalid(f"{name}={shown(hook)} is no plain function: it is called, and not awaited")
+        raise OptionInvalid(f"{name} must be a plain function, as it is called and not awaited, got {shown(hook)}")
 
 
 class _Opening:

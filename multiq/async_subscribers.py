@@ -18,27 +18,29 @@ from .job import job_tasks
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from .events import Event, Stay
+    from .events import Event, EventSession
 
 _log = logging.getLogger("multiq.events")
 
-MOST = 10_000  # events that are being told at a time: beyond that somebody is slower than the jobs, and memory ends
-_LATE = 0.5  # seconds beyond its patience that a loop may take to say how far it got: a job may hold it
+MAX_PENDING = (
+    10_000  # events that are being told at a time: beyond that somebody is slower than the jobs, and memory ends
+)
+_LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to say how far it got: a job may hold it
 
 _inherited: list[_Loop] = []  # of a parent: closing one in a forked child would stir the parent's
 
 
-class Background:
+class AsyncSubscribers:
     """Starts coroutines for the workers that *stays* names, and waits for them at the end.
 
     Any thread may call it, in a forked child, too.
     """
 
-    def __init__(self, stays: Sequence[Stay]) -> None:
-        self._stays = stays
+    def __init__(self, sessions: Sequence[EventSession]) -> None:
+        self._sessions = sessions
         self._own: _Loop | None = None
-        self._guests: dict[asyncio.AbstractEventLoop, _Loop] = {}
-        self._begin_anew()
+        self._worker_loops: dict[asyncio.AbstractEventLoop, _Loop] = {}
+        self._reset()
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         """Tell *subscriber* of *event*, soon. What it raises is logged."""
@@ -47,13 +49,13 @@ class Background:
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
         """Wait for all that has been started, so many seconds; on *loop*, which ends now, the rest is cancelled."""
         if self._pid != os.getpid():
-            self._begin_anew()
-        guest = None if loop is None else self._guests.pop(loop, None)
-        if guest is not None:
-            guest.finish(patience, cancel=True)
+            self._reset()
+        worker_loop = None if loop is None else self._worker_loops.pop(loop, None)
+        if worker_loop is not None:
+            worker_loop.finish(patience, cancel=True)
         own = self._own
         if own is not None:
-            own.finish(patience, cancel=len(self._stays) <= 1)
+            own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
         """Nobody tells anything any more. Cancels what is left."""
@@ -65,28 +67,28 @@ class Background:
 
     def _loop(self) -> _Loop:
         if self._pid != os.getpid():
-            self._begin_anew()
-        guest = self._guest()
-        if guest is not None:
-            return self._guests.setdefault(guest, _Loop(guest))
+            self._reset()
+        worker_loop = self._worker_loop()
+        if worker_loop is not None:
+            return self._worker_loops.setdefault(worker_loop, _Loop(worker_loop))
         with self._lock:
             if self._own is None:
                 self._own = _OwnLoop()
             return self._own
 
-    def _guest(self) -> asyncio.AbstractEventLoop | None:
+    def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
         """The loop of the worker in which this happens, if it can be told which one that is."""
-        stays = list(self._stays)
-        if len(stays) == 1 and stays[0].pid == self._pid:
-            return stays[0].loop
-        loops = [stay.loop for stay in stays if stay.pid == self._pid and stay.loop is not None]
+        sessions = list(self._sessions)
+        if len(sessions) == 1 and sessions[0].pid == self._pid:
+            return sessions[0].loop
+        loops = [session.loop for session in sessions if session.pid == self._pid and session.loop is not None]
         here = asyncio._get_running_loop() if loops else None  # noqa: SLF001 - public, says asyncio.events
         return here if here in loops else None
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """In a forked child: its parent's threads are not here."""
-        _inherited.extend(loop for loop in (*self._guests.values(), self._own) if loop is not None)
-        self._guests, self._own = {}, None
+        _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
+        self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -100,7 +102,7 @@ class _Loop:
         self._is_full = False
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        self._loop.call_soon_threadsafe(self._begin, subscriber, event)
+        self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
         """Wait for what has been started, and *cancel* the rest."""
@@ -112,7 +114,7 @@ class _Loop:
     def _await(self, patience: float, *, cancel: bool) -> None:
         done = asyncio.run_coroutine_threadsafe(self._finish(patience, cancel=cancel), self._loop)
         try:
-            left = done.result(patience + _LATE)
+            left = done.result(patience + _LOOP_MARGIN)
         except TimedOut:
             done.cancel()
             _log.warning("subscribers were not waited for: a job holds the event loop")
@@ -122,16 +124,18 @@ class _Loop:
                     "%d subscribers took longer than %g s at the worker's end, and were cancelled", left, patience
                 )
 
-    def _begin(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
+    def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
         """In the loop's thread."""
-        if len(self._tasks) >= MOST:
+        if len(self._tasks) >= MAX_PENDING:
             if not self._is_full:  # told once for each time that it fills up
-                _log.error("%d events are being told at a time, so others are not: a subscriber is too slow", MOST)
+                _log.error(
+                    "%d events are being told at a time, so others are not: a subscriber is too slow", MAX_PENDING
+                )
             self._is_full = True
             return
         self._is_full = False
         job_tasks.set(None)  # in this callback's context: the job that the event is about may end before
-        task = self._loop.create_task(_tell(subscriber, event))
+        task = self._loop.create_task(_call(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -145,7 +149,7 @@ class _Loop:
         for task in left:
             task.cancel()
         if left:
-            await asyncio.wait(left, timeout=_LATE / 2)
+            await asyncio.wait(left, timeout=_LOOP_MARGIN / 2)
         return len(left)
 
 
@@ -168,12 +172,12 @@ class _OwnLoop(_Loop):
     def close(self) -> None:
         self._is_closing = True
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(_LATE)
+        self._thread.join(_LOOP_MARGIN)
         if not self._thread.is_alive():
             self._loop.close()
 
 
-async def _tell(subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
+async def _call(subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
     try:
         await subscriber(event)
     except (asyncio.CancelledError, GeneratorExit):  # it is not to go on

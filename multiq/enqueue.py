@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from . import time_limit_notices
+from . import timeout_notices
 from .backend import NewJob
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
 from .job import JobHandle
-from .options import check_new_ids
+from .validation import check_new_ids
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -90,8 +90,8 @@ def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, 
     except BackendError as exc:
         delivery = _Delivery(backend, queue, jobs, began, is_one=is_one)
         ids = delivery.insist(exc, began, may_repeat=connection is None)
-    if time_limit_notices.waiting:
-        time_limit_notices.heed()
+    if timeout_notices.pending:
+        timeout_notices.raise_if_pending()
     return ids
 
 

@@ -20,7 +20,7 @@ import msgspec
 if TYPE_CHECKING:
     import asyncio
 
-    from .async_subscribers import Background
+    from .async_subscribers import AsyncSubscribers
     from .job import JobContext
 
 _log = logging.getLogger("multiq.events")
@@ -160,33 +160,35 @@ class Events:
         """Whom an event is told, by its type. None of them: it need not be made."""
         self.logged = False
         """Whether ``multiq.logging`` listens already."""
-        self._background: Background | None = None  # as long as no subscriber is a coroutine function
-        self._stays: list[Stay] = []
-        self._default: Stay | None = None
-        self._joining = threading.Lock()
+        self._async_subscribers: AsyncSubscribers | None = None  # as long as no subscriber is a coroutine function
+        self._sessions: list[EventSession] = []
+        self._default: EventSession | None = None
+        self._session_lock = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
         self.listeners = _Listeners(self._subscribers)  # who looks somebody up just now keeps that in the one of before
 
-    def join(self, loop: asyncio.AbstractEventLoop | None = None) -> Stay:
+    def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
         """A worker begins to tell of its jobs. Subscribers that are coroutines may run on its *loop*."""
-        with self._joining:
-            self._stays[:] = [stay for stay in self._stays if stay.pid == os.getpid()]  # not those of a parent
-            stay = Stay(self, loop)
-            self._stays.append(stay)
-            return stay
+        with self._session_lock:
+            self._sessions[:] = [
+                session for session in self._sessions if session.pid == os.getpid()
+            ]  # not those of a parent
+            session = EventSession(self, loop)
+            self._sessions.append(session)
+            return session
 
-    def run_on(self, loop: asyncio.AbstractEventLoop) -> None:
+    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
         """Have coroutines run on this loop, until ``finish``."""
-        self._default = self.join(loop)
+        self._default = self.open_session(loop)
 
     def finish(self, patience: float) -> None:
         """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
-        stay = self._default or self.join()
+        session = self._default or self.open_session()
         self._default = None
-        stay.close(patience)
+        session.close(patience)
 
     def emit(self, event: Event) -> None:
         """Tell all subscribers; their errors are logged."""
@@ -199,9 +201,9 @@ class Events:
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
         """Tell of an event without waiting for its coroutine."""
-        from .async_subscribers import Background  # asyncio is not for who never needs it
+        from .async_subscribers import AsyncSubscribers  # asyncio is not for who never needs it
 
-        background = self._background = self._background or Background(self._stays)
+        background = self._async_subscribers = self._async_subscribers or AsyncSubscribers(self._sessions)
         return lambda event: background.start(subscriber, event)
 
 
@@ -221,7 +223,7 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
         return found
 
 
-class Stay:
+class EventSession:
     """A worker, as long as it tells of its jobs. Several may do so at a time, on one app."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
@@ -233,7 +235,7 @@ class Stay:
     def finish(self, patience: float) -> None:
         """Wait up to *patience* seconds for subscribers that are coroutines. Cancels what is left on its loop."""
         loop, self.loop = self.loop, None
-        background = self._events._background  # noqa: SLF001 - our own half
+        background = self._events._async_subscribers  # noqa: SLF001 - our own half
         if background is not None:
             background.finish(loop, patience)
 
@@ -241,12 +243,12 @@ class Stay:
         """The worker has ended. Whoever is the last one cancels what is left anywhere."""
         self.finish(patience)
         events = self._events
-        with events._joining:  # noqa: SLF001
-            if self in events._stays:  # noqa: SLF001
-                events._stays.remove(self)  # noqa: SLF001
-            is_last = not events._stays  # noqa: SLF001
-        if is_last and events._background is not None:  # noqa: SLF001
-            events._background.close()  # noqa: SLF001
+        with events._session_lock:  # noqa: SLF001
+            if self in events._sessions:  # noqa: SLF001
+                events._sessions.remove(self)  # noqa: SLF001
+            is_last = not events._sessions  # noqa: SLF001
+        if is_last and events._async_subscribers is not None:  # noqa: SLF001
+            events._async_subscribers.close()  # noqa: SLF001
 
 
 def _is_async(subscriber: Subscriber) -> bool:

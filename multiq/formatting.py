@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,6 +12,16 @@ _SIZES = ("bytes", "KB", "MB", "GB")
 
 UNKNOWN = "?"
 """For what the backend cannot know."""
+
+
+def shown(value: object) -> str:
+    """*value* as an error message shows it: short, printable, and without failing on what cannot be shown."""
+    try:
+        text = repr(value)
+    except Exception:  # noqa: BLE001 - a broken __repr__, or a number of more digits than Python converts
+        text = f"a {type(value).__qualname__}"
+    text = text.encode("utf-8", "backslashreplace").decode()
+    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def safe(text: str, *, keep: str = "") -> str:
@@ -88,6 +97,8 @@ def _arguments(envelope: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
+    import json  # producers, who need ``shown`` only, do not pay for it
+
     return json.dumps(value, ensure_ascii=False)
 
 

@@ -1,4 +1,4 @@
-"""A job, as its users see it: the handle of an enqueued one, a reserved one, a listed one, the one that runs now."""
+"""A job, as its users see it: the handle of an enqueued job, a reserved job, a listed job, the running job."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from .backend import Ack, Bury, JobRecord, Lease, Release, State, Touch
-from .backoff import DEFAULT
 from .envelope import decode_json
 from .errors import JobNotFound, JobSettled
-from .options import check_delay, check_priority, check_reason
-from .time_limit_notices import Notice, waiting
+from .retry import DEFAULT
+from .timeout_notices import Notice, pending
+from .validation import check_delay, check_priority, check_reason
 
 if TYPE_CHECKING:
     import asyncio
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from .backend import Backend, Verdict
     from .envelope import Envelope
-    from .queue import Desk
+    from .queue import SharedConsumer
 
 
 class JobHandle:
@@ -57,7 +57,7 @@ class JobHandle:
             return State.GONE
 
     def peek(self) -> JobInfo:
-        """All that the backend knows of the job. Raises ``JobNotFound``."""
+        """The job as the backend stores it. Raises ``JobNotFound``."""
         return JobInfo.of(self._backend.peek(self.queue, self.id))
 
     def __eq__(self, other: object) -> bool:
@@ -71,7 +71,7 @@ class JobHandle:
 
 
 class JobInfo(JobRecord, frozen=True, kw_only=True):
-    """What is known of a job, untouched. ``body`` holds the bytes, ``value`` what they mean."""
+    """A job as it is stored. ``body`` holds the bytes, ``value`` the decoded value."""
 
     @classmethod
     def of(cls, record: JobRecord) -> JobInfo:
@@ -110,15 +110,15 @@ class JobPage(msgspec.Struct, frozen=True):
 class Job:
     """A reserved job, to be settled once: ``ack``, ``release`` or ``bury``, or as a ``with`` block ends.
 
-    Leaving the block acks it; an exception releases it with a backoff and goes on upwards. Nobody touches
-    the lease in between but you. Any thread may settle it, whichever reserved it.
+    Leaving the block acks it; an exception releases it with a backoff and is raised again. The lease is not touched
+    unless you call ``touch``. Any thread may settle the job, not only the one that reserved it.
     """
 
-    __slots__ = ("_desk", "_settled", "_value", "lease")
+    __slots__ = ("_consumer", "_settled", "_value", "lease")
 
-    def __init__(self, lease: Lease, desk: Desk) -> None:
+    def __init__(self, lease: Lease, consumer: SharedConsumer) -> None:
         self.lease = lease
-        self._desk = desk
+        self._consumer = consumer
         self._settled = False
         self._value: Any = _UNREAD
 
@@ -162,13 +162,13 @@ class Job:
         return self.lease.age
 
     def ack(self) -> None:
-        """The job is done and gone. Raises ``LeaseLost``: somebody else will run it, or does."""
+        """The job is done and gone. Raises ``LeaseLost`` if its lease has ended: the job is run again."""
         self._settle(Ack(self.lease))
 
     def release(
         self, delay: float | dt.timedelta = 0, *, priority: int | None = None, reason: str | None = None
     ) -> None:
-        """Ready again, or in *delay* seconds. Raises ``LeaseLost``."""
+        """Make the job ready again, now or in *delay* seconds. Raises ``LeaseLost``."""
         self._settle(
             Release(
                 self.lease,
@@ -179,14 +179,14 @@ class Job:
         )
 
     def bury(self, reason: str | None = None) -> None:
-        """Set aside until somebody kicks it. Raises ``LeaseLost``."""
+        """Set the job aside until it is kicked. Raises ``LeaseLost``."""
         self._settle(Bury(self.lease, check_reason(reason)))
 
     def touch(self) -> None:
-        """The full ttr again, from now. Raises ``LeaseLost``."""
+        """Extend the lease: it lasts the full ttr from now. Raises ``LeaseLost``."""
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._desk.settle([Touch(self.lease)])
+        (lost,) = self._consumer.settle([Touch(self.lease)])
         if lost is not None:
             raise lost
 
@@ -212,14 +212,14 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._desk.settle([verdict])  # one that raises did not get through and may be tried again
+        (lost,) = self._consumer.settle([verdict])  # one that raises did not get through and may be tried again
         self._settled = True
         if lost is not None:
             raise lost
 
 
 class JobContext(msgspec.Struct, frozen=True, kw_only=True):
-    """The job that a worker runs: what a task learns by ``multiq.current_job()``, and events carry along."""
+    """The job that a worker runs, as ``multiq.current_job()`` returns it to a task, and as events carry it."""
 
     task: str | None
     """None if the body could not be understood."""
@@ -228,19 +228,19 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
     deadline: float | None = None
     """When its ``timeout`` is over, as ``time.monotonic()``; None: it has none."""
     notice: Notice | None = None
-    """Whether it was told so; None: it has no ``timeout``."""
+    """Whether ``SoftTimeout`` was raised in it; None: it has no ``timeout``."""
 
     def check(self) -> None:
         """Raise ``SoftTimeout`` if the job has run longer than its ``timeout``.
 
-        For long work in plain functions on threads, which nobody can interrupt: call it between two steps.
+        For long work in plain functions on threads, which cannot be interrupted: call it between two steps.
         """
         if self.deadline is not None and time.monotonic() >= self.deadline:
             from .retry import SoftTimeout
 
             if self.notice is not None:
-                self.notice.is_told = True  # nothing else tells it again while it tidies up
-            waiting.discard(threading.get_ident())
+                self.notice.is_notified = True  # nothing else tells it again while it tidies up
+            pending.discard(threading.get_ident())
             raise SoftTimeout
 
     @property

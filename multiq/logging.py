@@ -232,17 +232,17 @@ class _Outages:
 
     def went_down(self, event: ev.BackendDown) -> None:
         outage = self._outages[event.worker]
-        if outage.is_news(str(event.error)):
+        if outage.should_log(str(event.error)):
             word, fields = _describe(event)
-            if outage.tries > 1:
-                fields |= {"down_for": outage.lasted, "tries": outage.tries}
+            if outage.failures > 1:
+                fields |= {"down_for": outage.duration, "tries": outage.failures}
             _write(logging.ERROR, word, fields)
 
     def came_back(self, event: ev.BackendUp) -> None:
         word, fields = _describe(event)
         outage = self._outages.pop(event.worker, None)
         if outage is not None:
-            fields |= {"was_down_for": outage.lasted, "tries": outage.tries}
+            fields |= {"was_down_for": outage.duration, "tries": outage.failures}
         _write(logging.WARNING, word, fields)
 
 

@@ -13,26 +13,26 @@ class Outage:
     """One trouble of one process, which may come and go."""
 
     def __init__(self) -> None:
-        self.forget()
+        self.reset()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """It is over."""
-        self.tries = 0
+        self.failures = 0
         self._began_at = 0.0
         self._silent_until = 0.0
         self._silence = _FIRST_SILENCE
         self._kinds: set[str] = set()
 
     @property
-    def lasted(self) -> float:
+    def duration(self) -> float:
         """Seconds since its first failure; 0.0: there is none."""
-        return time.monotonic() - self._began_at if self.tries else 0.0
+        return time.monotonic() - self._began_at if self.failures else 0.0
 
-    def is_news(self, error: str) -> bool:
+    def should_log(self, error: str) -> bool:
         """Note another failure. Whether it is to be logged: it is the first, of a new kind, or the silence is over."""
         now = time.monotonic()
-        self.tries += 1
-        if self.tries == 1:
+        self.failures += 1
+        if self.failures == 1:
             self._began_at = now
             self._silent_until = now + self._silence
         if error not in self._kinds and len(self._kinds) < _MOST_KINDS:

@@ -8,24 +8,22 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State
+from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State, check_state, check_states
 from .enqueue import put, put_one
 from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
+from .formatting import shown
 from .job import Job, JobHandle, JobInfo, JobPage
-from .names import check_name
-from .options import (
+from .validation import (
     check_count,
     check_cursor,
     check_delay,
     check_id,
+    check_name,
     check_new_id,
     check_priority,
-    check_state,
-    check_states,
     check_timeout,
     check_ttr,
-    shown,
 )
 
 if TYPE_CHECKING:
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
     from .backend import Consumer, Lease, QueueStats, Verdict
     from .errors import LeaseLost
 
-_STEP_ASIDE = 0.0005  # seconds between two looks whether those that settle are through
-_CALL_AGAIN = 0.002  # seconds after which whoever waits for jobs is interrupted: most calls are over before
+_YIELD_EVERY = 0.0005  # seconds between two looks whether the threads that settle are finished
+_INTERRUPT_EVERY = 0.002  # seconds until a thread that waits for jobs is interrupted: most calls end before
 
 
 class Queue:
@@ -47,7 +45,7 @@ class Queue:
         self.name = check_name(name)
         self._app = app
         self._local = threading.local()
-        self._desks: weakref.WeakSet[Desk] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[SharedConsumer] = weakref.WeakSet()
 
     # --- producing ---
 
@@ -64,13 +62,15 @@ class Queue:
     ) -> JobHandle:
         """Add one job: bytes as they are, anything else as JSON.
 
-        *delay* is seconds or a timedelta, *at* a datetime with a zone; *priority* 0 goes first; *ttr* is how long a
-        reservation lasts, in seconds. With *connection* the job is written inside your own transaction on that
-        connection, and exists exactly if you commit. *id* is an id of your own, one word of ASCII: as long as the
-        queue has a job of this id, nothing is added or changed.
+        - *delay*: seconds, or a timedelta, before the job may start.
+        - *at*: the point in time, with a time zone, before which it does not start; instead of *delay*.
+        - *priority*: 0 goes first, 4294967295 last. Default: 1024.
+        - *ttr*: seconds that a reservation lasts without a touch. Default: 60.
+        - *connection*: your own database connection: the job is written in its transaction, and exists if you commit.
+        - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
 
         Raises ``OptionInvalid``, ``PayloadInvalid``, ``PayloadTooLarge``, ``Unsupported``, ``EnqueueUncertain`` if it
-        cannot be told whether the job is there, ``BackendError``.
+        is unknown whether the job was added, ``BackendError``.
         """
         return put_one(
             self._app.backend,
@@ -96,12 +96,12 @@ class Queue:
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
 
-        *ids* are ids of your own, one for each job.
+        *ids* are ids of your own, one for each job; the other options are those of ``enqueue``.
 
-        Raises as ``enqueue``, and ``ArgumentsInvalid`` for one body where a list of them belongs.
+        Raises as ``enqueue`` does, and ``ArgumentsInvalid`` if *bodies* is a single body.
         """
         if isinstance(bodies, str | bytes | dict):
-            raise ArgumentsInvalid(f"{shown(bodies)} is one body: enqueue_many takes a list of them")
+            raise ArgumentsInvalid(f"enqueue_many must have a list of bodies, got {shown(bodies)}")
         encode, max_body = encode_json, self._app.settings.max_body
         raw = [body if isinstance(body, bytes) else encode(body, max_body=max_body) for body in bodies]
         return put(
@@ -129,9 +129,9 @@ class Queue:
 
     def reserve_many(self, limit: int, timeout: float = 0) -> list[Job]:
         """Up to *limit* due jobs, waiting up to *timeout* seconds for the first; an empty list if none came."""
-        desk = self._desk()
-        leases = desk.reserve(check_count(limit, "limit"), check_timeout(timeout))
-        return [Job(lease, desk) for lease in leases]
+        consumer = self._consumer()
+        leases = consumer.reserve(check_count(limit, "limit"), check_timeout(timeout))
+        return [Job(lease, consumer) for lease in leases]
 
     # --- looking and managing ---
 
@@ -185,65 +185,65 @@ class Queue:
         return self._app.backend.purge(self.name, check_states(states))
 
     def close(self) -> None:
-        """Drop the connections of all threads that reserved. They open again if they are needed again."""
-        for desk in list(self._desks):
-            desk.close()
+        """Close the connections of all threads that reserved. The next call opens new ones."""
+        for consumer in list(self._consumers):
+            consumer.close()
 
     def __repr__(self) -> str:
         return f"Queue({self.name!r})"
 
-    def _desk(self) -> Desk:
-        """This thread's; a forked child has its own."""
-        desk: Desk | None = getattr(self._local, "desk", None)
-        if desk is None or desk.pid != os.getpid():
-            desk = self._local.desk = Desk(self._app.backend.consumer([self.name]))
-            self._desks.add(desk)
-        return desk
+    def _consumer(self) -> SharedConsumer:
+        """The consumer of this thread and process."""
+        consumer: SharedConsumer | None = getattr(self._local, "consumer", None)
+        if consumer is None or consumer.pid != os.getpid():
+            consumer = self._local.consumer = SharedConsumer(self._app.backend.consumer([self.name]))
+            self._consumers.add(consumer)
+        return consumer
 
 
-class Desk:
-    """The consumer of one thread, whose jobs any thread may settle: it is never used by two at a time.
+class SharedConsumer:
+    """The consumer of one thread, whose jobs any thread may settle. A lock keeps two threads from using it at a time.
 
-    It closes when nobody has it any more: its thread has ended, and its jobs are forgotten.
+    It closes when nothing refers to it any more: neither its thread nor any of its jobs.
     """
 
     def __init__(self, consumer: Consumer) -> None:
         self.pid = os.getpid()
         self._consumer = consumer
         self._lock = threading.Lock()
-        self._callers: set[int] = set()  # threads that want to settle while somebody waits for jobs
+        self._settling: set[int] = set()  # threads that want to settle while another one waits for jobs
         # not at exit: a daemon thread may be in the middle of a call, and the system closes everything anyway
         weakref.finalize(self, consumer.close).atexit = False
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        """As ``Consumer.reserve``; it lets others settle while it waits."""
+        """As ``Consumer.reserve``; other threads may settle while it waits."""
         give_up_at = time.monotonic() + timeout
         while True:
             with self._lock:
                 leases = self._consumer.reserve(limit, max(0.0, give_up_at - time.monotonic()))
             if leases or time.monotonic() >= give_up_at:
                 return leases
-            while self._callers:
-                time.sleep(_STEP_ASIDE)
+            while self._settling:
+                time.sleep(_YIELD_EVERY)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         """As ``Consumer.settle``, from any thread."""
         if not self._lock.acquire(blocking=False):
-            self._call()
+            self._interrupt_and_lock()
         try:
             return self._consumer.settle(verdicts)
         finally:
             self._lock.release()
 
     def close(self) -> None:
-        """Drop the connection. It opens again if it is needed again."""
+        """Close the connection. The next call opens a new one."""
         self._consumer.close()
 
-    def _call(self) -> None:
-        """Have the lock, from a thread that may be waiting with it for jobs that never come."""
-        self._callers.add(threading.get_ident())
+    def _interrupt_and_lock(self) -> None:
+        """Acquire the lock from a thread that may hold it while it waits for jobs that never come."""
+        self._settling.add(threading.get_ident())
         try:
-            while not self._lock.acquire(timeout=_CALL_AGAIN):
+            while not self._lock.acquire(timeout=_INTERRUPT_EVERY):
                 self._consumer.interrupt()
         finally:
-            self._callers.discard(threading.get_ident())
+            self._settling.discard(threading.get_ident())

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionInvalid
-from .names import check_name
-from .options import shown
+from .formatting import shown
+from .validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -18,25 +18,25 @@ WEIGHT_MAX = 1000
 def read_queues(queues: Mapping[str, int] | Iterable[str] | str) -> dict[str, int]:
     """Each queue with its weight, in order: from names, of which any may say it (``high=3``), or from a mapping.
 
-    A weight that nobody says is 1. Raises ``NameInvalid``, ``OptionInvalid``.
+    The default weight is 1. Raises ``NameInvalid``, ``OptionInvalid``.
     """
     weights: dict[str, int] = {}
     for name, weight in _pairs(queues):
         if weights.setdefault(check_name(name), weight) != weight:
-            raise OptionInvalid(f"queue {name!r} is named twice, with different weights: name it once")
+            raise OptionInvalid(f"queue {name!r} must be named once, got it twice with different weights")
     if not weights:
-        raise OptionInvalid("no queue is named: a worker needs one at least, like 'default'")
+        raise OptionInvalid("a worker must have at least one queue, like 'default', got none")
     return weights
 
 
 def check_policy(policy: str, weights: Mapping[str, int]) -> str:
-    """One of ``POLICIES`` that heeds these weights. Raises ``OptionInvalid``."""
+    """*policy*, if it is one of ``POLICIES`` and fits these weights. Raises ``OptionInvalid``."""
     if policy not in POLICIES:
-        raise OptionInvalid(f"policy={shown(policy)} is none: there are {', '.join(POLICIES)}")
+        raise OptionInvalid(f"unknown policy {shown(policy)}: choose strict, weighted or round-robin")
     if policy != "weighted" and any(weight != 1 for weight in weights.values()):
         queue = next(queue for queue, weight in weights.items() if weight != 1)
         raise OptionInvalid(
-            f"queue {queue!r} has a weight, which policy={policy!r} does not heed: "
+            f"queue {queue!r} has a weight, which policy={policy!r} ignores: "
             "choose policy='weighted', or name the queues alone"
         )
     return policy
@@ -67,6 +67,6 @@ def _parsed(text: Any) -> tuple[str, int]:
 def _checked(name: str, weight: Any) -> int:
     if type(weight) is not int or not 1 <= weight <= WEIGHT_MAX:
         raise OptionInvalid(
-            f"the weight of queue {shown(name)} is {shown(weight)}: a weight is a whole number from 1 to {WEIGHT_MAX}"
+            f"the weight of queue {shown(name)} must be a whole number from 1 to {WEIGHT_MAX}, got {shown(weight)}"
         )
     return weight

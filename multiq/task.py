@@ -11,9 +11,9 @@ from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .enqueue import put, put_one
 from .envelope import ENVELOPE_VERSION, Envelope, are_plain, check_json, encode_envelope
 from .errors import ArgumentsInvalid, OptionInvalid
-from .names import check_name
-from .options import check_count, check_delay, check_new_id, check_priority, check_timeout, check_ttr, shown
+from .formatting import shown
 from .retry import RetryPolicy, tighter
+from .validation import check_count, check_delay, check_name, check_new_id, check_priority, check_timeout, check_ttr
 
 if TYPE_CHECKING:
     import datetime as dt
@@ -29,7 +29,7 @@ _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_O
 
 
 class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How one job of a task is enqueued: checked, in the seam's units."""
+    """How one job of a task is enqueued. All values are checked, and in seconds where they are times."""
 
     queue: str
     priority: int = PRIORITY_DEFAULT
@@ -45,7 +45,7 @@ class CallOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Task(Generic[P, R]):
-    """A registered function. Calling it runs it here and now; ``enqueue`` has a worker run it."""
+    """A registered function. Calling it runs the function here; ``enqueue`` makes a job that a worker runs."""
 
     def __init__(
         self,
@@ -81,10 +81,10 @@ class Task(Generic[P, R]):
         return self.function(*args, **kwargs)
 
     def enqueue(self, /, *args: P.args, **kwargs: P.kwargs) -> JobHandle:
-        """Have a worker call the function with these arguments.
+        """Add a job that calls the function with these arguments.
 
         Raises ``ArgumentsInvalid`` if the function would not take them, ``PayloadInvalid`` with the path of what is not
-        JSON, ``PayloadTooLarge``, ``EnqueueUncertain`` if it cannot be told whether the job is there, ``BackendError``.
+        JSON, ``PayloadTooLarge``, ``EnqueueUncertain`` if it is unknown whether the job was added, ``BackendError``.
         """
         return self._send_one(args, kwargs, self.default)
 
@@ -119,13 +119,21 @@ class Task(Generic[P, R]):
         timeout: float | None = None,
         headers: Mapping[str, str] | None = None,
     ) -> TaskCall[P]:
-        """This task with other options for the jobs that are enqueued through what comes back.
+        """This task with other options: ``task.options(delay=30).enqueue(...)``.
 
-        What is not given is the task's own. *connection* is the caller's database connection, whose transaction
-        the job joins. *id* is an id of your own, one word of ASCII: as long as the queue has a job of this id, nothing
-        is added or changed.
+        An option that is not given is as the task has it.
 
-        Limits may be stricter than the task's, and looser if it was registered with ``loosen=True``.
+        - *queue*: the queue.
+        - *priority*: 0 goes first, 4294967295 last.
+        - *delay*: seconds, or a timedelta, before the job may start.
+        - *at*: the point in time, with a time zone, before which it does not start; instead of *delay*.
+        - *ttr*: seconds that a lease lasts without a touch.
+        - *connection*: the application's own database connection, whose transaction the job joins.
+        - *id*: an id of your own, one word of ASCII. While the queue holds a job with this id, nothing is added.
+        - *max_attempts*, *max_crashes*, *retry_for*, *timeout*: as for ``App.task``; they may be stricter than the
+          task's, and looser only if it was registered with ``loosen=True``.
+        - *headers*: strings by name that travel with the job; ``JobContext.headers`` has them.
+
         Raises ``OptionInvalid``, ``NameInvalid``.
         """
         default = self.default
@@ -193,7 +201,7 @@ class Task(Generic[P, R]):
         return self.function, self.default, self.policy, self.timeout, self.loosen, hooks
 
     def _refuse_looser(self, **asked: float | None) -> None:
-        """Raise ``OptionInvalid`` for limits that a worker would not grant."""
+        """Raise ``OptionInvalid`` for limits that are looser than the task's."""
         own = {
             "max_attempts": self.policy.attempts(),
             "max_crashes": self.policy.max_crashes,
@@ -204,8 +212,8 @@ class Task(Generic[P, R]):
             if value is None or limit is None or (value <= limit and (value or name == "retry_for")):
                 continue
             raise OptionInvalid(
-                f"{name}={value:g} is looser than the {limit:g} of task {self.name}, whose workers grant no more: "
-                "register it with a looser limit, or with loosen=True, which lets every job have its own"
+                f"{name} must be at most {limit:g}, as task {self.name} has it, got {value:g}: register it with a "
+                "looser limit, or with loosen=True, which lets every job have its own"
             )
 
     def _send(
@@ -215,9 +223,7 @@ class Task(Generic[P, R]):
         ids: Iterable[str] | None,
     ) -> list[JobHandle]:
         if options.id is not None:
-            raise OptionInvalid(
-                f"id={shown(options.id)} is one id, and enqueue_many makes many jobs: pass it ids=, one for each call"
-            )
+            raise OptionInvalid(f"enqueue_many must have ids=, one for each call, got id={shown(options.id)}")
         max_body = self.app.settings.max_body
         return put(
             self.app.backend,
@@ -295,16 +301,16 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
         return call, {}
     if isinstance(call, dict):
         return (), call
-    raise ArgumentsInvalid(f"{shown(call)} is no call: enqueue_many takes tuples of arguments, or dicts of named ones")
+    raise ArgumentsInvalid(f"enqueue_many takes tuples of arguments, or dicts of named ones, got {shown(call)}")
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Also for an object whose ``__call__`` is one: called and not awaited it would do nothing."""
+    """Also true for an object whose ``__call__`` is one, which would do nothing if it were called and not awaited."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 
 def _plain_range(signature: inspect.Signature) -> tuple[int, int]:
-    """Fewest and most positional arguments of a call without names; an impossible range where it is not so simple."""
+    """Fewest and most arguments of a call with positional ones only; an empty range for any other signature."""
     parameters = signature.parameters.values()
     if not all(p.kind in _POSITIONAL for p in parameters):
         return 1, 0
@@ -320,5 +326,5 @@ def _check_headers(headers: Mapping[str, str] | None) -> dict[str, str]:
         return {}
     for name, value in headers.items():
         if not isinstance(name, str) or not isinstance(value, str):
-            raise ArgumentsInvalid(f"header {shown(name)}: {shown(value)} is not text: headers are strings by name")
+            raise ArgumentsInvalid(f"headers must be strings by name, got {shown(name)}: {shown(value)}")
     return dict(headers)

@@ -1,9 +1,9 @@
-"""Looking at jobs and managing them from outside, on connections that hold none.
+"""Admin: inspects and changes jobs and queues, on connections that hold no lease.
 
-A job's tube never changes and its id is never given out again while the server runs, and a connection does not outlive
-the server: so the tube is looked at first, and what follows on the same connection is about that very job. On another
-connection the id may be another job's, of a server that was restarted, or of another one behind the same name: so what
-follows a look is never sent anew.
+A job's tube never changes, its id is not given out again while the server runs, and a connection does not outlive the
+server. So each call first reads the job's tube, and later commands on the same connection are about the same job. On
+another connection the id may be another job's, after a restart of the server or on another server behind the same
+name. So commands that follow such a read are never repeated on a new connection.
 """
 
 from __future__ import annotations
@@ -16,52 +16,52 @@ import msgspec
 from multiq.backend import NewJob, QueueStats, State
 from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
 
-from .errors import FAILURES, explain, is_refusal, refused
+from .errors import CONNECTION_ERRORS, explain, is_refusal, refused
 from .records import id_of, is_queue, put, record
-from .server_info import NO_TUBE, job_facts, names, tube_facts
+from .server_info import NO_TUBE, names, parse_job_stats, parse_tube_stats
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from multiq.backend import JobRecord
 
-    from .pool import Session, Wires
-    from .server_info import JobFacts, TubeFacts
+    from .pool import Pool, Session
+    from .server_info import JobStats, TubeStats
 
-_TRIES = 10  # looks at a job that moves between two commands of one look
-_TUBES_AT_ONCE = 500  # asked about in one packet
+_MAX_ATTEMPTS = 10  # of a read, while the job changes between its commands
+_TUBES_AT_ONCE = 500  # whose stats are asked for in one packet
 
 _PEEK = {State.READY: b"peek-ready", State.DELAYED: b"peek-delayed", State.BURIED: b"peek-buried"}
 
 
-class Manager:
-    """What is not enqueuing or consuming."""
+class Admin:
+    """Everything of a backend that is not enqueue or consume."""
 
-    def __init__(self, wires: Wires) -> None:
-        self._wires = wires
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
 
-    # --- looking ---
+    # --- inspecting ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         number = _number(queue, job_id)
-        with self._wires.borrowed() as session:
-            (found, body), stats = session.ask(b"peek %b" % number, b"stats-job %b" % number, is_safe=True)
-            facts = self._job_facts(stats)
-        if not found.startswith(b"FOUND ") or facts is None or facts.tube != queue.encode():
+        with self._pool.borrowed() as session:
+            (found, body), reply = session.ask(b"peek %b" % number, b"stats-job %b" % number, is_safe=True)
+            stats = self._job_stats(reply)
+        if not found.startswith(b"FOUND ") or stats is None or stats.tube != queue.encode():
             raise JobNotFound(queue, job_id)
-        return record(queue, number, facts, body)
+        return record(queue, number, stats, body)
 
     def first(self, queue: str, state: State) -> tuple[JobRecord | None, int]:
-        """The first job in a state, None if there is none or it cannot be seen, and how many there are."""
-        with self._wires.borrowed() as session:
-            for _ in range(_TRIES):
-                stats, *heads = session.ask(
+        """Return the first job in a state, None if there is none or it cannot be read, and the number of such jobs."""
+        with self._pool.borrowed() as session:
+            for _ in range(_MAX_ATTEMPTS):
+                reply, *heads = session.ask(
                     b"stats-tube %b" % queue.encode(),
                     *([_PEEK[state]] if state in _PEEK else []),
                     tube=queue,
                     is_safe=True,
                 )
-                count = getattr(self._tube_facts(stats), state.value)
+                count = getattr(self._tube_stats(reply), state.value)
                 if not heads or not heads[0][0].startswith(b"FOUND "):
                     if count == 0 or not heads:
                         return None, count
@@ -69,30 +69,30 @@ class Manager:
                 line, body = heads[0]
                 number = line.split()[1]
                 try:
-                    facts = self._state(session, number)
+                    stats = self._state(session, number)
                 except ConnectionError:
-                    session.renew()
+                    session.reconnect()
                     continue
-                if facts is not None and facts.state == state.value.encode():
-                    return record(queue, number, facts, body), max(count, 1)
+                if stats is not None and stats.state == state.value.encode():
+                    return record(queue, number, stats, body), max(count, 1)
         return None, 0
 
     def queues(self) -> list[str]:
-        with self._wires.borrowed() as session:
+        with self._pool.borrowed() as session:
             ((line, body),) = session.ask(b"list-tubes", is_safe=True)
             if not line.startswith(b"OK "):
-                raise refused(line, self._wires.address)
+                raise refused(line, self._pool.address)
             tubes = [name for name in names(body) if is_queue(name)]
             in_use = []
             for at in range(0, len(tubes), _TUBES_AT_ONCE):
                 some = tubes[at : at + _TUBES_AT_ONCE]
                 replies = session.ask(*(b"stats-tube %b" % name.encode() for name in some), is_safe=True)
-                in_use += [name for name, reply in zip(some, replies, strict=True) if self._tube_facts(reply).is_in_use]
+                in_use += [name for name, reply in zip(some, replies, strict=True) if self._tube_stats(reply).is_in_use]
         return sorted(in_use)
 
     def stats(self, queue: str) -> QueueStats:
-        with self._wires.borrowed() as session:
-            tube = self._tube_facts(session.ask(b"stats-tube %b" % queue.encode(), is_safe=True)[0])
+        with self._pool.borrowed() as session:
+            tube = self._tube_stats(session.ask(b"stats-tube %b" % queue.encode(), is_safe=True)[0])
         return QueueStats(
             queue=queue,
             ready=tube.ready,
@@ -102,101 +102,101 @@ class Manager:
             paused_for=float(tube.pause_left) if tube.pause else None,
         )
 
-    # --- managing one job ---
+    # --- one job ---
 
     def delete(self, queue: str, job_id: str) -> None:
         number = _number(queue, job_id)
-        with self._wires.borrowed() as session:
-            facts = self._unreserved(session, queue, number)
-            if not self._delete(session, number, facts):
+        with self._pool.borrowed() as session:
+            stats = self._unreserved(session, queue, number)
+            if not self._delete(session, number, stats):
                 raise self._why_not_deleted(session, queue, number)
 
     def kick_job(self, queue: str, job_id: str) -> None:
         number = _number(queue, job_id)
-        with self._wires.borrowed() as session:
-            before: JobFacts | None = None
-            for _ in range(_TRIES):
-                facts = self._unreserved(session, queue, number)
-                if before is not None and facts.is_as_it_was(before):
+        with self._pool.borrowed() as session:
+            before: JobStats | None = None
+            for _ in range(_MAX_ATTEMPTS):
+                stats = self._unreserved(session, queue, number)
+                if before is not None and stats.is_unchanged_since(before):
                     raise self._cannot_kick(number, queue)
-                if facts.state == b"ready" or self._kick(session, number):
+                if stats.state == b"ready" or self._kick(session, number):
                     return
-                before = facts
-        raise BackendUnavailable(f"job {job_id} of queue {queue!r} moves faster than it can be looked at")
+                before = stats
+        raise BackendUnavailable(f"job {job_id} of queue {queue!r} changed in each of {_MAX_ATTEMPTS} reads: try again")
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """Put it anew, then delete the old one: the other way round, a crash in between would lose it.
+        """Put a copy of the job, then delete the old one: in the other order, a crash in between would lose the job.
 
-        Until the old one is gone the new one is kept from being due, so that nobody gets both.
+        The copy is delayed until the old job is deleted, so that no consumer gets both.
         """
         number = _number(queue, job_id)
-        with self._wires.borrowed() as session:
-            facts = self._unreserved(session, queue, number)
+        with self._pool.borrowed() as session:
+            stats = self._unreserved(session, queue, number)
             line, body = session.ask(b"peek %b" % number)[0]
             if not line.startswith(b"FOUND "):
                 raise JobNotFound(queue, job_id)
-            new = self._put_again(session, queue, NewJob(body, job_id, facts.priority, delay, float(facts.ttr)))
+            new = self._put_replacement(session, queue, NewJob(body, job_id, stats.priority, delay, float(stats.ttr)))
             what = f"is being replaced by job {new.decode()}, and both may be there: then the job is run twice"
             try:
-                self._replace(session, queue, number, facts, new)
+                self._replace(session, queue, number, stats, new)
                 if delay <= 0:
-                    late = self._hidden_for()
+                    late = self._hide_for()
                     what = f"is replaced by job {new.decode()}, which may become due as late as in {late:g} s"
                     session.ask(b"kick-job %b" % new)
-            except FAILURES as exc:
-                error = explain(exc, self._wires.address, self._wires.timeout)
+            except CONNECTION_ERRORS as exc:
+                error = explain(exc, self._pool.address, self._pool.timeout)
                 raise type(error)(f"{error}; job {job_id} of queue {queue!r} {what}") from exc
         return new.decode()
 
-    def _hidden_for(self) -> float:
-        """Seconds in which the old job is gone, or its deletion has failed."""
-        return math.ceil(self._wires.timeout) + 1.0
+    def _hide_for(self) -> float:
+        """Return the seconds after which the old job is deleted, or its deletion has failed."""
+        return math.ceil(self._pool.timeout) + 1.0
 
-    def _put_again(self, session: Session, queue: str, job: NewJob) -> bytes:
-        hidden = msgspec.structs.replace(job, delay=job.delay or self._hidden_for())
+    def _put_replacement(self, session: Session, queue: str, job: NewJob) -> bytes:
+        hidden = msgspec.structs.replace(job, delay=job.delay or self._hide_for())
         session.use(queue)
         try:
             ((line, _),) = session.ask(put(hidden)[:-2])
-        except FAILURES as exc:
-            why = explain(exc, self._wires.address, self._wires.timeout)
+        except CONNECTION_ERRORS as exc:
+            why = explain(exc, self._pool.address, self._pool.timeout)
             raise EnqueueUncertain(queue, [job], str(why)) from exc
         if not is_refusal(line) and not (line.startswith(b"INSERTED ") and line[9:].isdigit()):
-            error = refused(line, self._wires.address)
+            error = refused(line, self._pool.address)
             session.close()
             raise EnqueueUncertain(queue, [job], str(error)) from error
         if not line.startswith(b"INSERTED "):
-            if line.startswith(b"BURIED ") and not session.facts().has_log:
+            if line.startswith(b"BURIED ") and not session.server_info().has_log:
                 session.ask(b"delete %b" % line[7:])
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
         return line[9:]
 
-    def _replace(self, session: Session, queue: str, old: bytes, facts: JobFacts, new: bytes) -> None:
-        if not self._delete(session, old, facts):
+    def _replace(self, session: Session, queue: str, old: bytes, stats: JobStats, new: bytes) -> None:
+        if not self._delete(session, old, stats):
             session.ask(b"delete %b" % new)
             raise self._why_not_deleted(session, queue, old)
 
-    # --- managing many ---
+    # --- many jobs ---
 
     def kick(self, queue: str, limit: int) -> int:
-        """One by one, by their ids: the server's own ``kick`` takes delayed jobs when it finds none buried."""
+        """Kick buried jobs one by one, by id: the server's ``kick`` takes delayed jobs when none is buried."""
         kicked = 0
-        with self._wires.borrowed() as session:
+        with self._pool.borrowed() as session:
             ((head, _),) = session.ask(b"peek-buried", tube=queue, is_safe=True)
             while kicked < limit and head.startswith(b"FOUND "):
                 number = head.split()[1]
                 (line, _), (head, _) = session.ask(b"kick-job %b" % number, b"peek-buried")
                 if self._was_kicked(line):
                     kicked += 1
-                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
+                    session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
                 elif self._kick_again(session, queue, number, kicked):
                     kicked += 1
                     ((head, _),) = session.ask(b"peek-buried")
         return kicked
 
     def _kick_again(self, session: Session, queue: str, number: bytes, kicked: int) -> bool:
-        """A job that was the head of the buried ones, and was not kicked. False: it is not buried any more.
+        """Kick the first buried job once more, after a kick failed. False: it is not buried any more.
 
-        Raises ``BackendFull`` if it stays as it is.
+        Raises ``BackendFull`` if it is buried as before.
         """
         before = self._state(session, number)
         if before is None or before.state != b"buried":
@@ -204,7 +204,7 @@ class Manager:
         if self._kick(session, number):
             return True
         after = self._state(session, number)
-        if after is not None and after.is_as_it_was(before):
+        if after is not None and after.is_unchanged_since(before):
             raise self._cannot_kick(number, queue, kicked)
         return False
 
@@ -217,49 +217,49 @@ class Manager:
 
     def _purge(self, queue: str, state: State) -> int:
         purged = 0
-        with self._wires.borrowed() as session:
-            stats, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
-            most = getattr(self._tube_facts(stats), state.value)  # those who enqueue meanwhile cannot keep us here
-            must_look = state is State.BURIED and most and session.facts().has_log
+        with self._pool.borrowed() as session:
+            reply, (head, _) = session.ask(b"stats-tube %b" % queue.encode(), _PEEK[state], tube=queue, is_safe=True)
+            most = getattr(self._tube_stats(reply), state.value)  # jobs enqueued later do not prolong the call
+            must_check = state is State.BURIED and most and session.server_info().has_log
             while purged < most and head.startswith(b"FOUND "):
                 number, before = head.split()[1], purged
-                if must_look:
-                    facts = self._state(session, number)
-                    purged += facts is not None and facts.state == b"buried" and self._delete(session, number, facts)
+                if must_check:
+                    stats = self._state(session, number)
+                    purged += stats is not None and stats.state == b"buried" and self._delete(session, number, stats)
                     ((head, _),) = session.ask(_PEEK[state])
                 else:
                     (line, _), (head, _) = session.ask(b"delete %b" % number, _PEEK[state])
                     purged += self._was_deleted(line)
                 if purged > before:
-                    session.go_on()  # not otherwise: a call that gets nowhere ends at its deadline
+                    session.extend_deadline()  # only after progress: otherwise the call ends at its deadline
         return purged
 
     def resume(self, queue: str) -> None:
-        ((line, _),) = self._wires.ask(b"pause-tube %b 0" % queue.encode())
+        ((line, _),) = self._pool.ask(b"pause-tube %b 0" % queue.encode())
         if line not in {b"PAUSED", b"NOT_FOUND"}:
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
 
-    # --- how ---
+    # --- helpers ---
 
-    def _unreserved(self, session: Session, queue: str, number: bytes) -> JobFacts:
-        facts = self._state(session, number, is_safe=True)
-        if facts is None or facts.tube != queue.encode():
+    def _unreserved(self, session: Session, queue: str, number: bytes) -> JobStats:
+        stats = self._state(session, number, is_safe=True)
+        if stats is None or stats.tube != queue.encode():
             raise JobNotFound(queue, number.decode())
-        if facts.state == b"reserved":
+        if stats.state == b"reserved":
             raise JobReserved(queue, number.decode())
-        return facts
+        return stats
 
-    def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobFacts | None:
-        """*is_safe*: the id is the caller's, and not from this connection."""
-        return self._job_facts(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
+    def _state(self, session: Session, number: bytes, *, is_safe: bool = False) -> JobStats | None:
+        """Return the job's stats. *is_safe*: the id is the caller's, and was not read on this connection."""
+        return self._job_stats(session.ask(b"stats-job %b" % number, is_safe=is_safe)[0])
 
-    def _delete(self, session: Session, number: bytes, job: JobFacts) -> bool:
-        """Delete what nobody holds. False: somebody holds it, or it is gone.
+    def _delete(self, session: Session, number: bytes, job: JobStats) -> bool:
+        """Delete a job that is not reserved. False: a consumer has it, or it is gone.
 
-        A job that was buried with its put, for lack of memory, is not in the log, and deleting it would spoil the log.
-        Kicking writes it there.
+        A job that was buried by its put, for lack of memory, is not in the log, and deleting it would corrupt the log.
+        Kicking it first writes it to the log.
         """
-        if job.is_out_of_log and session.facts().has_log and not self._kick(session, number):
+        if job.is_out_of_log and session.server_info().has_log and not self._kick(session, number):
             now = self._state(session, number)
             if now is not None and now.is_out_of_log:
                 raise self._cannot_kick(number, job.tube.decode())
@@ -267,13 +267,13 @@ class Manager:
         return self._was_deleted(line)
 
     def _why_not_deleted(self, session: Session, queue: str, number: bytes) -> JobNotFound | JobReserved:
-        """Of a job that was not held before: it is gone, or somebody held it, who may be done with it by now."""
+        """Return the error for a job that could not be deleted: it is gone, or a consumer has it, or had it."""
         missing = self._state(session, number) is None
         return (JobNotFound if missing else JobReserved)(queue, number.decode())
 
     def _was_deleted(self, line: bytes) -> bool:
         if line not in {b"DELETED", b"NOT_FOUND"}:
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
         return line == b"DELETED"
 
     def _kick(self, session: Session, number: bytes) -> bool:
@@ -282,29 +282,29 @@ class Manager:
     def _cannot_kick(self, number: bytes, queue: str, kicked: int = 0) -> BackendFull:
         others = f"; {kicked} jobs were kicked before it" if kicked else ""
         return BackendFull(
-            f"{self._wires.shown} has no room in its log, or no memory, to make job {number.decode()} of queue "
+            f"{self._pool.shown} has no room in its log, or no memory, to make job {number.decode()} of queue "
             f"{queue!r} ready: give it more, then kick again{others}"
         )
 
     def _was_kicked(self, line: bytes) -> bool:
         if line not in {b"KICKED", b"NOT_FOUND"}:
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
         return line == b"KICKED"
 
-    def _job_facts(self, reply: tuple[bytes, bytes]) -> JobFacts | None:
+    def _job_stats(self, reply: tuple[bytes, bytes]) -> JobStats | None:
         line, body = reply
         if line.startswith(b"OK "):
-            return job_facts(body)
+            return parse_job_stats(body)
         if line != b"NOT_FOUND":
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
         return None
 
-    def _tube_facts(self, reply: tuple[bytes, bytes]) -> TubeFacts:
+    def _tube_stats(self, reply: tuple[bytes, bytes]) -> TubeStats:
         line, body = reply
         if line.startswith(b"OK "):
-            return tube_facts(body)
+            return parse_tube_stats(body)
         if line != b"NOT_FOUND":
-            raise refused(line, self._wires.address)
+            raise refused(line, self._pool.address)
         return NO_TUBE
 
 

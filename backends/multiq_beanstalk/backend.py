@@ -1,4 +1,4 @@
-"""beanstalkd: a queue is a tube, a lease is a reservation, and both live in the server's memory, or its log.
+"""The beanstalkd backend: a queue is a tube, a lease is a reservation; both live in the server's memory, or its log.
 
 ====================  ======================================================================  =========================
 guarantee             how                                                                     cost
@@ -6,17 +6,18 @@ guarantee             how                                                       
 priority, then age    the server's own order in a tube                                        none
 earlier queues first  one tube is watched at a time while jobs are taken                      a round trip per queue
 never early           the server's clock; delays are rounded up to whole seconds              none
-one live lease        the server's, ended by time or with its connection; a late verdict      a look at a clock; at the
-                      is refused here, by when the reserve was sent                           end, a touch before an ack
-leases that end       a thread says a word where the server may forget to look                one command per lease that
+one live lease        the server's, ended by time or with its connection; the driver refuses  a read of the clock; near
+                      late verdicts, counting from when the reserve was sent                  the end, a touch before
+                                                                                              an ack
+leases that end       a thread sends a no-op where the server may miss the end of a lease     one command per lease that
                                                                                               ends without a verdict
-counts                ``stats-job`` of each job that was reserved, all in one packet          a round trip per batch
+counts                ``stats-job`` for each reserved job, all in one packet                  a round trip per batch
 waiting               ``reserve-with-timeout`` on a connection that holds nothing             0.4 commands/s, idle
 lost replies          a verdict without a reply is ``LeaseLost``, as its lease ended with its  none
-                      connection; of an enqueue, nobody can know: ``EnqueueUncertain``
+                      connection; an enqueue without a reply is ``EnqueueUncertain``
 ====================  ======================================================================  =========================
 
-docs/beanstalk.md says what the server must be, and what it cannot do.
+docs/beanstalk.md lists the requirements on the server, and its limits.
 """
 
 from __future__ import annotations
@@ -25,20 +26,19 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, Page, State
+from multiq.backend import Backend, Page, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS, guarded
+from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendUnavailable, UrlInvalid
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, seconds
 
-from .admin import Manager
+from .admin import Admin
 from .consumer import BeanstalkConsumer
 from .doctor import examine
 from .enqueue import enqueue
 from .errors import refused
-from .pause import Keeper
-from .pool import Wires
+from .pause import PausedTubes
+from .pool import Pool
 from .records import MIN_TTR
 
 if TYPE_CHECKING:
@@ -49,11 +49,11 @@ if TYPE_CHECKING:
     from multiq.settings.url import BackendUrl
 
 _PORT = 11300
-_MOST_BODY = 65535  # bytes, as servers come
+_MOST_BODY = 65535  # bytes: the server's default
 _KEEPS_NOTHING = "this server writes no log: a restart loses all jobs (-b and a folder keeps them)"
 
 
-@guarded(*BACKEND_VERBS, server="a beanstalkd")
+@guarded(*BACKEND_METHODS, server="a beanstalkd")
 class BeanstalkBackend(Backend):
     """Jobs on a beanstalkd: ``beanstalk://host``, ``beanstalk+unix:///path``."""
 
@@ -79,16 +79,18 @@ class BeanstalkBackend(Backend):
         reasons=Gap("never", "beanstalkd has no place for a text beside a job"),
         stable_ids=Gap("never", "a job cannot be changed in beanstalkd: a rescheduled one is a new job"),
         portable_leases=Gap("never", "a reservation belongs to its connection"),
-        fenced_late=Gap("never", "beanstalkd lets anybody delete what nobody holds; the driver's own clock refuses"),
+        fenced_late=Gap(
+            "never", "beanstalkd lets any client delete a job that is not reserved; the driver's own clock refuses"
+        ),
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take"),
     }
 
     def __init__(self, address: Address, *, timeout: float = 5.0) -> None:
-        self._wires = Wires(address, timeout)
-        self._manager = Manager(self._wires)
-        self._keeper = Keeper(self._wires)
+        self._pool = Pool(address, timeout)
+        self._admin = Admin(self._pool)
+        self._paused_tubes = PausedTubes(self._pool)
         self._exact: Capabilities | None = None
 
     @classmethod
@@ -99,14 +101,14 @@ class BeanstalkBackend(Backend):
     def capabilities(self) -> Capabilities:
         if self._exact is None:
             try:
-                with self._wires.borrowed() as session:
-                    facts = session.facts(is_safe=True)
+                with self._pool.borrowed() as session:
+                    server_info = session.server_info(is_safe=True)
             except BackendUnavailable:
                 return self.declared
             self._exact = msgspec.structs.replace(
                 self.declared,
-                max_body=facts.max_body,
-                persistent=True if facts.has_log else Gap("cannot today", _KEEPS_NOTHING),
+                max_body=server_info.max_body,
+                persistent=True if server_info.has_log else Gap("cannot today", _KEEPS_NOTHING),
             )
         return self._exact
 
@@ -115,24 +117,24 @@ class BeanstalkBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
-        return enqueue(self._wires, queue, jobs) if jobs else []
+        return enqueue(self._pool, queue, jobs) if jobs else []
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
-        return BeanstalkConsumer(self._wires, queues)
+        return BeanstalkConsumer(self._pool, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and administering ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        return self._manager.peek(queue, job_id)
+        return self._admin.peek(queue, job_id)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:  # noqa: ARG002
-        """The first job. ``after`` is set if there are more, and asking for them raises ``Unsupported``."""
+        """Return the first job. ``after`` is set if there are more jobs; asking for them raises ``Unsupported``."""
         state = check_state(state)
         if after is not None:
             raise self.unsupported("lists_jobs")
-        first, count = self._manager.first(queue, state)
+        first, count = self._admin.first(queue, state)
         if count and first is None:
             raise self.unsupported("lists_jobs")
         if first is None:
@@ -140,65 +142,65 @@ class BeanstalkBackend(Backend):
         return Page([first], first.id if count > 1 else None)
 
     def delete(self, queue: str, job_id: str) -> None:
-        self._manager.delete(queue, job_id)
+        self._admin.delete(queue, job_id)
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        return self._manager.reschedule(queue, job_id, delay)
+        return self._admin.reschedule(queue, job_id, delay)
 
     def kick(self, queue: str, limit: int) -> int:
-        return self._manager.kick(queue, limit)
+        return self._admin.kick(queue, limit)
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        self._manager.kick_job(queue, job_id)
+        self._admin.kick_job(queue, job_id)
 
     def queues(self) -> list[str]:
-        return self._manager.queues()
+        return self._admin.queues()
 
     def stats(self, queue: str) -> QueueStats:
-        return self._manager.stats(queue)
+        return self._admin.stats(queue)
 
     def pause(self, queue: str, seconds: float) -> None:
-        self._keeper.pause(queue, seconds)
+        self._paused_tubes.pause(queue, seconds)
 
     def resume(self, queue: str) -> None:
-        self._manager.resume(queue)
-        self._keeper.forget(queue)
+        self._admin.resume(queue)
+        self._paused_tubes.forget(queue)
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
-        return self._manager.purge(queue, states)
+        return self._admin.purge(queue, states)
 
     def doctor(self) -> list[Finding]:
-        return examine(self._ask, self._wires.address)
+        return examine(self._ask, self._pool.address)
 
     def close(self) -> None:
-        self._keeper.close()
-        self._wires.close()
+        self._paused_tubes.close()
+        self._pool.close()
 
-    def _out_of_step(self) -> None:
-        """A reply was none: those that come after it may be none either."""
-        self._wires.close()
+    def _discard_connections(self) -> None:
+        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
+        self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:
-        """The body of an ``OK``; None for ``NOT_FOUND``. Raises ``BackendError``."""
-        ((line, body),) = self._wires.ask(command)
+        """Return the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+        ((line, body),) = self._pool.ask(command)
         if line.startswith(b"OK "):
             return body
         if line == b"NOT_FOUND":
             return None
-        raise refused(line, self._wires.address)
+        raise refused(line, self._pool.address)
 
 
 def address_of(url: BackendUrl) -> Address:
-    """Where the server of a URL is. Raises ``UrlInvalid``."""
+    """Return the address of the server that a URL names. Raises ``UrlInvalid``."""
     if url.username is not None or url.password is not None:
-        raise _invalid(url, "beanstalkd knows no users and passwords: leave them out")
+        raise _invalid(url, "beanstalkd has no users or passwords: leave them out")
     if url.scheme == "beanstalk+unix":
         if url.hosts or len(url.path) <= 1:
             raise _invalid(url, "write three slashes and a path, as in beanstalk+unix:///run/beanstalkd.sock")
         return url.path
     if url.scheme != "beanstalk":
-        raise _invalid(url, f"there is no {url.scheme}://, but beanstalk, beanstalk+unix")
+        raise _invalid(url, f"the scheme must be beanstalk or beanstalk+unix, got {url.scheme}")
     if len(url.hosts) > 1:
         raise _invalid(url, "it names several hosts, and beanstalkd is one server")
     if url.path.strip("/"):

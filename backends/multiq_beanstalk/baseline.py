@@ -1,4 +1,4 @@
-"""The leanest loops over a bare socket, as ``multiq bench`` sets them beside multiq's."""
+"""The baseline of ``multiq bench``: the leanest loops over a bare socket."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from multiq.bench.adapter import PUT_BATCH, TAKE_BATCH, Baseline
 from multiq.errors import BackendError
 
 if TYPE_CHECKING:
-    from .connection import Wire
+    from .connection import Connection
 
 _PATIENCE = 60.0  # seconds for one exchange
 
 
 class BeanstalkBaseline(Baseline):
-    """A *tube* of its own, on a *wire* of its own."""
+    """Uses a *tube* and a *connection* of its own."""
 
-    def __init__(self, wire: Wire, tube: str, body: bytes) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, tube: str, body: bytes) -> None:
+        self._connection = connection
         self._put = b"put 1024 0 60 %d\r\n%b\r\n" % (len(body), body)
         name = tube.encode()
         self._ask(b"use %b\r\nwatch %b\r\nignore default\r\n" % (name, name), 3)
 
     def put_one_by_one(self, count: int) -> float:
-        send, read, packet = self._wire.send, self._wire.read_line, self._put
+        send, read, packet = self._connection.send, self._connection.read_line, self._put
         start = time.perf_counter()
         for _ in range(count):
             deadline = time.monotonic() + _PATIENCE
@@ -41,13 +41,13 @@ class BeanstalkBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """The last ones are deleted and the next ones reserved in one round trip."""
+        """Delete the last jobs and reserve the next ones in one round trip."""
         reserve = b"reserve-with-timeout 0\r\n" * TAKE_BATCH
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:
             packet = b"".join([b"delete %b\r\n" % job_id for job_id in held]) + reserve
-            replies = self._wire.ask(packet, len(held) + TAKE_BATCH, time.monotonic() + _PATIENCE)
+            replies = self._connection.ask(packet, len(held) + TAKE_BATCH, time.monotonic() + _PATIENCE)
             for line, _ in replies[: len(held)]:
                 _expect(line, b"DELETED")
             held = [line.split()[1] for line, _ in replies[len(held) :] if line.startswith(b"RESERVED ")]
@@ -56,20 +56,20 @@ class BeanstalkBaseline(Baseline):
                 return count / (time.perf_counter() - start)
 
     def close(self) -> None:
-        """What nobody took is taken now: a tube ends with its last job."""
+        """Delete the jobs that are left, as a tube ends with its last job."""
         try:
-            if not self._wire.is_closed:
+            if not self._connection.is_closed:
                 self.take_in_batches()
         finally:
-            self._wire.close()
+            self._connection.close()
 
     def _ask(self, packet: bytes, count: int) -> list[bytes]:
-        """The lines of replies that have no body."""
+        """Return the lines of replies that have no body."""
         deadline = time.monotonic() + _PATIENCE
-        self._wire.send(packet, deadline)
-        return self._wire.read_lines(count, deadline)
+        self._connection.send(packet, deadline)
+        return self._connection.read_lines(count, deadline)
 
 
 def _expect(line: bytes, wanted: bytes) -> None:
     if not line.startswith(wanted):
-        raise BackendError(f"the server answered {line!r} where {wanted!r} should be")
+        raise BackendError(f"the reply must be {wanted!r}, got {line!r}")

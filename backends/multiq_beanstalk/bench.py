@@ -1,4 +1,4 @@
-"""beanstalkd as a place for ``multiq bench``: a server of our own, how a server was started, and what it counts."""
+"""The adapter for ``multiq bench``: starts a beanstalkd, reports a server's durability settings and its counters."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from multiq.settings.url import parse_url
 
 from .backend import BeanstalkBackend, address_of
 from .baseline import BeanstalkBaseline
-from .connection import open_wire
+from .connection import open_connection
 from .doctor import look, pairs, survives
-from .errors import FAILURES
-from .pool import Wires
+from .errors import CONNECTION_ERRORS
+from .pool import Pool
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from multiq.bench.adapter import Baseline, Profile
 
-    from .doctor import Server as Looked
+    from .doctor import Server as Examined
 
-_LOOKING = "cmd-stats"  # what only looking at the counters sends
+_STATS_COMMAND = "cmd-stats"  # the command that reads the counters
 
 
 class BeanstalkServer(Server):
@@ -51,52 +51,52 @@ class BeanstalkServer(Server):
         return self._arguments
 
     def answers(self) -> bool:
-        with suppress(*FAILURES):
+        with suppress(*CONNECTION_ERRORS):
             deadline = time.monotonic() + 1
-            wire = open_wire((HOST, self.port), deadline)
+            connection = open_connection((HOST, self.port), deadline)
             try:
-                return bool(wire.ask(b"stats\r\n", 1, deadline))
+                return bool(connection.ask(b"stats\r\n", 1, deadline))
             finally:
-                wire.close()
+                connection.close()
         return False
 
 
 class BeanstalkAdapter(Adapter):
-    """One server. It counts no bytes, and its memory shows only where it runs on this machine."""
+    """One server. It counts no bytes; its memory is known only if it runs on this machine."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         parsed = parse_url(url, BeanstalkBackend.options)
-        self._wires = Wires(address_of(parsed), parsed.options["timeout"])
+        self._pool = Pool(address_of(parsed), parsed.options["timeout"])
 
     def version(self) -> str:
         return f"beanstalkd {pairs(self._ask(b'stats'))['version']}"
 
     def durability(self) -> Durability:
-        server = self._look()
-        return Durability(survives(server), _told(server))
+        server = self._examined()
+        return Durability(survives(server), _settings(server))
 
     def counters(self) -> Counters:
-        server = self._look()
+        server = self._examined()
         stats = server.later
         return Counters(
-            commands=sum(int(n) for name, n in stats.items() if name.startswith("cmd-") and name != _LOOKING),
+            commands=sum(int(n) for name, n in stats.items() if name.startswith("cmd-") and name != _STATS_COMMAND),
             memory=None if server.options is None else resident_bytes(int(stats["pid"])),
             cpu=float(stats["rusage-utime"]) + float(stats["rusage-stime"]),
         )
 
     def baseline(self, body: bytes) -> Baseline:
-        return BeanstalkBaseline(self._wires.open(self._wires.deadline()), f"multiq.bench.{new_id()}", body)
+        return BeanstalkBaseline(self._pool.open(self._pool.deadline()), f"multiq.bench.{new_id()}", body)
 
     def close(self) -> None:
-        """Hang up."""
-        self._wires.close()
+        """Close all connections."""
+        self._pool.close()
 
-    def _look(self) -> Looked:
-        return look(self._ask, self._wires.address, pairs(self._ask(b"stats")))
+    def _examined(self) -> Examined:
+        return look(self._ask, self._pool.address, pairs(self._ask(b"stats")))
 
     def _ask(self, command: bytes) -> bytes:
-        ((_, body),) = self._wires.ask(command)
+        ((_, body),) = self._pool.ask(command)
         return body
 
 
@@ -116,9 +116,9 @@ class BeanstalkBench(Bench):
             yield place
 
 
-def _told(server: Looked) -> dict[str, str]:
-    """Of how it was started, what durability follows from. The log's folder says nothing."""
-    told = {"-b": "yes" if server.has_log else "no"}
+def _settings(server: Examined) -> dict[str, str]:
+    """Return the settings that decide durability; not the log's folder."""
+    settings = {"-b": "yes" if server.has_log else "no"}
     if server.has_log and server.options is not None:
-        told |= {f"-{name}": value or "yes" for name, value in server.options.items() if name in "fF"}
-    return told
+        settings |= {f"-{name}": value or "yes" for name, value in server.options.items() if name in "fF"}
+    return settings

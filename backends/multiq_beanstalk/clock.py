@@ -7,5 +7,5 @@ import time
 
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
-#: seconds by a clock that goes on while the machine is suspended, where there is one, as the server's does
+#: seconds by a clock that counts suspended time, where there is one, as the server's does
 now = functools.partial(time.clock_gettime, _CLOCK)

@@ -1,7 +1,7 @@
-"""One connection to beanstalkd: many commands go out in one packet, and their replies are read in order, in time.
+"""One connection to beanstalkd: sends many commands in one packet, and reads their replies in order, by a deadline.
 
 greenstalk waits for each reply before it sends the next command, and bounds single reads instead of the call; see
-docs/decisions/0010. Its exceptions are the causes of ours.
+docs/decisions/0010. Its exceptions are the causes of the driver's.
 """
 
 from __future__ import annotations
@@ -14,76 +14,79 @@ import struct
 from typing import TYPE_CHECKING, TypeAlias
 
 from multiq.driverkit.net import connect, time_left
-from multiq.driverkit.spin import Vigil
+from multiq.driverkit.spin import SpinReader
 
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
-    from .server_info import Facts
+    from .server_info import ServerInfo
 
 Reply: TypeAlias = "tuple[bytes, bytes]"
-"""The line without its end, and the body that came with it, if any."""
+"""The line without its end, and the body that followed it, if any."""
 
-_TOO_LATE = "the server did not answer in time"
-_HUNG_UP = "the server closed the connection"
+_NO_ANSWER = "the server did not answer in time"
+_CLOSED_BY_SERVER = "the server closed the connection"
 _TIMEVAL = struct.Struct("ll")  # seconds, microseconds
-_LINGER_NOT = struct.pack("ii", 1, 0)
+_NO_LINGER = struct.pack("ii", 1, 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
 _LONGEST_LINE = 512  # bytes; the server's are shorter
-_LARGEST_REPLIES = 640_000_000  # bytes of all replies that one exchange waits for
+_LARGEST_REPLIES = 640_000_000  # bytes of all replies to one packet
 _MOST_DIGITS = 12
 _SHORTEST_REPLY = 8  # bytes: ``BURIED`` and a line's end
-_MANY = 80  # bytes that are sure to come: so many are waited for together
+_WAITALL_FROM = 80  # bytes: so many that must still come are received by one call
 _DEFAULT = "default"
-_NOW = int(socket.MSG_DONTWAIT)
-_NOTHING = b"list-tube-used\r\n"  # whose reply is one line
+_DONTWAIT = int(socket.MSG_DONTWAIT)
+_NOOP = b"list-tube-used\r\n"  # a command without effect, whose reply is one line
 
 #: replies that end with the length of a body, which follows
 _WITH_BODY = (b"RESERVED ", b"FOUND ", b"OK ")
 
 
 class ProtocolError(Exception):
-    """What came is no reply of beanstalkd's."""
+    """The data received is not a reply of beanstalkd's."""
 
 
-class Wire:
-    """A socket, what has been read from it, and what the server knows of this connection."""
+class Connection:
+    """A socket, its read buffer, and the state that the server keeps for this connection (tubes, leases)."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
         self.used = _DEFAULT
         self.watched: tuple[str, ...] = (_DEFAULT,)
         self.held: set[str] = set()
-        """The tokens of leases, which live and die with this connection."""
-        self.facts: Facts | None = None
-        """What the server says of itself, once it was asked here."""
-        self.taken_at = -math.inf
-        """When it was last lent to somebody, by the deadline of his call."""
+        """The tokens of the leases that this connection holds; they end with it."""
+        self.server_info: ServerInfo | None = None
+        """The server info, once it was asked for on this connection."""
+        self.last_acquired_at = -math.inf
+        """When the connection was last lent, as the deadline of the call that borrowed it."""
         self._buffer = b""
         self._at = 0  # in the buffer
         poll = select.poll()
         poll.register(sock, select.POLLIN)
         self._wait = poll.poll
         self._received = 0  # bytes since the last send
-        self._granted = 0.0  # seconds that the next receive of several replies may take
-        self._vigil = Vigil(sock)
-        self._unread = 0  # replies to pokes
+        self._receive_timeout = 0.0  # seconds: the socket's SO_RCVTIMEO as it is set now
+        self._spin = SpinReader(sock)
+        self._noops_pending = 0  # no-ops whose replies are not read yet
 
     @property
     def is_closed(self) -> bool:
         return self.sock.fileno() < 0
 
     def is_alive(self) -> bool:
-        """Whether nothing has come since the last reply but replies to pokes: neither an end nor what nobody asked for.
+        """Whether the connection is open, and nothing but replies to no-ops has arrived since the last reply.
 
-        An end may stand behind replies that were not read yet, so all that is there is read.
+        The end of the stream may follow replies that were not read yet, so everything that has arrived is read.
         """
         if self.is_closed:
             return False
         try:
-            while (data := self.sock.recv(_RECEIVED_AT_ONCE, _NOW)) and self._unread:
+            while (data := self.sock.recv(_RECEIVED_AT_ONCE, _DONTWAIT)) and self._noops_pending:
                 self._buffer, self._at = self._buffer[self._at :] + data, 0
-                if self._buffer.count(b"\r\n") > self._unread or len(self._buffer) > _LONGEST_LINE * self._unread:
+                if (
+                    self._buffer.count(b"\r\n") > self._noops_pending
+                    or len(self._buffer) > _LONGEST_LINE * self._noops_pending
+                ):
                     break
         except BlockingIOError:
             return True
@@ -92,16 +95,16 @@ class Wire:
         self.close()
         return False
 
-    def poke(self) -> None:
-        """Say something that means nothing, and let its reply be read with the next one."""
+    def send_noop(self) -> None:
+        """Send a command without effect. Its reply is read together with the next one."""
         with contextlib.suppress(OSError):
-            if self.sock.send(_NOTHING, _NOW) == len(_NOTHING):
-                self._unread += 1
+            if self.sock.send(_NOOP, _DONTWAIT) == len(_NOOP):
+                self._noops_pending += 1
             else:
-                self.drop()
+                self.abort()
 
     def watch(self, tubes: tuple[str, ...]) -> tuple[bytes, int]:
-        """What makes this connection watch exactly these, and how many commands that is. It has to be sent next."""
+        """Return the commands that make this connection watch exactly *tubes*, and their number. Send them next."""
         if self.watched == tubes:
             return b"", 0
         commands = [b"watch %b\r\n" % tube.encode() for tube in tubes if tube not in self.watched]
@@ -109,69 +112,69 @@ class Wire:
         self.watched = tubes
         return b"".join(commands), len(commands)
 
-    def catch_up(self, deadline: float) -> None:
-        """Read the replies to pokes, so that what comes next is the reply to what is sent next."""
+    def read_noop_replies(self, deadline: float) -> None:
+        """Read the replies to no-ops, so that the next reply answers the next command."""
         try:
-            while self._unread:
+            while self._noops_pending:
                 self._read_line(deadline)
-                self._unread -= 1
+                self._noops_pending -= 1
         except BaseException:
-            self.drop()
+            self.abort()
             raise
 
     def ask(self, packet: bytes, count: int, deadline: float) -> list[Reply]:
-        """The replies to *count* commands. Raises ``OSError``, ``ProtocolError``; the connection is closed then."""
+        """Send *packet* and return its *count* replies. Raises ``OSError``, ``ProtocolError``, and closes then."""
         try:
             self.send(packet, deadline)
             return self.read_many(count, deadline)
-        except BaseException:  # a signal's handler may raise in between, too
-            self.drop()
+        except BaseException:  # including exceptions of a signal handler
+            self.abort()
             raise
 
     def send(self, packet: bytes, deadline: float) -> None:
-        """Send, and close at whatever goes wrong; ``unsent`` of the exception is how many bytes have not left then."""
+        """Send *packet*. Any exception closes the connection; its ``unsent`` is the number of bytes not sent."""
         sent = self._received = 0
         try:
             try:
-                sent = self.sock.send(packet, _NOW)
+                sent = self.sock.send(packet, _DONTWAIT)
             except BlockingIOError:
                 sent = 0
             if sent < len(packet):
                 self._send_and_receive(memoryview(packet)[sent:], deadline)
         except BaseException as exc:
-            self.drop()
+            self.abort()
             if not hasattr(exc, "unsent"):
                 exc.unsent = len(packet) - sent  # type: ignore[attr-defined]
             raise
 
     def read(self, deadline: float) -> Reply:
-        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one."""
-        if self._unread:
-            self.catch_up(deadline)
+        """Return the next reply. Any exception closes the connection: a later reply would be taken for this one."""
+        if self._noops_pending:
+            self.read_noop_replies(deadline)
         try:
             return self._read(deadline)
         except BaseException:
-            self.drop()
+            self.abort()
             raise
 
     def read_line(self, deadline: float) -> bytes:
-        """The next reply, of a command whose reply has no body: ``read`` for whoever is in a hurry."""
+        """Return the next reply, which must have no body. Hot path: faster than ``read``."""
         try:
             if self._at == len(self._buffer):
                 self._buffer, self._at = self._receive_some(deadline), 0
             return self._read_line(deadline)
         except BaseException:
-            self.drop()
+            self.abort()
             raise
 
     def read_many(self, count: int, deadline: float, *, lines: int = 0) -> list[Reply]:
-        """The next *count* replies, the first *lines* of them to commands that are slow, and answered without a body.
+        """Return the next *count* replies. The first *lines* of them have no body, and are to slow commands.
 
-        Those that came before a failure are on the exception, as ``partly_read``.
+        The replies that arrived before an error are on the exception, as ``partly_read``.
         """
         replies: list[Reply] = []
-        if self._unread:
-            self.catch_up(deadline)
+        if self._noops_pending:
+            self.read_noop_replies(deadline)
         try:
             while len(replies) < count:
                 buffer, at, size = self._buffer, self._at, len(self._buffer)
@@ -188,18 +191,18 @@ class Wire:
                     at = body_end + 2
                 self._at = at
                 sure = (lines - len(replies)) * _SHORTEST_REPLY - (size - at)
-                if sure >= _MANY:
+                if sure >= _WAITALL_FROM:
                     self._receive(deadline, sure)
                 elif len(replies) < count:
                     replies.append(self._read(deadline))  # not all there yet
         except BaseException as exc:
-            self.drop()
+            self.abort()
             exc.partly_read = replies  # type: ignore[attr-defined]
             raise
         return replies
 
     def read_lines(self, count: int, deadline: float) -> list[bytes]:
-        """The same for commands whose replies have no body, many at a time."""
+        """Return the lines of the next *count* replies, which must have no bodies. Errors as in ``read_many``."""
         lines: list[bytes] = []
         try:
             while len(lines) < count:
@@ -210,36 +213,36 @@ class Wire:
                     continue
                 lines += self._buffer[self._at : end].split(b"\r\n")
                 self._at = end + 2
-            _check_step(len(lines), count)
+            _check_count(len(lines), count)
         except BaseException as exc:
-            self.drop()
+            self.abort()
             exc.partly_read = lines[:count]  # type: ignore[attr-defined]
             raise
         return lines
 
-    def push(self, rest: memoryview) -> memoryview:
-        """Send what the kernel takes at once. Returns what it does not. Raises ``OSError``."""
+    def send_nowait(self, rest: memoryview) -> memoryview:
+        """Send what the kernel takes at once, and return the rest. Raises ``OSError``."""
         try:
-            return rest[self.sock.send(rest, _NOW) :]
+            return rest[self.sock.send(rest, _DONTWAIT) :]
         except BlockingIOError:
             return rest
 
-    def pull(self, count: int) -> list[Reply]:
-        """Up to *count* of the next replies, without bodies, that are there already.
+    def read_nowait(self, count: int) -> list[Reply]:
+        """Return up to *count* of the next replies, without bodies, that have arrived already.
 
-        Raises ``OSError``, ``ProtocolError``, when there is none.
+        Raises ``OSError``, ``ProtocolError``.
         """
         try:
-            data = self.sock.recv(_RECEIVED_AT_ONCE, _NOW)
+            data = self.sock.recv(_RECEIVED_AT_ONCE, _DONTWAIT)
         except BlockingIOError:
             return []
         if not data:
-            raise ConnectionResetError(_HUNG_UP)
+            raise ConnectionResetError(_CLOSED_BY_SERVER)
         self._buffer, self._at = self._buffer[self._at :] + data, 0
         replies: list[Reply] = []
         while len(replies) < count and (end := self._buffer.find(b"\r\n", self._at)) >= 0:
-            if self._unread:
-                self._unread -= 1
+            if self._noops_pending:
+                self._noops_pending -= 1
             else:
                 replies.append((self._buffer[self._at : end], b""))
             self._at = end + 2
@@ -247,34 +250,34 @@ class Wire:
             self._check_line_ends()
         return replies
 
-    def heard(self) -> list[bytes]:
-        """The replies without bodies that have come and were not read, for who has failed to send all of a packet."""
+    def received_lines(self) -> list[bytes]:
+        """Return the replies without bodies that arrived and were not read, after a packet was sent in part."""
         return self._buffer[self._at :].split(b"\r\n")[:-1]
 
     def close(self) -> None:
-        """End it. What is sent after that raises ``OSError``."""
+        """Close the connection. A later send raises ``OSError``."""
         self.sock.close()
 
-    def drop(self) -> None:
-        """End it in the middle of something: what is still on its way there is not to arrive any more."""
+    def abort(self) -> None:
+        """Close the connection by a reset, so that data still in flight does not reach the server."""
         with contextlib.suppress(OSError):
-            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _LINGER_NOT)
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _NO_LINGER)
         self.sock.close()
 
     def hang_up(self) -> None:
-        """End it from another thread: whoever waits on it sees that it ended."""
+        """End the connection from another thread: the thread that waits on it sees its end."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def __del__(self) -> None:
         self.close()
 
-    # --- how ---
+    # --- helpers ---
 
     def _send_and_receive(self, rest: memoryview, deadline: float) -> None:
         """Send a packet that is larger than what the kernel takes at once.
 
-        The server reads no further while nobody reads its replies, so both go on side by side.
+        The server stops reading while its replies are not read, so this sends and receives in turns.
         """
         poll = select.poll()
         poll.register(self.sock, select.POLLIN | select.POLLOUT)
@@ -282,10 +285,10 @@ class Wire:
             while rest:
                 events = poll.poll(time_left(deadline) * 1000)
                 if not events:
-                    raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - as what is raised by those below
+                    raise TimeoutError(_NO_ANSWER)  # noqa: TRY301 - handled like the errors of the calls below
                 if events[0][1] & select.POLLOUT:
                     with contextlib.suppress(BlockingIOError):
-                        rest = rest[self.sock.send(rest, _NOW) :]
+                        rest = rest[self.sock.send(rest, _DONTWAIT) :]
                 if events[0][1] & ~select.POLLOUT:
                     self._receive(deadline)
         except BaseException as exc:
@@ -309,7 +312,7 @@ class Wire:
         return line
 
     def _check_line_ends(self) -> None:
-        """There is no line's end in what has come."""
+        """Raise ``ProtocolError`` if the buffer holds more than a line may have, and no line's end."""
         if len(self._buffer) - self._at > _LONGEST_LINE:
             raise ProtocolError("a reply does not end")
 
@@ -325,7 +328,7 @@ class Wire:
         return body
 
     def _receive_until(self, size: int, deadline: float) -> None:
-        """Have at least so many bytes in the buffer."""
+        """Receive until the buffer holds at least *size* bytes."""
         parts = [self._buffer[self._at :]]
         have = len(parts[0])
         while have < size:
@@ -337,27 +340,27 @@ class Wire:
         self._buffer, self._at = self._buffer[self._at :] + self._receive_some(deadline, sure), 0
 
     def _receive_some(self, deadline: float, sure: int = 0) -> bytes:
-        """What is there, as soon as anything is; or else as many bytes as are *sure* to come, if these are many.
+        """Receive what has arrived, as soon as anything has; or *sure* bytes by one call, if so many must still come.
 
-        The server sends each reply by itself, and takes its time for each if it syncs its log. To be woken by every
-        one of them costs more than all else that is done for a job.
+        The server sends each reply by itself, and slowly if it syncs its log for each. Waking up for every one of them
+        costs more than all other work for a job.
         """
         left = time_left(deadline)
-        data = b"" if sure >= _MANY else self._vigil.receive(_RECEIVED_AT_ONCE)
+        data = b"" if sure >= _WAITALL_FROM else self._spin.receive(_RECEIVED_AT_ONCE)
         if data:
             return self._counted(data)
         if not self._wait(left * 1000):
-            raise TimeoutError(_TOO_LATE)
+            raise TimeoutError(_NO_ANSWER)
         try:
-            if sure >= _MANY:
-                self._grant(left)
+            if sure >= _WAITALL_FROM:
+                self._set_receive_timeout(left)
                 data = self.sock.recv(sure, socket.MSG_WAITALL)
             else:
                 data = self.sock.recv(_RECEIVED_AT_ONCE)
         except BlockingIOError as exc:
-            raise TimeoutError(_TOO_LATE) from exc
+            raise TimeoutError(_NO_ANSWER) from exc
         if not data:
-            raise ConnectionResetError(_HUNG_UP)
+            raise ConnectionResetError(_CLOSED_BY_SERVER)
         return self._counted(data)
 
     def _counted(self, data: bytes) -> bytes:
@@ -366,34 +369,34 @@ class Wire:
             raise ProtocolError(f"replies of more than {_LARGEST_REPLIES:,} bytes")
         return data
 
-    def _grant(self, left: float) -> None:
-        """Let the next receive take so many seconds, give or take a sixteenth.
+    def _set_receive_timeout(self, left: float) -> None:
+        """Set the timeout of the next receive to *left* seconds, within a sixteenth.
 
-        It is called when something is there already: one that a signal interrupts before it has anything is repeated by
-        Python, and the kernel would grant it the whole time again.
+        Call it when data has arrived already: Python repeats a receive that a signal interrupts before any data, and
+        the kernel would then allow the whole time again.
         """
-        if abs(left - self._granted) <= left / 16:
+        if abs(left - self._receive_timeout) <= left / 16:
             return
-        self._granted = left
+        self._receive_timeout = left
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TIMEVAL.pack(int(left), int(left % 1 * 1e6) or 1))
 
 
-def open_wire(address: Address, deadline: float) -> Wire:
+def open_connection(address: Address, deadline: float) -> Connection:
     """Connect. Raises ``OSError``."""
     sock = connect(address, deadline)
     sock.setblocking(True)
-    return Wire(sock)
+    return Connection(sock)
 
 
-def _check_step(heard: int, asked: int) -> None:
-    if heard != asked:
-        raise ProtocolError("it answers more than it was asked")
+def _check_count(received: int, expected: int) -> None:
+    if received != expected:
+        raise ProtocolError("it sent more replies than there were commands")
 
 
 def _size(line: bytes) -> int:
     digits = line.rpartition(b" ")[2]
     if not digits.isdigit() or len(digits) > _MOST_DIGITS:
-        raise ProtocolError(f"{line[:80]!r} does not say how much follows")
+        raise ProtocolError(f"{line[:80]!r} must end with the length of its body")
     size = int(digits)
     if size > _LARGEST_REPLIES:
         raise ProtocolError(f"a reply of {size:,} bytes, more than {_LARGEST_REPLIES:,}")

@@ -1,7 +1,7 @@
-"""The consumer: settles and reserves in one packet, on connections that its leases live and die with.
+"""The consumer: settles and reserves in one packet. A lease ends with the connection that it was reserved on.
 
-One connection, the main one, takes what is ready. It watches one tube at a time, so that earlier queues come first. A
-consumer that holds something, or has several queues, waits on another one; see waiting.py.
+The main connection reserves ready jobs. It watches one tube at a time, so that earlier queues come first. A consumer
+that holds leases, or has several queues, waits on another connection; see waiting.py.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, BackendTimeout
 
 from .clock import now
-from .errors import FAILURES, explain, refused
-from .exchange import DONE, STRANDED, OutOfReach, Said, Trade, command
-from .leases import Holding
-from .multiplex import Parallel
+from .errors import CONNECTION_ERRORS, explain, refused
+from .exchange import DONE, STRANDED, Exchange, OutOfReach, PendingVerdict, command
+from .leases import HeldLeases
+from .multiplex import Multiplexer
 from .records import NOTHING_READY, RESERVE, Reserved
-from .server_info import tube_facts
+from .server_info import parse_tube_stats
 from .waiting import Waiter
 
 if TYPE_CHECKING:
@@ -30,53 +30,53 @@ if TYPE_CHECKING:
     from multiq.backend import Lease, Verdict
     from multiq.errors import LeaseLost
 
-    from .connection import Reply, Wire
+    from .connection import Connection, Reply
     from .multiplex import Steps
-    from .pool import Wires
+    from .pool import Pool
 
 _log = logging.getLogger("multiq.beanstalk")
 
 _SLICE = 500  # jobs asked for in one packet
-_SAFE = 1.0  # seconds: with less of a lease left, a delete might arrive after its end
-_PROBED_FROM = 3  # queues: so many are asked first which of them have jobs
-_AT_ONCE = 0.05  # seconds: a reply that took no longer has cost its lease no more than that
-_PARTS = 8  # of a call's time: one packet's jobs are to take no more than one of them
+_TOUCH_BELOW = 1.0  # seconds: with less of a lease left, a delete might arrive after its end, so a touch goes first
+_PROBE_FROM = 3  # queues: from so many on, the consumer first asks which of them have jobs
+_PROMPT = 0.05  # seconds: after a reply within this time, leases need no touch
+_PACKETS_PER_TIMEOUT = 8  # one packet's jobs may take at most the timeout divided by this
 
 
 @guarded("reserve", "settle", "exchange", server="a beanstalkd")
 class BeanstalkConsumer(Consumer):
-    """Reserves from a server's tubes. Connects at the first call."""
+    """Reserves jobs from the tubes of one server. Connects at the first call."""
 
-    def __init__(self, wires: Wires, queues: Sequence[str]) -> None:
+    def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._tubes = tuple(dict.fromkeys(queues))
-        self._wires = wires
-        self._waiter = Waiter(wires, self._tubes)
+        self._pool = pool
+        self._waiter = Waiter(pool, self._tubes)
         self._expected: dict[str, int] = {}  # tube -> how many jobs are worth asking for
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
-        """In a forked child, too: the leases, and the connections that they hang on, are the parent's."""
+    def _reset(self) -> None:
+        """Forget leases and connections. In a forked child, too: there they are the parent's."""
         self._generation = forks.generation
-        self._main: Wire | None = None
-        self._waiter.forget_wires()
-        self._holding = Holding()
+        self._main: Connection | None = None
+        self._waiter.forget_connections()
+        self._held_leases = HeldLeases()
 
     def reorder(self, queues: Sequence[str]) -> None:
         super().reorder(queues)
-        self._tubes = tuple(dict.fromkeys(self.queues))  # a wait watches them all at once, and needs no order
+        self._tubes = tuple(dict.fromkeys(self.queues))  # without effect on waits, which watch all tubes at once
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self.exchange((), limit, timeout)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        return self._trade(verdicts, 0)[0] if verdicts else []
+        return self._exchange(verdicts, 0)[0] if verdicts else []
 
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         give_up_at = time.monotonic() + timeout
-        answers, leases = self._trade(verdicts, limit)
+        answers, leases = self._exchange(verdicts, limit)
         if not leases and timeout > 0 and limit > 0:
             try:
                 leases = self._wait(give_up_at)
@@ -93,371 +93,414 @@ class BeanstalkConsumer(Consumer):
         if self._main is not None:
             self._main.close()
         self._waiter.close()
-        self._start_over()
+        self._reset()
 
-    def _out_of_step(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+    def _discard_connections(self) -> None:
+        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
         self.close()
 
     # --- settling ---
 
-    def _trade(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
+    def _exchange(self, verdicts: Sequence[Verdict], limit: int) -> tuple[list[LeaseLost | None], list[Lease]]:
         if self._generation != forks.generation:
-            self._start_over()
-        deadline = self._wires.deadline()
-        holding = self._holding
+            self._reset()
+        deadline = self._pool.deadline()
+        held_leases = self._held_leases
         try:
-            self._acquire(holding)
-            return self._trade_locked(Trade(verdicts, limit), deadline)
+            self._acquire(held_leases)
+            return self._exchange_locked(Exchange(verdicts, limit), deadline)
         finally:
-            holding.release()
+            held_leases.release()
 
-    def _acquire(self, holding: Holding) -> None:
-        """Have the connections to ourselves. Raises ``BackendTimeout`` if another thread has them for too long.
+    def _acquire(self, held_leases: HeldLeases) -> None:
+        """Lock the connections. Raises ``BackendTimeout`` if another thread keeps them for half of the timeout.
 
-        That is half of the time: with less of it left, our own end might cut short what works.
+        With less time left, this call's own deadline might cut off a connection that works.
         """
-        at_most = self._wires.timeout / 2
-        if not holding.acquire(at_most):
+        at_most = self._pool.timeout / 2
+        if not held_leases.acquire(at_most):
             raise BackendTimeout(
-                f"{self._wires.shown} has not answered another call of this consumer for {at_most:g} s: it is stopped, "
+                f"{self._pool.shown} has not answered another call of this consumer for {at_most:g} s: it is stopped, "
                 "overloaded or cut off; it can be given more time with ?timeout= in the URL"
             )
 
-    def _trade_locked(self, trade: Trade, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
-        verdicts, limit = trade.verdicts, trade.limit
-        said = self._sort(trade) if verdicts else {}
-        if len(said) > 1 or (limit > 0 and said and self._main not in said):
-            self._try_all(trade, said, deadline)
-        elif said:
-            ((wire, some),) = said.items()
-            self._try(trade, None if wire is self._main else wire, some, deadline)
+    def _exchange_locked(self, exchange: Exchange, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
+        verdicts, limit = exchange.verdicts, exchange.limit
+        pending = self._by_connection(exchange) if verdicts else {}
+        if len(pending) > 1 or (limit > 0 and pending and self._main not in pending):
+            self._exchange_multiplexed(exchange, pending, deadline)
+        elif pending:
+            ((connection, some),) = pending.items()
+            self._exchange_on(exchange, None if connection is self._main else connection, some, deadline)
         elif limit > 0:
-            self._try(trade, None, [], deadline)
-        if trade.failure is not None:
+            self._exchange_on(exchange, None, [], deadline)
+        if exchange.error is not None:
             if not verdicts:
-                raise trade.failure
-            _log.warning("%s; of %d verdicts those without an answer are refused", trade.failure, len(verdicts))
-        return [trade.answers[at] for at in range(len(verdicts))], trade.leases
+                raise exchange.error
+            _log.warning("%s; of %d verdicts those without a reply are refused", exchange.error, len(verdicts))
+        return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
-    def _try_all(self, trade: Trade, said: dict[Wire, list[Said]], deadline: float) -> None:
-        """Settle on several connections at the same time, or on others than the one that is to reserve.
+    def _exchange_multiplexed(
+        self, exchange: Exchange, pending: dict[Connection, list[PendingVerdict]], deadline: float
+    ) -> None:
+        """Settle on several connections at the same time, or on others than the one that reserves.
 
-        The latter gets half of the time at least: a silent connection must not end those that work.
+        Reserving gets at least half of the time: a silent connection must not use up the time of those that work.
         """
-        parallel = Parallel()
+        multiplexer = Multiplexer()
         try:
-            for wire, some in said.items():
-                if wire.is_alive():
-                    parallel.add(wire, self._steps(trade, wire, some))
+            for connection, some in pending.items():
+                if connection.is_alive():
+                    multiplexer.add(connection, self._steps(exchange, connection, some))
                 else:
-                    self._lose(trade, some)
-            if trade.limit > 0:
-                parallel.run(deadline - self._wires.timeout / 2)
-                if self._main is None or parallel.is_done(self._main):
-                    self._try(trade, None, [], deadline)
-            parallel.run(deadline)
-            parallel.give_up()
+                    self._refuse_lost(exchange, some)
+            if exchange.limit > 0:
+                multiplexer.run(deadline - self._pool.timeout / 2)
+                if self._main is None or multiplexer.is_done(self._main):
+                    self._exchange_on(exchange, None, [], deadline)
+            multiplexer.run(deadline)
+            multiplexer.give_up()
         except BaseException:
-            parallel.drop()
+            multiplexer.abort()
             raise
 
-    def _steps(self, trade: Trade, wire: Wire, said: list[Said]) -> Steps:
-        """What ``_make_safe`` and ``_say`` do, for one of several connections."""
+    def _steps(self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict]) -> Steps:
+        """Do what ``_touch_expiring`` and ``_send_verdicts`` do, as steps on one of several connections."""
         try:
-            yield from self._touch_late(trade, said)
-            if not said:
+            yield from self._touch_steps(exchange, pending)
+            if not pending:
                 return
             sent_at = now()
             try:
-                replies = yield self._last_words(said), len(said)
-            except FAILURES as exc:
-                self._hear_some(trade, wire, said, getattr(exc, "partly_read", ()), sent_at)
+                replies = yield self._verdict_packet(pending), len(pending)
+            except CONNECTION_ERRORS as exc:
+                self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
                 raise
-            self._hear_all(trade, wire, said, replies, sent_at)
-        except FAILURES as exc:
-            self._note(trade, exc)
+            self._apply_replies(exchange, connection, pending, replies, sent_at)
+        except CONNECTION_ERRORS as exc:
+            self._record_error(exchange, exc)
 
-    def _sort(self, trade: Trade) -> dict[Wire, list[Said]]:
-        """What has to be said on which connection. What is known to be lost is not."""
-        said: dict[Wire, list[Said]] = {}
+    def _by_connection(self, exchange: Exchange) -> dict[Connection, list[PendingVerdict]]:
+        """Group the verdicts by the connection to send them on. Verdicts on lost leases are refused at once."""
+        pending: dict[Connection, list[PendingVerdict]] = {}
         settled: set[str] = set()
         moment = now()
-        for at, verdict in enumerate(trade.verdicts):
+        for at, verdict in enumerate(exchange.verdicts):
             lease = verdict.lease
-            held = self._holding.live(lease, moment)
+            held = self._held_leases.live(lease, moment)
             if held is None or lease.token in settled:
-                trade.refuse(at)
+                exchange.refuse(at)
                 continue
             if not isinstance(verdict, Touch):
                 settled.add(lease.token)
-            said.setdefault(held.wire, []).append(Said(at, verdict, held))
-        return said
+            pending.setdefault(held.connection, []).append(PendingVerdict(at, verdict, held))
+        return pending
 
-    def _lose(self, trade: Trade, said: Iterable[Said]) -> None:
-        for at, verdict, held in said:
-            self._holding.end(verdict.lease.token, held)
-            trade.refuse(at)
+    def _refuse_lost(self, exchange: Exchange, pending: Iterable[PendingVerdict]) -> None:
+        for at, verdict, held in pending:
+            self._held_leases.end(verdict.lease.token, held)
+            exchange.refuse(at)
 
-    def _make_safe(self, trade: Trade, wire: Wire, said: list[Said], deadline: float) -> None:
-        """Leave in *said* what may be sent now."""
-        if not wire.is_alive():
-            self._lose(trade, said)
-            said.clear()
-        if not self._late(said):
+    def _touch_expiring(
+        self, exchange: Exchange, connection: Connection, pending: list[PendingVerdict], deadline: float
+    ) -> None:
+        """Touch leases that are about to end, and drop from *pending* what must not be sent any more."""
+        if not connection.is_alive():
+            self._refuse_lost(exchange, pending)
+            pending.clear()
+        if not self._expiring(pending):
             return
-        steps = self._touch_late(trade, said)
+        steps = self._touch_steps(exchange, pending)
         try:
             packet, count = next(steps)
             while True:
                 try:
-                    replies = wire.ask(packet, count, deadline)
-                except FAILURES as exc:
+                    replies = connection.ask(packet, count, deadline)
+                except CONNECTION_ERRORS as exc:
                     packet, count = steps.throw(exc)
                 else:
                     packet, count = steps.send(replies)
         except StopIteration:
             pass
 
-    def _touch_late(self, trade: Trade, said: list[Said]) -> Steps:
-        """Leave in *said* what may be sent now.
+    def _touch_steps(self, exchange: Exchange, pending: list[PendingVerdict]) -> Steps:
+        """Touch leases whose acks might arrive after their end; drop from *pending* what must not be sent any more.
 
-        What is acked so late that its lease might end on the way is touched first: a touch is refused then, a delete is
-        not. That takes its time, in which others come near their end.
+        The server refuses a touch after the end of the lease, but not a delete. A round of touches takes time, in which
+        other leases come near their end, so it repeats.
         """
-        while late := self._late(said):
+        while expiring := self._expiring(pending):
             touched_at = now()
             try:
-                replies = yield b"".join([b"touch %b\r\n" % one.verdict.lease.id.encode() for one in late]), len(late)
-            except FAILURES:
-                self._lose(trade, said)
-                said.clear()
+                packet = b"".join([b"touch %b\r\n" % one.verdict.lease.id.encode() for one in expiring])
+                replies = yield packet, len(expiring)
+            except CONNECTION_ERRORS:
+                self._refuse_lost(exchange, pending)
+                pending.clear()
                 return
-            for one, (line, _) in zip(late, replies, strict=True):
+            for one, (line, _) in zip(expiring, replies, strict=True):
                 if line == b"TOUCHED":
                     one.held.extend(touched_at)
                 else:
-                    self._lose(trade, [one])
-                    said.remove(one)
+                    self._refuse_lost(exchange, [one])
+                    pending.remove(one)
 
-    def _late(self, said: Iterable[Said]) -> list[Said]:
-        """Acks of leases with less than a second left; of a shorter ttr half of it, as a touch gives no more."""
+    def _expiring(self, pending: Iterable[PendingVerdict]) -> list[PendingVerdict]:
+        """Return acks of leases with less than a second left, or less than half of the ttr, if that is shorter."""
         moment = now()
-        safe_from = moment + _SAFE
+        safe_from = moment + _TOUCH_BELOW
         return [
             one
-            for one in said
+            for one in pending
             if one.held.ends_at < safe_from
             and isinstance(one.verdict, Ack)
-            and one.held.ends_at < moment + one.held.facts.ttr / 2
+            and one.held.ends_at < moment + one.held.stats.ttr / 2
         ]
 
-    def _try(self, trade: Trade, wire: Wire | None, said: list[Said], deadline: float) -> None:
-        """Settle on this connection; on the main one, reserve as well. What fails is noted."""
-        on = self._main if wire is None else wire
+    def _exchange_on(
+        self, exchange: Exchange, connection: Connection | None, pending: list[PendingVerdict], deadline: float
+    ) -> None:
+        """Settle on *connection*; with None, on the main one, and reserve as well. Records errors in *exchange*."""
+        on = self._main if connection is None else connection
         try:
-            if said and on is not None:
-                self._make_safe(trade, on, said, deadline)
-            if wire is None and trade.limit > 0:
-                self._take(trade, said, deadline)
-            elif said and on is not None:
-                self._say(trade, on, said, b"", 0, deadline)
-        except FAILURES as exc:
-            self._note(trade, exc)
+            if pending and on is not None:
+                self._touch_expiring(exchange, on, pending, deadline)
+            if connection is None and exchange.limit > 0:
+                self._reserve(exchange, pending, deadline)
+            elif pending and on is not None:
+                self._send_verdicts(exchange, on, pending, b"", 0, deadline)
+        except CONNECTION_ERRORS as exc:
+            self._record_error(exchange, exc)
         except BackendError as exc:
-            trade.failure = exc
+            exchange.error = exc
 
-    def _note(self, trade: Trade, exc: Exception) -> None:
-        trade.failure = explain(exc, self._wires.address, self._wires.timeout)
-        trade.failure.__cause__ = exc
+    def _record_error(self, exchange: Exchange, exc: Exception) -> None:
+        exchange.error = explain(exc, self._pool.address, self._pool.timeout)
+        exchange.error.__cause__ = exc
 
-    def _say(  # noqa: PLR0917 - one call for each of the three ways to speak
-        self, trade: Trade, wire: Wire, said: Sequence[Said], packet: bytes, count: int, deadline: float
+    def _send_verdicts(  # noqa: PLR0917 - one signature for three kinds of packets
+        self,
+        exchange: Exchange,
+        connection: Connection,
+        pending: Sequence[PendingVerdict],
+        packet: bytes,
+        count: int,
+        deadline: float,
     ) -> list[Reply]:
-        """Send verdicts and what follows them in one packet. Returns the replies to the latter."""
-        packet = self._last_words(said) + packet if said else packet
+        """Send *pending*, followed by *packet* of *count* commands, and return the replies to *packet*."""
+        packet = self._verdict_packet(pending) + packet if pending else packet
         sent_at = now()
         try:
-            wire.send(packet, deadline)
-            replies = wire.read_many(len(said) + count, deadline, lines=len(said))
-        except FAILURES as exc:
-            self._hear_some(trade, wire, said, getattr(exc, "partly_read", ()), sent_at)
+            connection.send(packet, deadline)
+            replies = connection.read_many(len(pending) + count, deadline, lines=len(pending))
+        except CONNECTION_ERRORS as exc:
+            self._apply_partial_replies(exchange, connection, pending, getattr(exc, "partly_read", ()), sent_at)
             raise
-        except BaseException:  # from a signal's handler: nobody would read the replies
-            wire.drop()
+        except BaseException:  # of a signal handler: the replies would stay unread
+            connection.abort()
             raise
-        if not said:
+        if not pending:
             return replies
-        self._hear_all(trade, wire, said, replies, sent_at)
-        return replies[len(said) :]
+        self._apply_replies(exchange, connection, pending, replies, sent_at)
+        return replies[len(pending) :]
 
-    def _last_words(self, said: Sequence[Said]) -> bytes:
-        """The commands of these verdicts, whose leases are over with them, touches aside."""
-        for _, verdict, held in said:
+    def _verdict_packet(self, pending: Sequence[PendingVerdict]) -> bytes:
+        """Return the commands of these verdicts, and end their leases, except those that are touched."""
+        for _, verdict, held in pending:
             if not isinstance(verdict, Touch):
-                self._holding.end(verdict.lease.token, held)
-        return b"".join([command(verdict) for _, verdict, _ in said])
+                self._held_leases.end(verdict.lease.token, held)
+        return b"".join([command(verdict) for _, verdict, _ in pending])
 
-    def _hear_some(
-        self, trade: Trade, wire: Wire, said: Sequence[Said], replies: Sequence[Reply], sent_at: float
+    def _apply_partial_replies(
+        self,
+        exchange: Exchange,
+        connection: Connection,
+        pending: Sequence[PendingVerdict],
+        replies: Sequence[Reply],
+        sent_at: float,
     ) -> None:
-        """The connection has ended: those without a reply are refused.
+        """Apply the replies that arrived before the connection ended, and refuse the other verdicts.
 
-        Whether or not the server has carried them out: that a job is gone, or is ready, may as well be the doing of
-        somebody who had it after us.
+        They are refused whether or not the server has carried them out: if a job is gone, or ready, another consumer
+        that had it afterwards may have done that.
         """
-        self._hear_all(trade, wire, said, replies, sent_at)
-        for at, _, _ in said[len(replies) :]:
-            trade.refuse(at)
+        self._apply_replies(exchange, connection, pending, replies, sent_at)
+        for at, _, _ in pending[len(replies) :]:
+            exchange.refuse(at)
 
-    def _hear_all(
-        self, trade: Trade, wire: Wire, said: Sequence[Said], replies: Sequence[Reply], sent_at: float
+    def _apply_replies(
+        self,
+        exchange: Exchange,
+        connection: Connection,
+        pending: Sequence[PendingVerdict],
+        replies: Sequence[Reply],
+        sent_at: float,
     ) -> None:
-        heard_at = now()
-        for one, (line, _) in zip(said, replies, strict=False):
-            if line == b"DELETED" and one.held.ends_at > heard_at and type(one.verdict) is Ack:  # as most are
-                trade.answers[one.at] = None
+        received_at = now()
+        for one, (line, _) in zip(pending, replies, strict=False):
+            if line == b"DELETED" and one.held.ends_at > received_at and type(one.verdict) is Ack:  # the common case
+                exchange.answers[one.at] = None
             else:
-                self._hear(trade, wire, one, line, sent_at, heard_at)
+                self._apply_reply(exchange, connection, one, line, sent_at, received_at)
 
-    def _hear(  # noqa: PLR0917 - see above
-        self, trade: Trade, wire: Wire, said: Said, line: bytes, sent_at: float, heard_at: float
+    def _apply_reply(  # noqa: PLR0917 - as above
+        self,
+        exchange: Exchange,
+        connection: Connection,
+        pending: PendingVerdict,
+        line: bytes,
+        sent_at: float,
+        received_at: float,
     ) -> None:
-        at, verdict, held = said
+        at, verdict, held = pending
         if line == DONE[type(verdict)]:
             is_in_vain = False
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
-                is_in_vain = wire.is_closed
-            elif isinstance(verdict, Ack):  # the server may have deleted what was somebody else's by then
-                is_in_vain = heard_at >= held.ends_at
+                is_in_vain = connection.is_closed
+            elif isinstance(verdict, Ack):  # the server may have deleted the job under another consumer's lease
+                is_in_vain = received_at >= held.ends_at
             if is_in_vain:
-                trade.refuse(at)
+                exchange.refuse(at)
             else:
-                trade.answers[at] = None
+                exchange.answers[at] = None
             return
-        self._holding.end(verdict.lease.token, held)
+        self._held_leases.end(verdict.lease.token, held)
         if line == b"BURIED":
-            trade.answers[at] = None
+            exchange.answers[at] = None
             _log.error(
-                "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is some",
-                self._wires.shown, verdict.lease.id, verdict.lease.queue,
+                "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is memory",
+                self._pool.shown, verdict.lease.id, verdict.lease.queue,
             )  # fmt: skip
         elif line in STRANDED:
-            trade.refuse(at, OutOfReach)
-            _log.error("%s: %s", self._wires.shown, trade.answers[at])
+            exchange.refuse(at, OutOfReach)
+            _log.error("%s: %s", self._pool.shown, exchange.answers[at])
         else:
-            trade.refuse(at)
+            exchange.refuse(at)
             if line != b"NOT_FOUND":
-                wire.close()  # it is out of step
-                trade.failure = refused(line, self._wires.address)
+                connection.close()  # later replies may belong to other commands
+                exchange.error = refused(line, self._pool.address)
 
-    # --- taking ---
+    # --- reserving ---
 
-    def _take(self, trade: Trade, said: Sequence[Said], deadline: float) -> None:
-        """Settle, and take what is ready from one tube after the other until there is enough.
+    def _reserve(self, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float) -> None:
+        """Settle, and reserve ready jobs from one tube after the other until there are enough.
 
-        Or until half of the time is over: what has come by then is worth more than what a slow link may still bring.
+        Stops at half of the timeout: jobs that have arrived must not wait for a slow link.
         """
-        if self._main is None or not (said or self._main.is_alive()):
-            self._main = self._wires.open(deadline, to_keep=True)
+        if self._main is None or not (pending or self._main.is_alive()):
+            self._main = self._pool.open(deadline, close_with_pool=True)
         try:
-            self._take_on(self._main, trade, said, deadline)
+            self._reserve_on(self._main, exchange, pending, deadline)
         except BaseException:
-            self._main.drop()  # it may hold jobs of which nobody will know
+            self._main.abort()  # it may hold jobs that were not returned to the caller
             raise
 
-    def _take_on(self, wire: Wire, trade: Trade, said: Sequence[Said], deadline: float) -> None:
-        enough_at = deadline - self._wires.timeout / 2
-        others = self._tubes[1:] if len(self._tubes) >= _PROBED_FROM else ()
+    def _reserve_on(
+        self, connection: Connection, exchange: Exchange, pending: Sequence[PendingVerdict], deadline: float
+    ) -> None:
+        enough_at = deadline - self._pool.timeout / 2
+        others = self._tubes[1:] if len(self._tubes) >= _PROBE_FROM else ()
         probed: dict[str, bool] = {}
         for place, tube in enumerate(self._tubes):
             if place and others:
                 if not probed:
-                    probed = self._has_some(self._say(trade, wire, (), _probes(others), len(others), deadline))
+                    probed = self._has_some(
+                        self._send_verdicts(exchange, connection, (), _probes(others), len(others), deadline)
+                    )
                 if not probed[tube]:
                     continue
             is_empty = False
-            while not is_empty and trade.wanted > 0 and not (trade.found and time.monotonic() > enough_at):
-                # the others are asked about at once where the first one has come up short the last time
+            while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
+                # probe the other tubes in the same packet, if the first one was short of jobs the last time
                 is_short = others and not place and not probed and self._expected.get(tube, 1) == 1
-                is_empty, replies = self._take_from(trade, wire, said, tube, others if is_short else (), deadline)
-                said = ()
+                is_empty, replies = self._reserve_from(
+                    exchange, connection, pending, tube, others if is_short else (), deadline
+                )
+                pending = ()
                 if replies:
                     probed = self._has_some(replies)
-            if trade.found and not is_empty:
+            if exchange.found and not is_empty:
                 break
-        if trade.found:
-            trade.leases = self._begin(wire, trade.found, deadline)
+        if exchange.found:
+            exchange.leases = self._begin_leases(connection, exchange.found, deadline)
 
-    def _take_from(  # noqa: PLR0917 - as _say
-        self, trade: Trade, wire: Wire, said: Sequence[Said], tube: str, probed: Sequence[str], deadline: float
+    def _reserve_from(  # noqa: PLR0917 - as _send_verdicts
+        self,
+        exchange: Exchange,
+        connection: Connection,
+        pending: Sequence[PendingVerdict],
+        tube: str,
+        probed: Sequence[str],
+        deadline: float,
     ) -> tuple[bool, list[Reply]]:
-        """One packet's jobs of one tube. Returns whether that were all, and the replies about the *probed* tubes."""
-        asked = min(trade.wanted, self._expected.get(tube, 1), _SLICE)
-        packet, count = wire.watch((tube,))
+        """Reserve one packet's jobs of one tube. Returns whether it is empty now, and the replies about *probed*."""
+        asked = min(exchange.wanted, self._expected.get(tube, 1), _SLICE)
+        packet, count = connection.watch((tube,))
         packet += RESERVE * asked
         if probed:
             packet += _probes(probed)
         asked_at = now()
         try:
-            replies = self._say(trade, wire, said, packet, count + asked + len(probed), deadline)
-        except TimeoutError as exc:  # it was too much for the link
+            replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
+        except TimeoutError as exc:  # too many jobs for the link
             came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
             self._expected[tube] = max(1, came // 2)
             raise
         if count:
-            self._check_watched(wire, replies[:count])
-        got = self._sort_out(trade, wire, replies[count : count + asked], asked_at)
-        took, most = now() - asked_at, self._wires.timeout / _PARTS
-        self._expected[tube] = max(1, 2 * got if took <= most else int(got * most / took))
+            self._check_watched(connection, replies[:count])
+        got = self._collect_reserved(exchange, connection, replies[count : count + asked], asked_at)
+        elapsed, most = now() - asked_at, self._pool.timeout / _PACKETS_PER_TIMEOUT
+        self._expected[tube] = max(1, 2 * got if elapsed <= most else int(got * most / elapsed))
         return got < asked, replies[count + asked :]
 
-    def _check_watched(self, wire: Wire, replies: Sequence[Reply]) -> None:
-        """A tube that is not watched, or still is, would have jobs of the wrong queue come."""
+    def _check_watched(self, connection: Connection, replies: Sequence[Reply]) -> None:
+        """Raise if a ``watch`` or ``ignore`` failed: reserves would return jobs of the wrong queue."""
         for line, _ in replies:
             if not line.startswith(b"WATCHING "):
-                wire.close()
-                raise refused(line, self._wires.address)
+                connection.close()
+                raise refused(line, self._pool.address)
 
-    def _sort_out(self, trade: Trade, wire: Wire, replies: Sequence[Reply], asked_at: float) -> int:
-        """Note the jobs among the replies to reserves. Returns how many."""
-        before = len(trade.found)
+    def _collect_reserved(
+        self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
+    ) -> int:
+        """Add the jobs among the replies to reserves to *exchange*. Returns how many."""
+        before = len(exchange.found)
         for line, body in replies:
             if line.startswith(b"RESERVED "):
-                trade.found.append(Reserved(line.split()[1], body, asked_at))
+                exchange.found.append(Reserved(line.split()[1], body, asked_at))
             elif line not in NOTHING_READY:
-                wire.close()
-                raise refused(line, self._wires.address)
-        return len(trade.found) - before
+                connection.close()
+                raise refused(line, self._pool.address)
+        return len(exchange.found) - before
 
     def _has_some(self, replies: Sequence[Reply]) -> dict[str, bool]:
-        """Which of the tubes after the first have jobs to hand out, by the replies to ``_probes``."""
+        """Return which of the tubes after the first have ready jobs, by the replies to ``_probes``."""
         return {name: _has_some(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
 
-    def _begin(self, wire: Wire, found: Sequence[Reserved], deadline: float) -> list[Lease]:
-        """The leases of jobs that were reserved.
+    def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
+        """Return the leases of reserved jobs.
 
-        Where that was a while ago, by our clock, they are touched first: the server may have ended a reservation, and
-        ``stats-job`` says *reserved* of somebody else's just the same.
+        Jobs whose reserve was sent some time ago are touched first: the server may have ended the reservation, and
+        ``stats-job`` says *reserved* for another consumer's, too.
         """
         leases: list[Lease] = []
         for at in range(0, len(found), _SLICE):
             some = found[at : at + _SLICE]
-            moment, asked_at = time.monotonic(), now()  # two clocks: see there
+            moment, asked_at = time.monotonic(), now()  # two clocks: see clock.py
             if not at:
-                self.asked_at = moment - min(asked_at - found[0].asked_at, _AT_ONCE)
+                self.asked_at = moment - min(asked_at - found[0].asked_at, _PROMPT)
             packet = b"".join([b"stats-job %b\r\n" % job.id for job in some])
             touched: dict[bytes, bool] = {}
             late: list[bytes] = []
-            if asked_at - some[0].asked_at > _AT_ONCE:  # the first one is the oldest
-                late = [job.id for job in some if asked_at - job.asked_at > _AT_ONCE]
+            if asked_at - some[0].asked_at > _PROMPT:  # the first one is the oldest
+                late = [job.id for job in some if asked_at - job.asked_at > _PROMPT]
                 packet = b"".join([b"touch %b\r\n" % job_id for job_id in late]) + packet
-            replies = wire.ask(packet, len(late) + len(some), deadline)
+            replies = connection.ask(packet, len(late) + len(some), deadline)
             if late:
                 touched = {job_id: line == b"TOUCHED" for job_id, (line, _) in zip(late, replies, strict=False)}
                 replies = replies[len(late) :]
-            leases += self._holding.begin(wire, some, replies, touched, asked_at)
+            leases += self._held_leases.begin(connection, some, replies, touched, asked_at)
         return leases
 
     # --- waiting ---
@@ -466,20 +509,20 @@ class BeanstalkConsumer(Consumer):
         came = self._waiter.wait(self._main, give_up_at)
         if came is None:
             return []
-        wire, job = came
-        deadline = self._wires.deadline()
-        holding = self._holding
+        connection, job = came
+        deadline = self._pool.deadline()
+        held_leases = self._held_leases
         try:
-            self._acquire(holding)
-            return self._begin(wire, [job], deadline)
-        except FAILURES as exc:
-            wire.drop()
-            raise explain(exc, self._wires.address, self._wires.timeout) from exc
+            self._acquire(held_leases)
+            return self._begin_leases(connection, [job], deadline)
+        except CONNECTION_ERRORS as exc:
+            connection.abort()
+            raise explain(exc, self._pool.address, self._pool.timeout) from exc
         except BaseException:
-            wire.drop()  # it holds a job of which nobody will know
+            connection.abort()  # it holds a job that was not returned to the caller
             raise
         finally:
-            holding.release()
+            held_leases.release()
 
 
 def _probes(tubes: Iterable[str]) -> bytes:
@@ -490,5 +533,5 @@ def _has_some(reply: Reply) -> bool:
     line, body = reply
     if not line.startswith(b"OK "):
         return False
-    tube = tube_facts(body)
+    tube = parse_tube_stats(body)
     return bool(tube.ready and not tube.pause)

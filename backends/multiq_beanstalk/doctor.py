@@ -1,7 +1,7 @@
-"""Whether a beanstalkd is fit for jobs as it was started: what it keeps, what it refuses, who can get at it.
+"""Whether a beanstalkd is set up for jobs: what it keeps, what it refuses, and who can access it.
 
-Asks only, and puts no job of its own. Most of how a server was started does not show in its answers; where it runs on
-this machine its command line tells, and elsewhere it is unknown, and never told as ok.
+Sends only commands that read, and puts no job. Most options of a server do not show in its replies. They are read from
+its command line if it runs on this machine; elsewhere they are reported as unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -22,28 +22,28 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Survives
 
 Ask: TypeAlias = Callable[[bytes], bytes | None]
-"""Sends a command; the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
+"""Sends a command. Returns the body of an ``OK``, None for ``NOT_FOUND``. Raises ``BackendError``."""
 
 _OLDEST = (1, 8)  # the first with kick-job
-_TRIED = (1, 12)  # and the first that syncs its log unless told otherwise
-_CRASHES_UP_TO = (1, 13)  # the newest release there is; all of them have the fault
+_TRIED = (1, 12)  # the version that multiq is tested with, and the first that syncs its log by default
+_CRASHES_UP_TO = (1, 13)  # the newest release; all releases have the fault
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
-_TUBES = 1000  # that are looked at
-_NAMED = 5  # of which as many are named
+_TUBES = 1000  # that are examined
+_NAMED = 5  # tubes that a finding names
 _LARGE_LOG = 100  # files
 
-_ASK_WHO_RUNS_IT = "ask who runs the server"
+_ASK_OPERATOR = "ask the operator of the server"
 
 
 class Server(NamedTuple):
-    """One server, as it answers, and as it was started where that can be seen."""
+    """One server: its stats, and its command line if that can be read."""
 
     stats: Mapping[str, str]
     later: Mapping[str, str]
-    """The same, some round trips later."""
+    """Its stats some round trips later."""
     options: Mapping[str, str] | None
-    """Of its command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``; None where that is out of sight."""
+    """The options of its command line, ``{"b": "/var/lib/beanstalkd", "F": ""}``; None if that cannot be read."""
     address: tuple[str, int] | str
 
     @property
@@ -52,7 +52,7 @@ class Server(NamedTuple):
 
 
 def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
-    """What there is to say of the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
+    """Return the findings on the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
     stats = pairs(ask(b"stats"))
     latency = _latency(ask)
     server = look(ask, address, stats)
@@ -60,7 +60,7 @@ def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
 
 
 def look(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
-    """The server at *address* as it is now; *stats* are from before. Raises ``BackendError``."""
+    """Read the server at *address* once more; *stats* are from before. Raises ``BackendError``."""
     options = None
     if isinstance(address, str) or is_loopback(address[0]):
         options = options_of_process(_number(stats, "pid"), stats.get("hostname"))
@@ -79,7 +79,7 @@ def _findings(server: Server) -> Iterator[Finding]:
         yield Finding(
             "bad",
             "-b",
-            "no: a restart or a crash of the server takes all jobs",
+            "no: a restart or a crash of the server loses all jobs",
             "start it with -b and a folder, and with -f0",
         )
     yield from _restart(server.stats)
@@ -87,7 +87,7 @@ def _findings(server: Server) -> Iterator[Finding]:
     yield _access(server)
 
 
-# --- what it says of itself ------------------------------------------------------------------------------
+# --- version, latency, limits ------------------------------------------------------------------------------
 
 
 def _latency(ask: Ask) -> Finding:
@@ -108,7 +108,10 @@ def _version(stats: Mapping[str, str]) -> Finding:
     version = _version_of(stats)
     if version is None:
         return Finding(
-            "unknown", "version", f"{shown or 'none'} is no number", f"it must be {_dotted(_OLDEST)} or newer"
+            "unknown",
+            "version",
+            f"it must be a number, got {shown or 'none'}",
+            f"it must be {_dotted(_OLDEST)} or newer",
         )
     if version < _OLDEST:
         return Finding("bad", "version", f"{shown}: it lacks kick-job", f"use {_dotted(_TRIED)} or newer")
@@ -116,14 +119,14 @@ def _version(stats: Mapping[str, str]) -> Finding:
         return Finding(
             "warn",
             "version",
-            f"{shown}: multiq is not tested with it, and it syncs its log never unless -f says so",
+            f"{shown}: multiq is not tested with it, and without -f it never syncs its log",
             f"use {_dotted(_TRIED)} or newer",
         )
     return Finding("ok", "version", shown)
 
 
 def _restart(stats: Mapping[str, str]) -> Iterator[Finding]:
-    """Who would start it again after a crash is the service manager's business, and no answer tells."""
+    """Whether a service manager restarts the server after a crash; no reply of the server shows it."""
     version = _version_of(stats)
     if version is None or version > _CRASHES_UP_TO:
         return
@@ -131,21 +134,23 @@ def _restart(stats: Mapping[str, str]) -> Iterator[Finding]:
         "unknown",
         "restart",
         f"a fault of beanstalkd up to {_dotted(_CRASHES_UP_TO)} ends it by SIGSEGV now and then (docs/beanstalk.md, "
-        '"The server can crash"); whether somebody starts it again does not show',
-        "have a service manager do it: Restart=always for systemd, which Debian's unit leaves out",
+        '"The server can crash"); whether a service manager restarts it is unknown',
+        "run it under a service manager with restarts: Restart=always for systemd, which Debian's unit lacks",
     )
 
 
 def _draining(stats: Mapping[str, str]) -> Finding:
     if stats.get("draining") == "true":
-        return Finding("bad", "draining", "yes: it refuses all new jobs, for good", "restart it when it has none left")
+        return Finding(
+            "bad", "draining", "yes: it refuses all new jobs until a restart", "restart it when its queues are empty"
+        )
     return Finding("ok", "draining", "no: it takes new jobs")
 
 
 def _largest_body(server: Server) -> Finding:
     limit = _number(server.stats, "max-job-size")
     if server.has_log:
-        found = f"{limit:,} bytes, of which multiq uses all but two, that the server would not read from its log again"
+        found = f"{limit:,} bytes, of which multiq uses all but two: the server cannot read more from its log again"
     else:
         found = f"{limit:,} bytes: a larger body is refused, unless it is started with -z"
     return Finding("ok", "max-job-size", found)
@@ -155,13 +160,13 @@ def _largest_body(server: Server) -> Finding:
 
 
 def _sync(server: Server) -> Finding:
-    """``-f``, which no answer tells."""
+    """How often the server syncs its log (``-f``), which no reply shows."""
     if server.options is None:
         return Finding(
             "unknown",
             "-f",
-            "how often it syncs its log does not show, and a power failure takes what was not synced",
-            f"{_ASK_WHO_RUNS_IT}: only -f0 syncs before each answer",
+            "how often it syncs its log is unknown, and a power failure loses what was not synced",
+            f"{_ASK_OPERATOR}: only -f0 syncs before each reply",
         )
     wait = _sync_ms(server)
     if wait == 0:
@@ -170,13 +175,13 @@ def _sync(server: Server) -> Finding:
     return Finding(
         "warn",
         "-f",
-        f"it syncs its log {found}: a power failure takes the last jobs and verdicts; a killed server, nothing",
+        f"it syncs its log {found}: a power failure loses the last jobs and verdicts; a killed server loses nothing",
         "start it with -f0 if that is too much",
     )
 
 
 def _sync_ms(server: Server) -> int | None:
-    """Milliseconds between two syncs of the log; None: it never syncs. The last of its options counts."""
+    """Return the milliseconds between two syncs of the log; None: it never syncs. The last option counts."""
     options = server.options or {}
     last = next((name for name in reversed(list(options)) if name in "fF"), None)
     if last == "f" and options["f"].isdigit():
@@ -187,20 +192,19 @@ def _sync_ms(server: Server) -> int | None:
 
 
 def _log(server: Server) -> Finding:
-    """Whether the log is still written: after one write that failed it is off, for good, and without a word.
+    """Whether the log is still written: after one failed write the server turns it off until a restart, silently.
 
     The server counts records, and each job put and each job deleted is one. So there are never fewer than that, unless
-    the log is off (or a job was buried with its put, for lack of memory). Delayed releases, burials and kicks are
-    records as well, of which no exact count is told: it takes as many jobs after a failure as there were of those
-    before it until this shows.
+    the log is off (or a job was buried by its put, for lack of memory). Delayed releases, burials and kicks are records
+    as well, which the server does not count exactly: a failure shows after as many jobs as there were of those before.
     """
     missing = max(_missing(server.stats), _missing(server.later), _missing_since(server.stats, server.later))
     if missing > 0:
         return Finding(
             "bad",
             "binlog-records-written",
-            f"at least {missing:,} changes are not in the log: it is off for good once a write to it has failed, and a "
-            "restart takes all jobs that came after that",
+            f"at least {missing:,} changes are not in the log: it is off since a write to it failed, and a restart "
+            "loses all later jobs",
             "look at its disk, let workers empty its queues, and restart it",
         )
     count = _number(server.later, "binlog-records-written")
@@ -208,14 +212,14 @@ def _log(server: Server) -> Finding:
 
 
 def _missing(stats: Mapping[str, str]) -> int:
-    """How many of the jobs put and deleted since the server started are certainly not in its log."""
+    """Return how many of the jobs put and deleted since the server started are certainly not in its log."""
     put = _number(stats, "total-jobs")
     deleted = max(0, put - sum(_number(stats, f"current-jobs-{state}") for state in _STATES))
     return put + deleted - _records(stats)
 
 
 def _missing_since(before: Mapping[str, str], after: Mapping[str, str]) -> int:
-    """The same for the jobs put in between, when there were any."""
+    """The same for jobs put between the two reads of the stats."""
     put = _number(after, "total-jobs") - _number(before, "total-jobs")
     return put - (_records(after) - _records(before))
 
@@ -235,18 +239,18 @@ def _size_of_log(stats: Mapping[str, str]) -> Finding:
         return Finding(
             "warn",
             "binlog-oldest-index",
-            f"{found}: a file stays as long as any job in it, or in an older one, is there",
+            f"{found}: a file stays as long as any job in it, or in an older one, exists",
             "look for old buried or long delayed jobs",
         )
     return Finding("ok", "binlog-oldest-index", found)
 
 
-# --- who can get at it -----------------------------------------------------------------------------------
+# --- who can access it -----------------------------------------------------------------------------------
 
 
 def _access(server: Server) -> Finding:
-    """There are no passwords and no encryption: whoever reaches the address reads, changes and deletes all jobs."""
-    open_to_all = "whoever reaches it reads, changes and deletes all jobs, as beanstalkd knows no passwords"
+    """Who can reach the address: there are no passwords, so any client can read, change and delete all jobs."""
+    open_to_all = "any client can read, change and delete all jobs, as beanstalkd has no passwords"
     if isinstance(server.address, str):
         return Finding("ok", "address", "this machine only, as far as this URL goes")
     host, port = server.address
@@ -255,15 +259,15 @@ def _access(server: Server) -> Finding:
             "warn",
             "address",
             f"{host} can be reached over the network: {open_to_all}",
-            "a firewall, or a tunnel with TLS",
+            "use a firewall, or a tunnel with TLS",
         )
     listeners = listening_on(port)
     if not listeners:
         return Finding(
             "unknown",
             "address",
-            "it cannot be seen here whether it listens on other addresses than loopback, too",
-            f"{_ASK_WHO_RUNS_IT}: it needs -l 127.0.0.1, or a firewall",
+            "whether it also listens on other addresses than loopback is unknown",
+            f"{_ASK_OPERATOR}: it needs -l 127.0.0.1, or a firewall",
         )
     exposed = [address for address in listeners if not is_loopback(address)]
     if exposed:
@@ -271,7 +275,7 @@ def _access(server: Server) -> Finding:
             "warn",
             "address",
             f"it listens on {', '.join(exposed)}, not just on loopback: {open_to_all}",
-            "start it with -l 127.0.0.1, or have a firewall",
+            "start it with -l 127.0.0.1, or use a firewall",
         )
     return Finding("ok", "address", "this machine only: it listens on loopback")
 
@@ -282,33 +286,33 @@ def _access(server: Server) -> Finding:
 def _tubes(ask: Ask, stats: Mapping[str, str]) -> Iterator[Finding]:
     names = [line[2:] for line in (ask(b"list-tubes") or b"").splitlines() if line.startswith(b"- ")]
     forgotten = [name.decode() for name in names[:_TUBES] if _is_forgotten(ask, name, stats)]
-    looked_at = f"{min(len(names), _TUBES):,} tubes" + (f" ({len(names):,} there are)" if len(names) > _TUBES else "")
+    looked_at = f"{min(len(names), _TUBES):,} tubes" + (f" (of {len(names):,})" if len(names) > _TUBES else "")
     if forgotten:
         shown = ", ".join(forgotten[:_NAMED]) + (", ..." if len(forgotten) > _NAMED else "")
         yield Finding(
             "warn",
             "current-watching",
-            f"in {len(forgotten):,} of {looked_at} jobs are ready and nobody watches: {shown}",
+            f"in {len(forgotten):,} of {looked_at} jobs are ready and no consumer watches: {shown}",
             "start a worker for them, or purge them",
         )
     else:
-        yield Finding("ok", "current-watching", f"somebody watches wherever jobs are ready, of {looked_at}")
+        yield Finding("ok", "current-watching", f"consumers watch all tubes with ready jobs, of {looked_at}")
 
 
 def _is_forgotten(ask: Ask, name: bytes, stats: Mapping[str, str]) -> bool:
-    tube = pairs(ask(b"stats-tube " + name))  # one that is gone by now has no figures
+    tube = pairs(ask(b"stats-tube " + name))  # a tube that is gone by now has no stats
     if not _number(tube, "current-jobs-ready"):
         return False
-    if name == b"default":  # which every connection watches until it says otherwise, producers and this one too
+    if name == b"default":  # every connection watches it at first, including producers and this one
         return not _number(stats, "current-workers")
     return not _number(tube, "current-watching")
 
 
-# --- what follows ----------------------------------------------------------------------------------------
+# --- durability ----------------------------------------------------------------------------------------
 
 
 def survives(server: Server) -> Survives:
-    """What a job outlives once its enqueue has returned."""
+    """Return the worst event that a job outlives once its enqueue has returned."""
     if not server.has_log or _log(server).level != "ok":
         return "client crash"
     if server.options is None:
@@ -317,7 +321,7 @@ def survives(server: Server) -> Survives:
 
 
 def _promise(server: Server) -> Finding:
-    """The column of ``docs/durability.md`` that the server keeps as it was started."""
+    """The column of ``docs/durability.md`` that applies to the server as it was started."""
     if not server.has_log:
         return Finding("warn", "durability", "acknowledged jobs survive killed workers only")
     outlived = survives(server)
@@ -327,8 +331,8 @@ def _promise(server: Server) -> Finding:
         return Finding(
             "unknown",
             "durability",
-            "acknowledged jobs survive a killed server; whether a power failure, nobody here can tell",
-            _ASK_WHO_RUNS_IT,
+            "acknowledged jobs survive a killed server; whether they survive a power failure is unknown",
+            _ASK_OPERATOR,
         )
     if outlived == "power loss":
         return Finding("ok", "durability", "acknowledged jobs survive a killed server and a power failure")
@@ -339,11 +343,11 @@ def _promise(server: Server) -> Finding:
     )
 
 
-# --- reading ---------------------------------------------------------------------------------------------
+# --- parsing ---------------------------------------------------------------------------------------------
 
 
 def pairs(body: bytes | None) -> dict[str, str]:
-    """What ``stats`` and its kin say, by name."""
+    """Parse the body of ``stats`` and similar replies into a dictionary."""
     lines = (line.partition(": ") for line in (body or b"").decode(errors="replace").splitlines() if ": " in line)
     return {name: value.strip().strip('"') for name, _, value in lines}
 

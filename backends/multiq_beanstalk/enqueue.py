@@ -1,4 +1,4 @@
-"""Putting jobs: many in one packet, and the truth about each whose reply is missing."""
+"""Enqueue: puts many jobs in one packet, and reports which of them were stored, refused, or are uncertain."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
-from .errors import FAILURES, explain, is_refusal, refused
+from .errors import CONNECTION_ERRORS, explain, is_refusal, refused
 from .records import put
 
 if TYPE_CHECKING:
@@ -14,107 +14,107 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .connection import Wire
-    from .pool import Wires
-    from .server_info import Facts
+    from .connection import Connection
+    from .pool import Pool
+    from .server_info import ServerInfo
 
 _MOST_JOBS = 1000  # in one packet
-_MOST_BYTES = 4_000_000  # of bodies in one packet, the last one not counted
+_MOST_BYTES = 4_000_000  # of bodies in one packet, the last body not counted
 
 
-#: what a put is answered that the server does not take; who gives any other answer may be out of step
+#: replies to a put that the server refused; after any other reply, later ones may belong to other commands
 _REFUSALS = (b"BURIED ", b"DRAINING", b"JOB_TOO_BIG", b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
-def enqueue(wires: Wires, queue: str, jobs: Sequence[NewJob]) -> list[str]:
-    """Put the jobs in their order. Raises as ``Backend.enqueue`` does."""
-    deadline = wires.deadline()
-    wire = wires.take(deadline)
+def enqueue(pool: Pool, queue: str, jobs: Sequence[NewJob]) -> list[str]:
+    """Put *jobs* in their order, and return their ids. Raises as ``Backend.enqueue`` does."""
+    deadline = pool.deadline()
+    connection = pool.take(deadline)
     try:
-        facts = wire.facts
-        if facts is None:
-            wire, facts = wires.get_to_know(wire, deadline)
+        server_info = connection.server_info
+        if server_info is None:
+            connection, server_info = pool.fetch_server_info(connection, deadline)
         for job in jobs:
-            if len(job.body) > facts.max_body:
-                raise _too_large(len(job.body), facts.max_body)  # noqa: TRY301 - nothing was sent
-        if len(jobs) == 1 and wire.used == queue:
-            return _put_alone(wires, wire, queue, jobs[0], deadline)
-        return _Batch(wires, queue, jobs, facts).put(wire, deadline)
+            if len(job.body) > server_info.max_body:
+                raise _too_large(len(job.body), server_info.max_body)  # noqa: TRY301 - nothing was sent
+        if len(jobs) == 1 and connection.used == queue:
+            return _put_alone(pool, connection, queue, jobs[0], deadline)
+        return _Batch(pool, queue, jobs, server_info).put(connection, deadline)
     except MultiqError:
         raise
-    except BaseException:  # from a signal's handler: a reply may not have been read yet
-        wire.drop()
+    except BaseException:  # of a signal handler: a reply may be unread
+        connection.abort()
         raise
     finally:
-        wires.put_back(wire)
+        pool.release(connection)
 
 
-def _put_alone(wires: Wires, wire: Wire, queue: str, job: NewJob, deadline: float) -> list[str]:
-    """What is done most often, without anything that the others need."""
+def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, deadline: float) -> list[str]:
+    """Put one job. Hot path of the most frequent call."""
     try:
-        wire.send(put(job), deadline)
-        line = wire.read_line(deadline)
-    except FAILURES as exc:
-        error = explain(exc, wires.address, wires.timeout)
+        connection.send(put(job), deadline)
+        line = connection.read_line(deadline)
+    except CONNECTION_ERRORS as exc:
+        error = explain(exc, pool.address, pool.timeout)
         if getattr(exc, "unsent", 0):
             raise error from exc
         raise EnqueueUncertain(queue, [job], str(error)) from exc
     if _is_inserted(line):
         return [line[9:].decode()]
-    assert wire.facts is not None  # noqa: S101 - they were looked at before
-    return _Batch(wires, queue, [job], wire.facts).refuse(wire, {0: line})
+    assert connection.server_info is not None  # noqa: S101 - they were looked at before
+    return _Batch(pool, queue, [job], connection.server_info).refuse(connection, {0: line})
 
 
 class _Batch:
-    """One call's jobs, and what has become of them so far."""
+    """One call's jobs, and the replies to them so far."""
 
-    def __init__(self, wires: Wires, queue: str, jobs: Sequence[NewJob], facts: Facts) -> None:
-        self._wires = wires
+    def __init__(self, pool: Pool, queue: str, jobs: Sequence[NewJob], server_info: ServerInfo) -> None:
+        self._pool = pool
         self._queue = queue
         self._jobs = jobs
-        self._facts = facts
+        self._facts = server_info
         self._accepted: dict[int, str] = {}
         self._refused: dict[int, bytes] = {}
 
-    def put(self, wire: Wire, deadline: float) -> list[str]:
-        """In packets, those after the first each within a deadline of its own."""
-        self._use(wire, deadline)
+    def put(self, connection: Connection, deadline: float) -> list[str]:
+        """Put the jobs in packets. Each packet after the first has a deadline of its own."""
+        self._use(connection, deadline)
         for at, count in _packets(self._jobs):
-            self._put(wire, at, list(map(put, self._jobs[at : at + count])), deadline)
+            self._put(connection, at, list(map(put, self._jobs[at : at + count])), deadline)
             if self._refused:
-                self.refuse(wire, self._refused)
-            deadline = self._wires.deadline()
+                self.refuse(connection, self._refused)
+            deadline = self._pool.deadline()
         return list(self._accepted.values())
 
-    def refuse(self, wire: Wire, refused: dict[int, bytes]) -> NoReturn:
-        """The server did not take these."""
+    def refuse(self, connection: Connection, refused: dict[int, bytes]) -> NoReturn:
+        """Raise for jobs that the server refused; *refused* has their reply lines by index."""
         self._refused = refused
         if all(line.startswith(_REFUSALS) for line in refused.values()):
-            self._dispose_of_buried(wire)
+            self._delete_buried(connection)
         else:
-            wire.drop()
+            connection.abort()
         raise self._refusal()
 
-    def _use(self, wire: Wire, deadline: float) -> None:
-        """In a round trip of its own: what is sent after a ``use`` that is refused goes to the tube used before."""
-        if wire.used == self._queue:
+    def _use(self, connection: Connection, deadline: float) -> None:
+        """Put the tube in use, in a round trip of its own: after a refused ``use``, puts go to the previous tube."""
+        if connection.used == self._queue:
             return
         try:
-            ((line, _),) = wire.ask(b"use %b\r\n" % self._queue.encode(), 1, deadline)
-        except FAILURES as exc:
-            raise explain(exc, self._wires.address, self._wires.timeout) from exc
+            ((line, _),) = connection.ask(b"use %b\r\n" % self._queue.encode(), 1, deadline)
+        except CONNECTION_ERRORS as exc:
+            raise explain(exc, self._pool.address, self._pool.timeout) from exc
         if not line.startswith(b"USING "):
-            wire.close()
-            raise refused(line, self._wires.address)
-        wire.used = self._queue
+            connection.close()
+            raise refused(line, self._pool.address)
+        connection.used = self._queue
 
-    def _put(self, wire: Wire, at: int, commands: Sequence[bytes], deadline: float) -> None:
+    def _put(self, connection: Connection, at: int, commands: Sequence[bytes], deadline: float) -> None:
         try:
-            wire.send(b"".join(commands), deadline)
-            lines = wire.read_lines(len(commands), deadline)
-        except FAILURES as exc:
-            self._sort(at, getattr(exc, "partly_read", None) or wire.heard())
-            raise self._failure(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
+            connection.send(b"".join(commands), deadline)
+            lines = connection.read_lines(len(commands), deadline)
+        except CONNECTION_ERRORS as exc:
+            self._sort(at, getattr(exc, "partly_read", None) or connection.received_lines())
+            raise self._error(exc, at + _sent(commands, getattr(exc, "unsent", 0))) from exc
         self._sort(at, lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
@@ -124,12 +124,13 @@ class _Batch:
             else:
                 self._refused[place] = line
 
-    def _failure(self, exc: Exception, unsent: int) -> BackendError:
-        """Nobody knows of the jobs without a reply; those from *unsent* on have certainly not been sent as a whole.
+    def _error(self, exc: Exception, unsent: int) -> BackendError:
+        """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
 
-        Nor of those that were buried: they should have been deleted, and the server may have been restarted since.
+        Jobs without a reply are uncertain. So are those that were buried: they should have been deleted, and the server
+        may have been restarted since.
         """
-        error = explain(exc, self._wires.address, self._wires.timeout)
+        error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
         first = len(self._accepted) + len(self._refused)
         buried = {place for place, line in self._refused.items() if line.startswith(b"BURIED ")}
@@ -147,25 +148,25 @@ class _Batch:
             return EnqueuePartial(self._accepted, len(jobs), str(error))
         return error
 
-    def _dispose_of_buried(self, wire: Wire) -> None:
-        """What was stored and refused at once must not be found later.
+    def _delete_buried(self, connection: Connection) -> None:
+        """Delete jobs that the server buried instead of putting, as the call reports them as refused.
 
-        With a log it has to stay: it is not in the log, and a record that deletes what the log does not know ends the
-        reading of it at the next start, and loses all that came after.
+        With a log they have to stay: they are not in the log, and a record that deletes an unknown job ends the reading
+        of the log at the next start, and loses all jobs after it.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
         if buried and not self._facts.has_log:
             packet = b"".join(b"delete %b\r\n" % job_id for job_id in buried)
             try:
-                wire.ask(packet, len(buried), self._wires.deadline())
-            except FAILURES as exc:
-                raise self._failure(exc, 0) from exc
+                connection.ask(packet, len(buried), self._pool.deadline())
+            except CONNECTION_ERRORS as exc:
+                raise self._error(exc, 0) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
-        if strange := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
-            return self._doubt(strange)
+        if unexpected := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
+            return self._uncertain(unexpected)
         place, line = next(iter(self._refused.items()))
-        error: BackendError | PayloadTooLarge = refused(line, self._wires.address)
+        error: BackendError | PayloadTooLarge = refused(line, self._pool.address)
         if line == b"JOB_TOO_BIG":
             cause = error.__cause__
             error = _too_large(len(self._jobs[place].body), self._facts.max_body)
@@ -183,20 +184,20 @@ class _Batch:
             return partial
         return error
 
-    def _doubt(self, strange: Sequence[int]) -> EnqueueUncertain:
-        """Answers that the server does not give to a put say nothing about the job."""
-        error = refused(self._refused[strange[0]], self._wires.address)
-        heard = len(self._accepted) + len(self._refused)
-        certain = [*sorted(self._refused.keys() - set(strange)), *range(heard, len(self._jobs))]
-        doubt = EnqueueUncertain(
+    def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
+        """Return the error for replies that no put gets: they say nothing about the job."""
+        error = refused(self._refused[unexpected[0]], self._pool.address)
+        received = len(self._accepted) + len(self._refused)
+        certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
+        uncertain = EnqueueUncertain(
             self._queue,
-            [self._jobs[place] for place in strange],
+            [self._jobs[place] for place in unexpected],
             str(error),
             accepted=self._accepted,
             unsent=[self._jobs[place] for place in certain],
         )
-        doubt.__cause__ = error
-        return doubt
+        uncertain.__cause__ = error
+        return uncertain
 
     def _shown_buried(self) -> str:
         return ", ".join(line[7:].decode() for line in self._refused.values() if line.startswith(b"BURIED "))
@@ -212,7 +213,7 @@ def _too_large(size: int, limit: int) -> PayloadTooLarge:
 
 
 def _sent(commands: Sequence[bytes], unsent: int) -> int:
-    """How many of the commands were sent as a whole, when so many bytes of them were not."""
+    """Return how many of the commands were sent as a whole, if *unsent* bytes of them were not sent."""
     count = len(commands)
     while unsent > 0:
         count -= 1
@@ -221,7 +222,7 @@ def _sent(commands: Sequence[bytes], unsent: int) -> int:
 
 
 def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:
-    """Where each packet begins, and how many jobs are in it."""
+    """Yield the index of each packet's first job, and the number of its jobs."""
     at = size = 0
     for place, job in enumerate(jobs):
         if place - at >= _MOST_JOBS or size >= _MOST_BYTES:

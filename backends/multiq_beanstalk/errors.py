@@ -1,4 +1,4 @@
-"""beanstalkd's refusals and sockets' errors, and what they are called here."""
+"""Errors: translates beanstalkd's error replies and socket errors into multiq's exceptions."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from .connection import ProtocolError
 if TYPE_CHECKING:
     from multiq.driverkit.net import Address
 
-FAILURES = (OSError, ProtocolError)
-"""What ends a connection."""
+CONNECTION_ERRORS = (OSError, ProtocolError)
+"""Exceptions after which a connection is closed."""
 
 _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
     b"DRAINING": (
@@ -28,17 +28,17 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
     ),
     b"BURIED": (BackendFull, "has no memory to put the job into its order, and has buried it"),
     b"JOB_TOO_BIG": (BackendError, "finds the body too large: start it with a larger -z"),
-    b"INTERNAL_ERROR": (BackendError, "has met an error of its own: look at its log"),
+    b"INTERNAL_ERROR": (BackendError, "reports an internal error: look at its log"),
     b"UNKNOWN_COMMAND": (
         BackendError,
         "does not know a command: its version is too old, multiq needs beanstalkd 1.8 or newer",
     ),
-    b"BAD_FORMAT": (BackendError, "does not understand a command of multiq's: which version is it?"),
+    b"BAD_FORMAT": (BackendError, "does not understand a command of multiq's: is it beanstalkd 1.8 or newer?"),
 }
 
 
 def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
-    """Our error for one of a socket's, or for an answer that is none."""
+    """Return multiq's error for a socket error or a malformed reply."""
     place = shown(address)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
@@ -55,9 +55,9 @@ def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
 
 
 def refused(line: bytes, address: Address) -> BackendError:
-    """Our error for a server's, with greenstalk's as its cause."""
+    """Return multiq's error for an error reply, with greenstalk's exception as its cause."""
     word, *values = line.split() or [b""]
-    error, sentence = _ERRORS.get(word, (BackendUnavailable, "gives an answer that it should not give"))
+    error, sentence = _ERRORS.get(word, (BackendUnavailable, "sent an unexpected reply"))
     made = error(f"{shown(address)} {sentence} ({line[:80].decode('ascii', 'replace')})")
     known: type[greenstalk.Error] | None = greenstalk.ERROR_RESPONSES.get(word)
     made.__cause__ = greenstalk.UnknownResponseError(word, values) if known is None else known(values)
@@ -65,11 +65,11 @@ def refused(line: bytes, address: Address) -> BackendError:
 
 
 def is_refusal(line: bytes) -> bool:
-    """Whether it is one of the server's ways to say that it did not do it."""
+    """Whether a reply says that the server did not carry out the command."""
     word, *_ = line.split() or [b""]
     return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
 
 
 def shown(address: Address) -> str:
-    """The server as messages name it."""
+    """Return the server's name for messages."""
     return f"beanstalkd at {address}" if isinstance(address, str) else f"beanstalkd at {address[0]}:{address[1]}"

@@ -1,4 +1,4 @@
-"""What an exchange has come to so far, and the words for its verdicts."""
+"""The state of one exchange (its verdicts, their answers, the jobs reserved), and the commands of verdicts."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
     from multiq.backend import Lease, Verdict
 
-    from .leases import Held
+    from .leases import HeldLease
     from .records import Reserved
 
-#: what the server answers to a verdict that counts
+#: verdict -> the server's reply when it was carried out
 DONE: dict[type[Verdict], bytes] = {
     Ack: b"DELETED",
     Touch: b"TOUCHED",
@@ -28,12 +28,12 @@ DONE: dict[type[Verdict], bytes] = {
 }
 
 
-#: what the server answers to a verdict that it cannot carry out, after it has taken the job away from its holder
+#: replies to a verdict that the server could not carry out, after it has ended the lease
 STRANDED = (b"OUT_OF_MEMORY", b"INTERNAL_ERROR")
 
 
 class OutOfReach(LeaseLost):
-    """The server has no room in its log for the verdict: the job is in no state until it reads its log again."""
+    """The server had no room in its log for the verdict: the job has no state until the server reads its log again."""
 
     sentence = (
         "job {job_id} of queue {queue!r} is out of reach until the server restarts: it had no room in its log for this "
@@ -41,16 +41,16 @@ class OutOfReach(LeaseLost):
     )
 
 
-class Said(NamedTuple):
-    """A verdict that goes to the server, its place in the call, and the lease that it is about."""
+class PendingVerdict(NamedTuple):
+    """A verdict to send to the server: its index in the call, the verdict, and its lease."""
 
     at: int
     verdict: Verdict
-    held: Held
+    held: HeldLease
 
 
-class Trade:
-    """One call's verdicts with the answers to them, and the jobs that it has got."""
+class Exchange:
+    """One call's verdicts, the answers to them, and the jobs that it has reserved."""
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
@@ -58,21 +58,21 @@ class Trade:
         self.answers: dict[int, LeaseLost | None] = {}
         self.found: list[Reserved] = []
         self.leases: list[Lease] = []
-        self.failure: Exception | None = None
+        self.error: Exception | None = None
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for."""
+        """How many more jobs to reserve."""
         return self.limit - len(self.found)
 
     def refuse(self, at: int, kind: type[LeaseLost] = LeaseLost) -> None:
-        """The lease of the verdict in this place is lost."""
+        """Answer the verdict at this index with a lost lease."""
         lease = self.verdicts[at].lease
         self.answers[at] = kind(lease.queue, lease.id)
 
 
 def command(verdict: Verdict) -> bytes:
-    """The command for a verdict, with its line's end."""
+    """Return the command for a verdict, including the line's end."""
     lease = verdict.lease
     number = lease.id.encode()
     match verdict:

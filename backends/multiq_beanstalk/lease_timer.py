@@ -1,8 +1,8 @@
-"""A thread that says a word on the connection of a lease that has ended, because beanstalkd may not notice otherwise.
+"""The lease timer: a thread that sends a no-op on the connection of an ended lease, as beanstalkd may miss its end.
 
-Its timer for a connection goes off at the very microsecond of a reservation's end; if that is found to be not quite
-over, the timer is not set again until something is said on the connection. On an idle server that is what happens
-most of the time (issues 262 and 380, pull request 334 of beanstalkd; seen with 1.12).
+The server's timer for a connection fires at the microsecond of a reservation's end. If the reservation is not quite
+over then, the server does not set the timer again until the client sends something on the connection. On an idle
+server that happens most of the time (issues 262 and 380, pull request 334 of beanstalkd; seen with 1.12).
 """
 
 from __future__ import annotations
@@ -17,39 +17,39 @@ from multiq.driverkit.fork import forks
 from .clock import now
 
 if TYPE_CHECKING:
-    from .leases import Holding
+    from .leases import HeldLeases
 
-#: seconds after the end of a lease by our clock, which is a little before the server's: when to say the words
-POKES = (0.01, 0.1, 0.4, 0.9)
+#: seconds after the end of a lease, by the client's clock (a little before the server's), at which no-ops are sent
+NOOP_DELAYS = (0.01, 0.1, 0.4, 0.9)
 
-_BUSY = 0.02  # seconds until another look at a consumer that is saying something itself
+_RETRY_BUSY = 0.02  # seconds until a consumer that is in a call is checked again
 
 
-class Sentry:
-    """Sleeps until the next lease ends that nobody has settled; starts with the first one."""
+class LeaseTimer:
+    """Sleeps until the next unsettled lease ends. Its thread starts with the first lease."""
 
     def __init__(self) -> None:
-        self._start_over()
+        self._reset()
 
-    def _start_over(self) -> None:
+    def _reset(self) -> None:
         self._generation = forks.generation
-        self._holdings: weakref.WeakSet[Holding] = weakref.WeakSet()
+        self._consumers: weakref.WeakSet[HeldLeases] = weakref.WeakSet()
         self._changed = threading.Condition()
         self._next_at = math.inf
         self._is_running = False
 
-    def expect(self, holding: Holding, ends_at: float) -> None:
-        """A lease of this consumer ends then, or later."""
+    def schedule(self, held_leases: HeldLeases, ends_at: float) -> None:
+        """Check this consumer's leases at *ends_at*, or before."""
         if self._generation != forks.generation:
-            self._start_over()  # threads do not follow into a forked child
-        if holding in self._holdings and ends_at >= self._next_at:
+            self._reset()  # a forked child has no copies of threads
+        if held_leases in self._consumers and ends_at >= self._next_at:
             return
         with self._changed:
-            self._holdings.add(holding)
+            self._consumers.add(held_leases)
             self._next_at = min(self._next_at, ends_at)
             if not self._is_running:
                 self._is_running = True
-                threading.Thread(target=self._run, name="multiq-beanstalk-sentry", daemon=True).start()
+                threading.Thread(target=self._run, name="multiq-beanstalk-lease-timer", daemon=True).start()
             self._changed.notify()
 
     def _run(self) -> None:
@@ -60,20 +60,20 @@ class Sentry:
                     self._changed.wait(None if left == math.inf else left)
                     continue
                 self._next_at = math.inf
-                holdings = list(self._holdings)
-            next_at = min((self._look_at(holding) for holding in holdings), default=math.inf)
-            del holdings
+                consumers = list(self._consumers)
+            next_at = min((self._check(held_leases) for held_leases in consumers), default=math.inf)
+            del consumers
             with self._changed:
                 self._next_at = min(self._next_at, next_at)
 
-    def _look_at(self, holding: Holding) -> float:
-        """Poke where a lease has ended. Returns when to look again."""
-        if not holding.acquire(0):
-            return now() + _BUSY
+    def _check(self, held_leases: HeldLeases) -> float:
+        """Send no-ops for leases that have ended. Returns when to check again."""
+        if not held_leases.acquire(0):
+            return now() + _RETRY_BUSY
         try:
-            return holding.poke()
+            return held_leases.send_noops()
         finally:
-            holding.release()
+            held_leases.release()
 
 
-sentry = Sentry()
+lease_timer = LeaseTimer()

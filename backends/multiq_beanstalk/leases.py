@@ -1,7 +1,8 @@
-"""The leases that a consumer holds, each with its end by our own clock.
+"""The leases that a consumer holds, each with its end by the client's clock.
 
-A lease lasts, here, from the moment before its reserve was sent, so that it never lasts longer here than there. The
-server would let us delete a job whose lease has ended, whoever had it since: this clock is what keeps us from it.
+The client counts a lease from the moment before its reserve was sent, so that it never ends later than on the server.
+The server lets a client delete a job whose lease has ended, even if another consumer had it since. The client's clock
+prevents that.
 """
 
 from __future__ import annotations
@@ -15,132 +16,134 @@ from typing import TYPE_CHECKING
 from multiq.backend import Lease
 
 from .clock import now
-from .lease_timer import POKES, sentry
-from .server_info import job_facts
+from .lease_timer import NOOP_DELAYS, lease_timer
+from .server_info import parse_job_stats
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .connection import Reply, Wire
+    from .connection import Connection, Reply
     from .records import Reserved
-    from .server_info import JobFacts
+    from .server_info import JobStats
 
 
 @dataclass(slots=True)
-class Held:
-    """A lease, and what its job was like when it began."""
+class HeldLease:
+    """A lease: its connection, its end, and its job's stats when it began."""
 
-    wire: Wire
+    connection: Connection
     ends_at: float
-    facts: JobFacts
-    pokes: int = 0
-    """Since its end."""
+    stats: JobStats
+    noops_sent: int = 0
+    """How many no-ops the lease timer has sent since the end of the lease."""
 
     def extend(self, touched_at: float) -> None:
-        """It was touched by a command that was sent then."""
-        self.ends_at = touched_at + self.facts.ttr
+        """Extend the lease by a touch that was sent at *touched_at*."""
+        self.ends_at = touched_at + self.stats.ttr
 
 
-class Holding:
-    """By token, all leases of one consumer. Whoever says something on their connections has the lock."""
+class HeldLeases:
+    """All leases of one consumer, by token. A thread that uses their connections holds the lock."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
-        self._held: dict[str, Held] = {}
+        self._held: dict[str, HeldLease] = {}
         self._prefix = os.urandom(6).hex()
         self._count = 0
 
     def acquire(self, timeout: float) -> bool:
-        """Have the lock. False: others have had it for so many seconds."""
+        """Take the lock. Returns False if other threads kept it for *timeout* seconds."""
         return self._lock.acquire(timeout=timeout)
 
     def release(self) -> None:
-        """Let others have it; nothing, if this thread has not got it.
+        """Release the lock, if this thread has it.
 
-        So this can stand in a ``finally`` of which the ``try`` begins before ``acquire``: an exception of a signal's
-        handler may come just after it.
+        So this can stand in a ``finally`` whose ``try`` begins before ``acquire``: a signal handler may raise just
+        after it.
         """
         try:  # noqa: SIM105 - for every call, and suppress costs as much as the rest of it
             self._lock.release()
         except RuntimeError:
             pass
 
-    def live(self, lease: Lease, moment: float) -> Held | None:
-        """What is known of a lease; None if it has ended, by its time or with its connection, or never was ours.
+    def live(self, lease: Lease, moment: float) -> HeldLease | None:
+        """Return the held lease; None if it has ended, by its time or with its connection, or is another consumer's.
 
-        One that has ended by its time is kept: the server may not have noticed yet, and has to be reminded.
+        A lease that has ended by its time is kept, as the lease timer still has to send no-ops for it.
         """
         held = self._held.get(lease.token)
         if held is None or held.ends_at <= moment:
             return None
-        if held.wire.is_closed:
+        if held.connection.is_closed:
             self.end(lease.token, held)
             return None
         return held
 
-    def end(self, token: str, held: Held) -> None:
-        """It has had its verdict, or is lost."""
+    def end(self, token: str, held: HeldLease) -> None:
+        """Forget a lease that was settled or lost."""
         self._held.pop(token, None)
-        held.wire.held.discard(token)
+        held.connection.held.discard(token)
 
     def begin(
         self,
-        wire: Wire,
+        connection: Connection,
         reserved: Iterable[Reserved],
-        stats: Sequence[Reply],
+        replies: Sequence[Reply],
         touched: Mapping[bytes, bool],
         asked_at: float,
     ) -> list[Lease]:
-        """The leases of jobs that were reserved, by the replies to ``stats-job``, which was sent at *asked_at*.
+        """Return the leases of reserved jobs, by the *replies* to ``stats-job``, which was sent at *asked_at*.
 
-        *touched*: those that were touched then, and whether that counted. A job that is not ours any more has no lease,
-        nor one whose time was over before we got here: it may be somebody else's.
+        *touched* has the jobs that were touched then, and whether the server accepted that. A job whose reservation has
+        ended, on the server or by the client's clock, gets no lease: another consumer may have it.
         """
         leases = []
         first_end, moment = math.inf, now()
-        for job, (line, body) in zip(reserved, stats, strict=True):
+        for job, (line, body) in zip(reserved, replies, strict=True):
             is_ours = touched.get(job.id)
             if not line.startswith(b"OK ") or is_ours is False:
                 continue
-            facts = job_facts(body)
-            if facts.state != b"reserved":
+            stats = parse_job_stats(body)
+            if stats.state != b"reserved":
                 continue
-            ends_at = (asked_at if is_ours else job.asked_at) + facts.ttr
+            ends_at = (asked_at if is_ours else job.asked_at) + stats.ttr
             first_end = min(first_end, ends_at)
             self._count += 1
             token = f"{self._prefix}.{self._count:x}"
-            self._held[token] = Held(wire, ends_at, facts)
-            wire.held.add(token)
+            self._held[token] = HeldLease(connection, ends_at, stats)
+            connection.held.add(token)
             if ends_at <= moment:
-                continue  # the server may not know yet that it is over, and will be reminded
+                continue  # the lease timer sends no-ops, in case the server misses its end
             leases.append(
                 Lease(
-                    queue=facts.tube.decode(),
+                    queue=stats.tube.decode(),
                     id=job.id.decode(),
                     token=token,
                     body=job.body,
-                    priority=facts.priority,
-                    ttr=float(facts.ttr),
-                    attempt=max(1, facts.reserves),
-                    crashes=facts.crashes,
-                    kicks=facts.kicks,
-                    age=float(facts.age),
+                    priority=stats.priority,
+                    ttr=float(stats.ttr),
+                    attempt=max(1, stats.reserves),
+                    crashes=stats.crashes,
+                    kicks=stats.kicks,
+                    age=float(stats.age),
                 )
             )
         if first_end < math.inf:
-            sentry.expect(self, first_end + POKES[0])
+            lease_timer.schedule(self, first_end + NOOP_DELAYS[0])
         return leases
 
-    def poke(self) -> float:
-        """Say a word where a lease has ended. Returns when the next one will have."""
+    def send_noops(self) -> float:
+        """Send a no-op on each connection with an ended lease. Returns when the next no-op is due."""
         moment = now()
-        due = [(token, held) for token, held in self._held.items() if held.ends_at + POKES[held.pokes] <= moment]
-        for wire in {held.wire for _, held in due}:
-            wire.poke()
+        due = [
+            (token, held) for token, held in self._held.items() if held.ends_at + NOOP_DELAYS[held.noops_sent] <= moment
+        ]
+        for connection in {held.connection for _, held in due}:
+            connection.send_noop()
         for token, held in due:
-            held.pokes += 1
-            if held.pokes == len(POKES):
-                # nobody has come for it in all that time; from here on its connection may be used for a wait, where a
-                # poke would be out of place
+            held.noops_sent += 1
+            if held.noops_sent == len(NOOP_DELAYS):
+                # no verdict came in all that time; from here on the connection may be used for a wait, which a no-op
+                # must not follow
                 self.end(token, held)
-        return min((held.ends_at + POKES[held.pokes] for held in self._held.values()), default=math.inf)
+        return min((held.ends_at + NOOP_DELAYS[held.noops_sent] for held in self._held.values()), default=math.inf)

@@ -1,4 +1,4 @@
-"""What this machine tells of a server that runs on it: how it was started, and on which addresses it listens."""
+"""The local server process: its command-line options, and the addresses on which it listens, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ _LISTENS = "0A"  # the state of a socket, as /proc/net/tcp writes it
 
 
 def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
-    """The options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None where it cannot be seen.
+    """Return the options of a beanstalkd's command line, ``{"b": "/var/lib/b", "F": ""}``; None if it cannot be read.
 
-    *hostname* is what the server calls its machine: another name is a container's, say, whose process ids are not ours.
+    *hostname* is the server's name of its machine. If it differs from this one's, the process ids differ, too: the
+    server runs in a container, for instance.
     """
     if hostname not in {None, socket.gethostname()}:
         return None
@@ -31,7 +32,7 @@ def options_of_process(pid: int, hostname: str | None) -> dict[str, str] | None:
 
 
 def options_of(words: Sequence[str]) -> dict[str, str]:
-    """beanstalkd's options as it reads them, the last one of a name where it counts: ``-Vf0 -b /var/lib``."""
+    """Parse options as beanstalkd does, in the order of their last occurrence: ``-Vf0 -b /var/lib``."""
     found: dict[str, str] = {}
     rest = iter(words)
     for word in rest:
@@ -55,7 +56,7 @@ def is_loopback(host: str) -> bool:
 
 
 def listening_on(port: int) -> list[str]:
-    """The addresses of this machine on which somebody listens on a port; none where the system does not tell."""
+    """Return the addresses of this machine with a listener on *port*; none if the system does not list them."""
     found = []
     for name in ("tcp", "tcp6"):
         try:
@@ -71,7 +72,7 @@ def listening_on(port: int) -> list[str]:
 
 
 def _address(text: str) -> str:
-    """An address as /proc/net/tcp writes it: words of four bytes, each in the machine's own order."""
+    """Decode an address of /proc/net/tcp: words of four bytes, each in the machine's byte order."""
     words = (bytes.fromhex(text[at : at + 8])[::-1] for at in range(0, len(text), 8))
     address = ipaddress.ip_address(b"".join(words))
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None

@@ -1,4 +1,4 @@
-"""Several connections at the same time: the replies are read as they come, so that a silent one delays no other."""
+"""Multiplexed exchanges: reads replies of several connections as they arrive, so that a silent one delays no other."""
 
 from __future__ import annotations
 
@@ -7,112 +7,112 @@ import select
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from .errors import FAILURES
+from .errors import CONNECTION_ERRORS
 
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-    from .connection import Reply, Wire
+    from .connection import Connection, Reply
 
     Steps: TypeAlias = Generator[tuple[bytes, int], list[Reply], None]
-    """What is said on one connection: yields a packet and the number of its replies, of one line each, and gets these.
+    """The exchange on one connection: yields a packet and the number of its one-line replies, gets these.
 
-    What ends the connection (``FAILURES``) is raised in it, with the replies before on it as ``partly_read``.
+    ``CONNECTION_ERRORS`` are raised in it, with the replies that arrived before as ``partly_read``.
     """
 
-_TOO_LATE = "the server did not answer in time"
+_NO_ANSWER = "the server did not answer in time"
 
 
-class _Turn:
-    """One connection's part."""
+class _Channel:
+    """One connection, its steps, and the replies to the current packet."""
 
-    def __init__(self, wire: Wire, steps: Steps) -> None:
-        self.wire = wire
+    def __init__(self, connection: Connection, steps: Steps) -> None:
+        self.connection = connection
         self.steps = steps
         self.rest = memoryview(b"")
-        """What is still to be sent."""
+        """The rest of the packet, still to be sent."""
         self.count = 0
         self.replies: list[Reply] = []
 
 
-class Parallel:
-    """Carries steps out on several connections. Whatever is raised out of it closes all that wait for a reply."""
+class Multiplexer:
+    """Carries out steps on several connections. After an exception, ``abort`` closes those that wait for a reply."""
 
     def __init__(self) -> None:
-        self._turns: dict[int, _Turn] = {}  # by the number of the socket
+        self._channels: dict[int, _Channel] = {}  # by the number of the socket
         self._poll = select.poll()
 
-    def add(self, wire: Wire, steps: Steps) -> None:
-        """Begin with these; the first packet is sent at once."""
-        turn = _Turn(wire, steps)
-        number = wire.sock.fileno()
-        self._turns[number] = turn
+    def add(self, connection: Connection, steps: Steps) -> None:
+        """Begin the steps of a connection; sends their first packet at once."""
+        channel = _Channel(connection, steps)
+        number = connection.sock.fileno()
+        self._channels[number] = channel
         self._poll.register(number, 0)
-        self._advance(number, turn)
+        self._advance(number, channel)
 
-    def is_done(self, wire: Wire) -> bool:
-        """Whether this connection waits for nothing."""
-        return all(turn.wire is not wire for turn in self._turns.values())
+    def is_done(self, connection: Connection) -> bool:
+        """Whether this connection waits for no reply."""
+        return all(channel.connection is not connection for channel in self._channels.values())
 
     def run(self, until: float) -> None:
-        """Until all is said and answered, or time is up; what has come by then is read in any case."""
+        """Run until all steps are done, or until that time; reads replies that have arrived in any case."""
         left = 1.0
-        while self._turns and left > 0:
+        while self._channels and left > 0:
             left = until - time.monotonic()
             for number, event in self._poll.poll(max(0.0, left * 1000)):
                 self._step(number, event)
 
     def give_up(self) -> None:
-        """End those that still wait for a reply."""
-        for number, turn in tuple(self._turns.items()):
-            self._fail(number, turn, TimeoutError(_TOO_LATE))
+        """End the steps that still wait for a reply by a ``TimeoutError``."""
+        for number, channel in tuple(self._channels.items()):
+            self._fail(number, channel, TimeoutError(_NO_ANSWER))
 
-    def drop(self) -> None:
-        """The same, when nobody wants to know."""
-        for turn in self._turns.values():
-            turn.wire.drop()
-        self._turns.clear()
+    def abort(self) -> None:
+        """Close the connections that wait for a reply, without telling their steps."""
+        for channel in self._channels.values():
+            channel.connection.abort()
+        self._channels.clear()
 
     def _step(self, number: int, event: int) -> None:
-        turn = self._turns[number]
+        channel = self._channels[number]
         try:
-            if turn.rest and event & select.POLLOUT:
-                turn.rest = turn.wire.push(turn.rest)
+            if channel.rest and event & select.POLLOUT:
+                channel.rest = channel.connection.send_nowait(channel.rest)
             if event & ~select.POLLOUT:
-                turn.replies += turn.wire.pull(turn.count - len(turn.replies))
-        except FAILURES as exc:
-            self._fail(number, turn, exc)
+                channel.replies += channel.connection.read_nowait(channel.count - len(channel.replies))
+        except CONNECTION_ERRORS as exc:
+            self._fail(number, channel, exc)
         else:
-            self._go_on(number, turn)
+            self._continue(number, channel)
 
-    def _go_on(self, number: int, turn: _Turn) -> None:
-        if len(turn.replies) == turn.count:
-            self._advance(number, turn)
+    def _continue(self, number: int, channel: _Channel) -> None:
+        if len(channel.replies) == channel.count:
+            self._advance(number, channel)
         else:
-            self._poll.modify(number, select.POLLIN | (select.POLLOUT if turn.rest else 0))
+            self._poll.modify(number, select.POLLIN | (select.POLLOUT if channel.rest else 0))
 
-    def _advance(self, number: int, turn: _Turn) -> None:
-        """On to the next packet."""
-        replies, turn.replies = turn.replies, []
+    def _advance(self, number: int, channel: _Channel) -> None:
+        """Pass the replies to the steps, and send the next packet."""
+        replies, channel.replies = channel.replies, []
         try:
-            packet, turn.count = turn.steps.send(replies) if turn.count else next(turn.steps)
+            packet, channel.count = channel.steps.send(replies) if channel.count else next(channel.steps)
         except StopIteration:
             self._end(number)
             return
         try:
-            turn.rest = turn.wire.push(memoryview(packet))
-        except FAILURES as exc:
-            self._fail(number, turn, exc)
+            channel.rest = channel.connection.send_nowait(memoryview(packet))
+        except CONNECTION_ERRORS as exc:
+            self._fail(number, channel, exc)
         else:
-            self._poll.modify(number, select.POLLIN | (select.POLLOUT if turn.rest else 0))
+            self._poll.modify(number, select.POLLIN | (select.POLLOUT if channel.rest else 0))
 
-    def _fail(self, number: int, turn: _Turn, exc: Exception) -> None:
+    def _fail(self, number: int, channel: _Channel, exc: Exception) -> None:
         self._end(number)
-        turn.wire.drop()
-        exc.partly_read = turn.replies  # type: ignore[attr-defined]
+        channel.connection.abort()
+        exc.partly_read = channel.replies  # type: ignore[attr-defined]
         with contextlib.suppress(StopIteration):
-            turn.steps.throw(exc)
+            channel.steps.throw(exc)
 
     def _end(self, number: int) -> None:
         self._poll.unregister(number)
-        del self._turns[number]
+        del self._channels[number]

@@ -1,4 +1,4 @@
-"""Pauses, of tubes that may not be there yet: a tube, and with it its pause, is there while somebody watches it."""
+"""Pauses: a connection watches the paused tubes, as a tube without jobs or watchers, and its pause, cease to exist."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import TYPE_CHECKING
 
 from multiq.driverkit.fork import forks
 
-from .errors import FAILURES, explain, refused
+from .errors import CONNECTION_ERRORS, explain, refused
 from .records import whole_seconds
 
 if TYPE_CHECKING:
-    from .connection import Wire
-    from .pool import Wires
+    from .connection import Connection
+    from .pool import Pool
 
 
-class Keeper:
-    """A connection that watches the tubes that were paused here, and never reserves."""
+class PausedTubes:
+    """The tubes that this process paused, watched by a connection that never reserves."""
 
-    def __init__(self, wires: Wires) -> None:
-        self._wires = wires
-        self._wire: Wire | None = None
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._connection: Connection | None = None
         self._until: dict[str, float] = {}  # tube -> when its pause is over; monotonic
         self._generation = -1
         self._lock = threading.Lock()
 
     def pause(self, queue: str, seconds: float) -> None:
-        """Pause a tube, and keep it. Raises ``BackendError``."""
+        """Pause a tube, and watch it until the pause ends. Raises ``BackendError``."""
         self._check_generation()
         tube, whole = queue.encode(), max(1, whole_seconds(seconds))
         with self._lock:
@@ -35,44 +35,44 @@ class Keeper:
             over = [name for name, until in self._until.items() if until < now and name != queue]
             packet = b"".join(b"ignore %b\r\n" % name.encode() for name in over)
             packet += b"watch %b\r\npause-tube %b %d\r\n" % (tube, tube, whole)
-            deadline = self._wires.deadline()
+            deadline = self._pool.deadline()
             try:
-                *_, (watched, _), (line, _) = self._taken(deadline).ask(packet, len(over) + 2, deadline)
-            except FAILURES as exc:
-                raise explain(exc, self._wires.address, self._wires.timeout) from exc
+                *_, (watched, _), (line, _) = self._live_connection(deadline).ask(packet, len(over) + 2, deadline)
+            except CONNECTION_ERRORS as exc:
+                raise explain(exc, self._pool.address, self._pool.timeout) from exc
             if line != b"PAUSED":
-                raise refused(line, self._wires.address)
-            if not watched.startswith(b"WATCHING "):  # the pause would be over with the tube's last job
-                raise refused(watched, self._wires.address)
+                raise refused(line, self._pool.address)
+            if not watched.startswith(b"WATCHING "):  # without a watcher, the pause would end with the tube's last job
+                raise refused(watched, self._pool.address)
             for name in over:
-                self._until.pop(name, None)  # a new connection has forgotten it already
+                self._until.pop(name, None)  # a new connection does not watch it
             self._until[queue] = now + whole + 1
 
     def forget(self, queue: str) -> None:
-        """The tube is not paused any more: it need not be kept."""
+        """Stop watching a tube that is not paused any more, at the next pause."""
         self._check_generation()
         with self._lock:
             if queue in self._until:
                 self._until[queue] = 0.0
 
     def close(self) -> None:
-        """Let all tubes go."""
+        """Close the connection, and with it the watches."""
         self._check_generation()
         with self._lock:
-            wire, self._wire = self._wire, None
+            connection, self._connection = self._connection, None
             self._until.clear()
-        if wire is not None:
-            wire.close()
+        if connection is not None:
+            connection.close()
 
-    def _taken(self, deadline: float) -> Wire:
-        if self._wire is None or not self._wire.is_alive():
+    def _live_connection(self, deadline: float) -> Connection:
+        if self._connection is None or not self._connection.is_alive():
             self._until.clear()
-            self._wire = self._wires.open(deadline)
-        return self._wire
+            self._connection = self._pool.open(deadline)
+        return self._connection
 
     def _check_generation(self) -> None:
-        """In a forked child: the parent's connection, and perhaps its locked lock, are not ours."""
+        """Start over in a forked child: the connection is the parent's, and the lock may be locked for ever."""
         if self._generation != forks.generation:
             self._generation = forks.generation
             self._lock = threading.Lock()
-            self._wire, self._until = None, {}
+            self._connection, self._until = None, {}

@@ -1,4 +1,4 @@
-"""The connections of one backend: idle ones are lent to whichever thread needs one, the last used first."""
+"""The connection pool of one backend: a thread borrows the idle connection that was used last, or opens one."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ from typing import TYPE_CHECKING
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendError, MultiqError
 
-from .connection import open_wire
-from .errors import FAILURES, explain, refused, shown
-from .server_info import server_facts
+from .connection import open_connection
+from .errors import CONNECTION_ERRORS, explain, refused, shown
+from .server_info import parse_server_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from multiq.driverkit.net import Address
 
-    from .connection import Reply, Wire
-    from .server_info import Facts
+    from .connection import Connection, Reply
+    from .server_info import ServerInfo
 
-_FRESH = 0.02  # seconds since a connection was last taken in which it is not looked at before it is used again
-_MAX_IDLE = 8  # connections kept for the next thread
+_CHECK_AFTER = 0.02  # seconds since its last use after which an idle connection is checked before it is used again
+_MAX_IDLE = 8  # connections kept for later calls
 
 
-class Wires:
-    """Opens, lends and closes connections to one server. Nothing is locked: a list's append and pop are atomic."""
+class Pool:
+    """Opens, lends and closes connections to one server. Needs no lock: a list's append and pop are atomic."""
 
     def __init__(self, address: Address, timeout: float) -> None:
         self.address = address
         self.timeout = timeout
         """Seconds that a call may take."""
-        self._idle: list[Wire] = []
+        self._idle: list[Connection] = []
         self._generation = forks.generation
-        self._kept: weakref.WeakKeyDictionary[Wire, None] = weakref.WeakKeyDictionary()
+        self._kept: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
 
     @property
     def shown(self) -> str:
@@ -43,74 +43,74 @@ class Wires:
         return shown(self.address)
 
     def deadline(self) -> float:
-        """When a call that begins now has to be over; monotonic."""
+        """Return the deadline of a call that begins now, by the monotonic clock."""
         return time.monotonic() + self.timeout
 
-    def take(self, deadline: float) -> Wire:
-        """An idle connection that is still alive, or a new one. Raises ``BackendError``."""
-        self._forget_parents()
+    def take(self, deadline: float) -> Connection:
+        """Return an idle connection that is still alive, or a new one. Raises ``BackendError``."""
+        self._discard_inherited()
         while True:
             try:
-                wire = self._idle.pop()
+                connection = self._idle.pop()
             except IndexError:
                 return self.open(deadline)
-            taken_at, wire.taken_at = wire.taken_at, deadline
-            if deadline - taken_at < _FRESH or wire.is_alive():
-                return wire
+            last_acquired_at, connection.last_acquired_at = connection.last_acquired_at, deadline
+            if deadline - last_acquired_at < _CHECK_AFTER or connection.is_alive():
+                return connection
 
-    def put_back(self, wire: Wire) -> None:
-        """Lend it to somebody else, if it is good for that."""
-        if wire.is_closed:
+    def release(self, connection: Connection) -> None:
+        """Keep the connection for later calls, or close it if there are enough, or after a fork."""
+        if connection.is_closed:
             return
         if len(self._idle) < _MAX_IDLE and self._generation == forks.generation:
-            self._idle.append(wire)
+            self._idle.append(connection)
         else:
-            wire.close()
+            connection.close()
 
-    def open(self, deadline: float, *, to_keep: bool = False) -> Wire:
-        """A new connection; one *to_keep* is closed with the others. Raises ``BackendError``."""
+    def open(self, deadline: float, *, close_with_pool: bool = False) -> Connection:
+        """Open a connection. One with *close_with_pool* is closed with the pool. Raises ``BackendError``."""
         try:
-            wire = open_wire(self.address, deadline)
-        except FAILURES as exc:
+            connection = open_connection(self.address, deadline)
+        except CONNECTION_ERRORS as exc:
             raise explain(exc, self.address, self.timeout) from exc
-        if to_keep:
-            self._kept[wire] = None
-        return wire
+        if close_with_pool:
+            self._kept[connection] = None
+        return connection
 
-    def get_to_know(self, wire: Wire, deadline: float) -> tuple[Wire, Facts]:
-        """What the server says of itself, and the connection that it was asked on, another one if this one breaks.
+    def fetch_server_info(self, connection: Connection, deadline: float) -> tuple[Connection, ServerInfo]:
+        """Ask the server for its ``stats``. Returns the connection, a new one if this one broke, and the server info.
 
         Raises ``BackendError``.
         """
         try:
             try:
-                ((line, body),) = wire.ask(b"stats\r\n", 1, deadline)
+                ((line, body),) = connection.ask(b"stats\r\n", 1, deadline)
             except ConnectionError:
-                wire = self.open(deadline)
-                ((line, body),) = wire.ask(b"stats\r\n", 1, deadline)
+                connection = self.open(deadline)
+                ((line, body),) = connection.ask(b"stats\r\n", 1, deadline)
             if not line.startswith(b"OK "):
-                wire.close()
+                connection.close()
                 raise refused(line, self.address)
-            wire.facts = server_facts(body)
-        except FAILURES as exc:
-            wire.close()
+            connection.server_info = parse_server_info(body)
+        except CONNECTION_ERRORS as exc:
+            connection.close()
             raise explain(exc, self.address, self.timeout) from exc
-        return wire, wire.facts
+        return connection, connection.server_info
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Session]:
-        """A connection for a call of several round trips, all within one deadline.
+        """Lend a connection for a call of several round trips, all within one deadline.
 
-        Raises ``BackendError`` for what goes wrong with it.
+        Raises ``BackendError`` for connection errors.
         """
         session = Session(self, self.deadline())
         try:
             yield session
-        except FAILURES as exc:
+        except CONNECTION_ERRORS as exc:
             session.close()
             raise explain(exc, self.address, self.timeout) from exc
         except BackendError:
-            session.close()  # somebody who gives strange answers may be out of step
+            session.close()  # after an unexpected reply, later replies may belong to earlier commands
             raise
         except MultiqError:
             raise
@@ -121,50 +121,50 @@ class Wires:
             session.end()
 
     def ask(self, *commands: bytes, tube: str | None = None) -> list[Reply]:
-        """The replies to commands that do no harm when they are sent twice. Raises ``BackendError``."""
+        """Send commands that are safe to repeat, and return their replies. Raises ``BackendError``."""
         with self.borrowed() as session:
             return session.ask(*commands, tube=tube, is_safe=True)
 
     def close(self) -> None:
-        """Close all connections, those that others keep included."""
-        self._forget_parents()
+        """Close all connections, including those of consumers."""
+        self._discard_inherited()
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
         for reference in self._kept.keyrefs():  # a copy, as other threads may open some meanwhile
-            wire = reference()
-            if wire is not None:
-                wire.hang_up()
+            connection = reference()
+            if connection is not None:
+                connection.hang_up()
 
-    def _forget_parents(self) -> None:
-        """In a forked child: what is said on the parent's connections is not for us."""
+    def _discard_inherited(self) -> None:
+        """Discard the parent's connections in a forked child: their replies belong to the parent."""
         if self._generation != forks.generation:
             self._generation = forks.generation
             self._idle, idle = [], self._idle
-            for wire in idle:
-                wire.close()
+            for connection in idle:
+                connection.close()
             self._kept = weakref.WeakKeyDictionary()
 
 
 class Session:
-    """One call's use of a connection."""
+    """The use of one pooled connection by one call."""
 
-    def __init__(self, wires: Wires, deadline: float) -> None:
-        self.wires = wires
+    def __init__(self, pool: Pool, deadline: float) -> None:
+        self.pool = pool
         self.deadline = deadline
-        self._wire: Wire | None = None
+        self._connection: Connection | None = None
 
     @property
-    def wire(self) -> Wire:
+    def connection(self) -> Connection:
         """The connection. Raises ``BackendError``."""
-        if self._wire is None:
-            self._wire = self.wires.take(self.deadline)
-        return self._wire
+        if self._connection is None:
+            self._connection = self.pool.take(self.deadline)
+        return self._connection
 
     def ask(self, *commands: bytes, tube: str | None = None, is_safe: bool = False) -> list[Reply]:
-        """The replies to *commands*, sent together, with *tube* as the one in use.
+        """Send *commands* in one packet, with *tube* as the tube in use, and return their replies.
 
-        With *is_safe* they are sent once more if the connection breaks. Raises ``OSError``, ``ProtocolError``,
+        With *is_safe* they are sent a second time if the connection breaks. Raises ``OSError``, ``ProtocolError``,
         ``BackendError``.
         """
         try:
@@ -172,57 +172,57 @@ class Session:
         except ConnectionError:
             if not is_safe:
                 raise
-        self.renew()
+        self.reconnect()
         return self._ask(commands, tube)
 
-    def renew(self) -> None:
-        """Go on with another connection. Raises ``BackendError``."""
+    def reconnect(self) -> None:
+        """Continue on a new connection. Raises ``BackendError``."""
         self.close()
-        self._wire = self.wires.open(self.deadline)
+        self._connection = self.pool.open(self.deadline)
 
     def close(self) -> None:
-        """Nobody shall use this connection any more."""
-        if self._wire is not None:
-            self._wire.close()
+        """Close the connection."""
+        if self._connection is not None:
+            self._connection.close()
 
     def use(self, tube: str) -> None:
-        """Have *tube* in use before anything is put, as a ``use`` that is refused leaves the one before in use.
+        """Put *tube* in use, in a round trip of its own: a ``use`` that is refused leaves the previous tube in use.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
-        if self.wire.used != tube:
+        if self.connection.used != tube:
             self.ask(tube=tube)
 
-    def go_on(self) -> None:
-        """A further packet of a call that takes as long as there are jobs: it has a deadline of its own."""
-        self.deadline = self.wires.deadline()
+    def extend_deadline(self) -> None:
+        """Begin a new deadline, for the next packet of a call whose length depends on the number of jobs."""
+        self.deadline = self.pool.deadline()
 
-    def facts(self, *, is_safe: bool = False) -> Facts:
-        """What the server says of itself, asked once on each connection; another one only if that *is_safe*.
+    def server_info(self, *, is_safe: bool = False) -> ServerInfo:
+        """Return the server info, asked once per connection. With *is_safe*, a broken connection is replaced.
 
         Raises ``OSError``, ``ProtocolError``, ``BackendError``.
         """
-        facts = self.wire.facts
-        if facts is None:
+        server_info = self.connection.server_info
+        if server_info is None:
             ((line, body),) = self.ask(b"stats", is_safe=is_safe)
             if not line.startswith(b"OK "):
-                raise refused(line, self.wires.address)
-            facts = self.wire.facts = server_facts(body)
-        return facts
+                raise refused(line, self.pool.address)
+            server_info = self.connection.server_info = parse_server_info(body)
+        return server_info
 
     def end(self) -> None:
-        """The connection is for somebody else."""
-        if self._wire is not None:
-            self.wires.put_back(self._wire)
+        """Return the connection to the pool."""
+        if self._connection is not None:
+            self.pool.release(self._connection)
 
     def _ask(self, commands: Sequence[bytes], tube: str | None) -> list[Reply]:
-        wire = self.wire
-        if tube is None or wire.used == tube:
-            return wire.ask(b"%b\r\n" % b"\r\n".join(commands), len(commands), self.deadline)
+        connection = self.connection
+        if tube is None or connection.used == tube:
+            return connection.ask(b"%b\r\n" % b"\r\n".join(commands), len(commands), self.deadline)
         packet = b"%b\r\n" % b"\r\n".join((b"use %b" % tube.encode(), *commands))
-        (used, _), *replies = wire.ask(packet, len(commands) + 1, self.deadline)
+        (used, _), *replies = connection.ask(packet, len(commands) + 1, self.deadline)
         if not used.startswith(b"USING "):
-            wire.close()
-            raise refused(used, self.wires.address)
-        wire.used = tube
+            connection.close()
+            raise refused(used, self.pool.address)
+        connection.used = tube
         return replies

@@ -1,4 +1,4 @@
-"""Jobs on their way in and out: commands, ids, and numbers that the server can read."""
+"""Job records: the put command, ids, delays and ttrs in the server's units, and ``JobRecord`` from its replies."""
 
 from __future__ import annotations
 
@@ -8,59 +8,59 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from multiq.backend import JobRecord, State
 from multiq.errors import NameInvalid
-from multiq.names import check_name
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from multiq.backend import NewJob
 
-    from .server_info import JobFacts
+    from .server_info import JobStats
 
-MIN_TTR = 3  # seconds: in its last one the server hands the connection nothing that is not ready at once
+MIN_TTR = 3  # seconds: in the last second of a lease a waiting reserve of its connection gets DEADLINE_SOON
 _MOST_SECONDS = 2**32 - 1
 _MOST_ID = 2**64 - 1
 
 RESERVE = b"reserve-with-timeout 0\r\n"
 
-#: what the server answers to it when there is no job
+#: replies to RESERVE when there is no job
 NOTHING_READY = (b"TIMED_OUT", b"DEADLINE_SOON")
 
 
 class Reserved(NamedTuple):
-    """A job as it came from a reserve."""
+    """A job from the reply to a reserve."""
 
     id: bytes
     body: bytes
     asked_at: float
-    """Before the reserve was sent: the lease began then or later."""
+    """The time before the reserve was sent: the lease began then or later."""
 
 
 def whole_seconds(seconds: float) -> int:
-    """*seconds*, rounded up: a delay may be longer than asked for, never shorter."""
+    """Round *seconds* up: a delay may be longer than asked for, never shorter."""
     return min(math.ceil(seconds), _MOST_SECONDS)
 
 
 @functools.lru_cache(maxsize=64)
 def lease_seconds(ttr: float) -> int:
-    """A ttr that the server can keep."""
+    """Return the ttr in whole seconds, at least ``MIN_TTR``."""
     return max(MIN_TTR, whole_seconds(ttr))
 
 
 def put(job: NewJob) -> bytes:
-    """The command that adds a job to the tube in use, with its line's end."""
+    """Return the command that adds a job to the tube in use."""
     body = job.body
     delay = whole_seconds(job.delay) if job.delay else 0
     return b"put %d %d %d %d\r\n%b\r\n" % (job.priority, delay, lease_seconds(job.ttr), len(body), body)
 
 
 def id_of(job_id: str) -> bytes | None:
-    """An id as the server writes it; None for what it never gave out."""
+    """Return an id as the server writes it; None if it cannot be one of its ids."""
     if job_id.isdecimal() and job_id.isascii() and job_id[0] != "0" and len(job_id) <= 20 and int(job_id) <= _MOST_ID:
         return job_id.encode()
     return None
 
 
 def is_queue(tube: str) -> bool:
-    """Whether a tube's name is one that multiq can call a queue by."""
+    """Whether a tube's name is a valid queue name."""
     try:
         check_name(tube)
     except NameInvalid:
@@ -68,21 +68,21 @@ def is_queue(tube: str) -> bool:
     return True
 
 
-def record(queue: str, number: bytes, facts: JobFacts, body: bytes) -> JobRecord:
-    """A job, for whoever asked."""
-    state = State(facts.state.decode())
-    due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, facts.time_left)))
+def record(queue: str, number: bytes, stats: JobStats, body: bytes) -> JobRecord:
+    """Return the public record of a job."""
+    state = State(stats.state.decode())
+    due_in = {State.READY: 0.0, State.BURIED: None}.get(state, float(max(0, stats.time_left)))
     return JobRecord(
         queue=queue,
         id=number.decode(),
         state=state,
         body=body,
-        priority=facts.priority,
-        ttr=float(facts.ttr),
-        attempt=facts.reserves,
-        crashes=facts.crashes,
-        kicks=facts.kicks,
+        priority=stats.priority,
+        ttr=float(stats.ttr),
+        attempt=stats.reserves,
+        crashes=stats.crashes,
+        kicks=stats.kicks,
         due_in=due_in,
-        age=float(facts.age),
+        age=float(stats.age),
         reason=None,
     )

@@ -1,4 +1,4 @@
-"""What a server and its jobs and tubes say of themselves, read from the few lines that are needed."""
+"""Server info, job stats and tube stats, parsed from the replies to ``stats``, ``stats-job`` and ``stats-tube``."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple
 from .connection import ProtocolError
 
 
-class Facts(NamedTuple):
-    """A server, as its ``stats`` tell."""
+class ServerInfo(NamedTuple):
+    """A server's limits and log, from ``stats``."""
 
     max_body: int
-    """Bytes. With a log two less than it takes: of a larger body it counts the line's end when it reads its log again,
-    finds it too large, and stops reading there, so that all later jobs of the file are lost (seen with 1.12).
+    """Bytes. With a log, two less than the server accepts: when it reads its log again, it counts the line's end with
+    the body, finds it too large, and stops reading, so that all later jobs of the file are lost (seen with 1.12).
     """
     has_log: bool
     """Whether it was started with ``-b``."""
 
 
-class JobFacts(NamedTuple):
-    """A job, as its ``stats-job`` tells, its id aside. Times are whole seconds, rounded down."""
+class JobStats(NamedTuple):
+    """A job, from ``stats-job``, without its id. Times are whole seconds, rounded down."""
 
     tube: bytes
     state: bytes
@@ -29,51 +29,51 @@ class JobFacts(NamedTuple):
     age: int
     ttr: int
     time_left: int
-    """Until a delayed job is due, or a reserved one's lease ends."""
+    """Seconds until a delayed job is due, or a reserved job's lease ends."""
     file: int
-    """The file of the log that it is in; 0: in none."""
+    """The number of the log file that holds it; 0: none."""
     reserves: int
     timeouts: int
     releases: int
     buries: int
     """One more for each restart of the server while it was buried."""
     server_kicks: int
-    """Those of a delayed job included."""
+    """Including kicks of the job while it was delayed."""
 
-    def is_as_it_was(self, before: JobFacts) -> bool:
-        """Whether nothing but time has happened to it since."""
+    def is_unchanged_since(self, before: JobStats) -> bool:
+        """Whether only its times differ from *before*."""
         return self[:3] == before[:3] and self[7:] == before[7:]
 
     @property
     def is_out_of_log(self) -> bool:
-        """Whether the log, if there is one, does not know of it: it was buried with its put."""
+        """Whether the job is in no log file although the server may have a log: it was buried by its put."""
         return self.state == b"buried" and self.file == 0
 
     @property
     def burials(self) -> int:
-        """How often it was buried, as far as the two counts allow."""
+        """How often it was buried: the lower of the two bounds that the counts give."""
         return min(self.buries, self.server_kicks + (self.state == b"buried"))
 
     @property
     def crashes(self) -> int:
-        """Reservations that ended without a verdict, that of a job that is reserved not counted.
+        """Reservations that ended without a verdict; the current one is not counted.
 
-        A dropped connection is counted nowhere; it shows as the reservation that has no end.
+        The server counts dropped connections nowhere: they are reservations without a counted end.
         """
-        if self.reserves <= 1 and self.state == b"reserved":  # as most are
+        if self.reserves <= 1 and self.state == b"reserved":  # the common case
             return 0
         return max(0, self.reserves - (self.state == b"reserved") - self.releases - self.burials)
 
     @property
     def kicks(self) -> int:
-        """How often it came back from being buried."""
+        """How often it was kicked while it was buried."""
         if not self.buries:
             return 0
         return max(0, self.burials - (self.state == b"buried"))
 
 
-class TubeFacts(NamedTuple):
-    """A tube, as its ``stats-tube`` tells."""
+class TubeStats(NamedTuple):
+    """A tube, from ``stats-tube``."""
 
     ready: int
     delayed: int
@@ -91,10 +91,10 @@ class TubeFacts(NamedTuple):
 
 _LINE_END = 2  # bytes
 _LONGEST_STATS = 65536  # bytes; a server's are about 1,500
-_LONGEST_LIST = 32_000_000  # bytes: a million names, say
-_STRANGE_JOB = "a job's stats are not as expected"
+_LONGEST_LIST = 32_000_000  # bytes: about a million names
+_STRANGE_JOB = "a job's stats have an unexpected form"
 
-NO_TUBE = TubeFacts(0, 0, 0, 0, 0, 0)
+NO_TUBE = TubeStats(0, 0, 0, 0, 0, 0)
 
 _JOB = re.compile(
     rb"tube: \"?([^\n\"]+)\"?\nstate: (\w+)\npri: (\d{1,20})\nage: (\d{1,20})\ndelay: \d+\nttr: (\d{1,10})\n"
@@ -110,43 +110,43 @@ _TUBE = re.compile(
 )
 
 
-def server_facts(body: bytes) -> Facts:
-    """Read the body of the reply to ``stats``."""
+def parse_server_info(body: bytes) -> ServerInfo:
+    """Parse the body of the reply to ``stats``."""
     found = _SERVER.search(body[:_LONGEST_STATS])
     if found is None:
         raise ProtocolError("its stats lack max-job-size or binlog-current-index")
     has_log = int(found[2]) > 0
-    return Facts(int(found[1]) - (_LINE_END if has_log else 0), has_log)
+    return ServerInfo(int(found[1]) - (_LINE_END if has_log else 0), has_log)
 
 
-def job_facts(body: bytes) -> JobFacts:
-    """Read the body of the reply to ``stats-job``."""
+def parse_job_stats(body: bytes) -> JobStats:
+    """Parse the body of the reply to ``stats-job``."""
     found = _JOB_ID.match(body)
     if found is None:
         raise ProtocolError(_STRANGE_JOB)
-    return _job_facts(body[found.end() : _LONGEST_STATS])
+    return _job_stats(body[found.end() : _LONGEST_STATS])
 
 
-@functools.lru_cache(maxsize=64)  # jobs that are taken together mostly differ in nothing but their ids
-def _job_facts(body: bytes) -> JobFacts:
+@functools.lru_cache(maxsize=64)  # jobs of one batch mostly differ in their ids only
+def _job_stats(body: bytes) -> JobStats:
     found = _JOB.match(body)
     if found is None:
         raise ProtocolError(_STRANGE_JOB)
     tube, state, *numbers = found.groups()
-    return JobFacts(tube, state, *map(int, numbers))
+    return JobStats(tube, state, *map(int, numbers))
 
 
-def tube_facts(body: bytes) -> TubeFacts:
-    """Read the body of the reply to ``stats-tube``."""
+def parse_tube_stats(body: bytes) -> TubeStats:
+    """Parse the body of the reply to ``stats-tube``."""
     found = _TUBE.search(body[:_LONGEST_STATS])
     if found is None:
-        raise ProtocolError("a tube's stats are not as expected")
+        raise ProtocolError("a tube's stats have an unexpected form")
     ready, reserved, delayed, buried, pause, left = map(int, found.groups())
-    return TubeFacts(ready, delayed, reserved, buried, pause, max(0, left))
+    return TubeStats(ready, delayed, reserved, buried, pause, max(0, left))
 
 
 def names(body: bytes) -> list[str]:
-    """Read the body of the reply to ``list-tubes``."""
+    """Parse the body of the reply to ``list-tubes``."""
     if len(body) > _LONGEST_LIST:
         raise ProtocolError(f"a list of tubes of {len(body):,} bytes, more than {_LONGEST_LIST:,}")
     lines = body.decode("ascii", "replace").splitlines()

@@ -1,7 +1,7 @@
-"""Waiting for a job, on a connection that holds none, until another thread says that it is enough.
+"""Waiting for a job, on a connection that holds no lease, until another thread interrupts the wait.
 
-A command that waits cannot be taken back, and nothing else is heard on its connection until it is answered. So a wait
-that has to end early ends with its connection: what comes in that very moment goes back.
+A waiting reserve cannot be cancelled, and the server answers no other command on its connection meanwhile. So a wait
+that has to end early closes its connection; the server makes a job that it reserves at that moment ready again.
 """
 
 from __future__ import annotations
@@ -11,126 +11,126 @@ import select
 import time
 from typing import TYPE_CHECKING
 
-from multiq.driverkit.wakeup import Ear
+from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
-from .errors import FAILURES, explain, refused
+from .errors import CONNECTION_ERRORS, explain, refused
 from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:
-    from .connection import Wire
-    from .pool import Wires
+    from .connection import Connection
+    from .pool import Pool
 
-_LONGEST = 60  # seconds that one command waits
-_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole ones
+_LONGEST = 60  # seconds that one reserve waits
+_ABOUT = 0.2  # seconds that a wait may last longer, as the server counts whole seconds
 
 
 class Waiter:
-    """The waits of one consumer. ``interrupt`` may come from any thread."""
+    """The waits of one consumer. ``interrupt`` is callable from any thread."""
 
-    def __init__(self, wires: Wires, tubes: tuple[str, ...]) -> None:
-        self._wires = wires
+    def __init__(self, pool: Pool, tubes: tuple[str, ...]) -> None:
+        self._pool = pool
         self._tubes = tubes
-        self._ear = Ear()
+        self._wakeup = Wakeup()
         self._interrupted = False
-        self._spares: list[Wire] = []
+        self._spares: list[Connection] = []
 
-    def wait(self, main: Wire | None, give_up_at: float) -> tuple[Wire, Reserved] | None:
-        """The next job and the connection that it hangs on; on *main*, if that will do. Raises ``BackendError``."""
-        ear = self._ear.open()
+    def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
+        """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
+        ear = self._wakeup.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
-            deadline = self._wires.deadline()
-            wire = self._wire(main, deadline)
+            deadline = self._pool.deadline()
+            connection = self._connection(main, deadline)
             try:
-                wire.catch_up(deadline)
-                job = self._wait_on(wire, ear, left, give_up_at)
+                connection.read_noop_replies(deadline)
+                job = self._wait_on(connection, ear, left, give_up_at)
             except ConnectionError as exc:
-                if has_failed:  # one that breaks is no news; one that breaks again is
-                    raise explain(exc, self._wires.address, self._wires.timeout) from exc
+                if has_failed:  # a first broken connection is replaced; a second one is an error
+                    raise explain(exc, self._pool.address, self._pool.timeout) from exc
                 has_failed = True
-            except FAILURES as exc:
-                raise explain(exc, self._wires.address, self._wires.timeout) from exc
+            except CONNECTION_ERRORS as exc:
+                raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:
                 if job is not None:
-                    return wire, job
+                    return connection, job
                 if left < _ABOUT:
                     break
         return None
 
     def interrupt(self) -> None:
-        """End the wait, or else the next one."""
+        """End the current wait, or else the next one."""
         self._interrupted = True
-        self._ear.nudge()
+        self._wakeup.notify()
 
     def forget(self) -> None:
-        """An interruption until now was for a wait that is over."""
+        """Clear an interruption of a wait that is over."""
         self._interrupted = False
-        self._ear.forget()
+        self._wakeup.drain()
 
-    def forget_wires(self) -> None:
-        """In a forked child: they are the parent's."""
+    def forget_connections(self) -> None:
+        """Forget all connections, in a forked child: they are the parent's."""
         self._spares = []
 
     def close(self) -> None:
-        """Drop all connections."""
-        for wire in self._spares:
-            wire.close()
+        """Close all connections."""
+        for connection in self._spares:
+            connection.close()
         self._spares = []
-        self._ear.close()
+        self._wakeup.close()
 
-    # --- how ---
+    # --- helpers ---
 
-    def _wire(self, main: Wire | None, deadline: float) -> Wire:
-        """A connection that holds nothing, and watches all tubes."""
+    def _connection(self, main: Connection | None, deadline: float) -> Connection:
+        """Return a connection that holds no lease and watches all tubes."""
         if main is not None and len(self._tubes) == 1 and not main.held and not main.is_closed:
             return main
-        self._spares = [wire for wire in self._spares if not wire.is_closed]
-        for wire in self._spares:
-            if not wire.held and wire.is_alive():
-                return wire
-        wire = self._wires.open(deadline, to_keep=True)
+        self._spares = [connection for connection in self._spares if not connection.is_closed]
+        for connection in self._spares:
+            if not connection.held and connection.is_alive():
+                return connection
+        connection = self._pool.open(deadline, close_with_pool=True)
         try:
-            packet, count = wire.watch(self._tubes)
-            for line, _ in wire.ask(packet, count, deadline):
+            packet, count = connection.watch(self._tubes)
+            for line, _ in connection.ask(packet, count, deadline):
                 if not line.startswith(b"WATCHING "):
-                    raise refused(line, self._wires.address)
-        except FAILURES as exc:
-            raise explain(exc, self._wires.address, self._wires.timeout) from exc
-        self._spares.append(wire)
-        return wire
+                    raise refused(line, self._pool.address)
+        except CONNECTION_ERRORS as exc:
+            raise explain(exc, self._pool.address, self._pool.timeout) from exc
+        self._spares.append(connection)
+        return connection
 
-    def _wait_on(self, wire: Wire, ear: int, left: float, give_up_at: float) -> Reserved | None:
-        """One command's wait. None: nobody came, or another thread has ended it."""
+    def _wait_on(self, connection: Connection, ear: int, left: float, give_up_at: float) -> Reserved | None:
+        """Wait by one reserve. None: no job arrived, or another thread ended the wait."""
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
         drop_at = give_up_at if seconds == 0 else math.inf  # the server waits for whole seconds
-        asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._wires.timeout
+        asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._pool.timeout
         try:
-            wire.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
-            if not self._is_answered(wire, ear, min(drop_at, deadline)) and time.monotonic() < deadline:
-                wire.drop()
+            connection.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
+            if not self._is_answered(connection, ear, min(drop_at, deadline)) and time.monotonic() < deadline:
+                connection.abort()
                 return None
-            line, body = wire.read(deadline)
+            line, body = connection.read(deadline)
         except BaseException:
-            wire.drop()
+            connection.abort()
             raise
         if line.startswith(b"RESERVED "):
             return Reserved(line.split()[1], body, asked_at)
         if line not in NOTHING_READY:
-            wire.close()
-            raise refused(line, self._wires.address)
+            connection.close()
+            raise refused(line, self._pool.address)
         return None
 
-    def _is_answered(self, wire: Wire, ear: int, until: float) -> bool:
-        """Sleep until the server answers. False: it has not, and time is up, or somebody interrupts."""
+    def _is_answered(self, connection: Connection, ear: int, until: float) -> bool:
+        """Wait until the server answers. False: time is up, or another thread interrupts."""
         poll = select.poll()
-        poll.register(wire.sock, select.POLLIN)
+        poll.register(connection.sock, select.POLLIN)
         poll.register(ear, select.POLLIN)
         while True:
             left = until - time.monotonic()
-            stirred = [number for number, _ in poll.poll(max(0.0, left * 1000))]
-            if wire.sock.fileno() in stirred:
+            readable = [number for number, _ in poll.poll(max(0.0, left * 1000))]
+            if connection.sock.fileno() in readable:
                 return True
-            self._ear.forget()
+            self._wakeup.drain()
             if self._interrupted or left <= 0:
                 return False

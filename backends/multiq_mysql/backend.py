@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State
+from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS, guarded
+from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, seconds
 
 from .connection import Pool
@@ -81,7 +80,7 @@ _CODES = {
 _START = (-1, 0)  # before the first place of a listing
 
 
-@guarded(*BACKEND_VERBS, server="a MySQL or MariaDB")
+@guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
 class MysqlBackend(Backend):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
@@ -264,7 +263,7 @@ class MysqlBackend(Backend):
 
     # --- how ---
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._pool.close()
 

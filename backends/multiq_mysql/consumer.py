@@ -152,7 +152,7 @@ class MysqlConsumer(Consumer):
         self._interrupted = True
         self._pool.poller.notify()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._connection.close()
         self._pool.close()

@@ -286,6 +286,6 @@ def _tls(url: BackendUrl) -> ssl.SSLContext | None:
         return None
     if given["unix_socket"] is not None:
         raise UrlInvalid(f"{url} cannot be used: TLS is for the network, a UNIX socket stays on this machine")
-    context = tls_context(ca, cert, key, unchecked=is_unchecked, prefix="ssl_")
+    context = tls_context(ca, cert, key, skip_verification=is_unchecked, prefix="ssl_")
     context.sslsocket_class = TimedTlsSocket
     return context

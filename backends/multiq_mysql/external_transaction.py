@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 
-from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.driverkit.external_transaction import driver_error, unwrap
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from .deadlock_retry import CHANGED, DEADLOCK, REFUSED_BY_GROUP
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from multiq.backend import NewJob
-    from multiq.driverkit.external_transaction import CallerConnection
+    from multiq.driverkit.external_transaction import ExternalConnection
 
     from .connection import Pool
     from .dsn import Dsn
@@ -44,7 +44,7 @@ class ExternalTransaction:
     def __init__(self, pool: Pool, connection: Any) -> None:
         self._pool = pool
         with self._explained():
-            theirs = open_up(connection, (pymysql.connections.Connection, *_mysqlclients()), _ACCEPTED)
+            theirs = unwrap(connection, (pymysql.connections.Connection, *_mysqlclients()), _ACCEPTED)
             self._driver = theirs.driver
             self._execute = _statement_runner(theirs)
 
@@ -85,7 +85,7 @@ class ExternalTransaction:
         try:
             self._execute(end)
         except Exception as exc:
-            if code_of(cause_of(exc)) != _NO_SUCH_SAVEPOINT:
+            if code_of(driver_error(exc)) != _NO_SUCH_SAVEPOINT:
                 raise
             return True
         return False
@@ -120,7 +120,7 @@ class ExternalTransaction:
         except MultiqError:
             raise
         except Exception as exc:
-            cause = cause_of(exc)
+            cause = driver_error(exc)
             if code_of(cause) is None and not isinstance(cause, pymysql.MySQLError | OSError):
                 raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
             if code_of(cause) == _READ_ONLY:
@@ -156,7 +156,7 @@ def _mysqlclients() -> tuple[type, ...]:
     return (module.Connection,) if module is not None else ()
 
 
-def _statement_runner(theirs: CallerConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
+def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
     """How to run a statement: as the library around the driver does it, else that knows of no transaction."""
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):

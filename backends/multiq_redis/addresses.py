@@ -103,7 +103,7 @@ def _tls(url: BackendUrl) -> ssl.SSLContext | None:
             names = ", ".join([*named, *(["dangerously_skip_tls_verification"] if unchecked else [])])
             raise _invalid(url, f"{names} would be ignored without TLS: write rediss://, or tls=yes for many servers")
         return None
-    return tls_context(options["ca"], options["cert"], options["key"], unchecked=unchecked)
+    return tls_context(options["ca"], options["cert"], options["key"], skip_verification=unchecked)
 
 
 def _invalid(url: BackendUrl, why: str) -> UrlInvalid:

@@ -29,11 +29,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, QueueStats, State
+from multiq.backend import Backend, QueueStats, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
-from multiq.driverkit.replies import BACKEND_VERBS
+from multiq.driverkit.replies import BACKEND_METHODS
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, choice, seconds
 
 from . import keys
@@ -73,7 +72,7 @@ _GAPS_OF_SEVERAL_LINES = {
 }
 
 
-@guarded(*BACKEND_VERBS)
+@guarded(*BACKEND_METHODS)
 class RedisBackend(Backend):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
@@ -233,7 +232,7 @@ class RedisBackend(Backend):
 
     # --- how ---
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._callers.close()
 

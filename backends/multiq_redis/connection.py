@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeVar
 import hiredis
 
 from multiq.driverkit.net import connect, time_left
-from multiq.driverkit.spin import Vigil
+from multiq.driverkit.spin import SpinReader
 from multiq.driverkit.tls import handshake
 from multiq.errors import BackendUnavailable
 
@@ -61,7 +61,7 @@ class Wire:
         """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
         self._fed = 0  # bytes of a reply that is not complete
         self._outstanding = 0  # replies to what was sent with ``send``
-        self._vigil = Vigil(sock)
+        self._spin = SpinReader(sock)
         self._send = sock.send
         self._recv = sock.recv
         self._wait: Callable[[float], object] | None = None
@@ -97,7 +97,7 @@ class Wire:
                 left = self._send_all(packed, deadline)
             elif (sent := self._send(packed, _NOW)) < len(packed):
                 left = self._send_all(packed[sent:], deadline)
-            data = self._vigil.receive(_RECEIVED_AT_ONCE)
+            data = self._spin.receive(_RECEIVED_AT_ONCE)
             if not data:
                 if wait is not None and not wait(left * 1000):
                     raise TimeoutError(_TOO_LATE)  # noqa: TRY301

@@ -149,7 +149,7 @@ class RedisConsumer(Consumer):
         self._sleeper.close()
         self._caller.close()
 
-    def _out_of_step(self) -> None:
+    def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self.close()
 

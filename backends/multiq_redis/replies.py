@@ -1,4 +1,4 @@
-"""What a server answers may be anything: what cannot be understood is an error of multiq's."""
+"""``multiq.driverkit.replies.guarded`` with this driver's errors."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import hiredis
 
 from multiq.driverkit.replies import guarded as _guarded
 
-guarded = functools.partial(_guarded, server="a Redis", more=(hiredis.HiredisError,))
+guarded = functools.partial(_guarded, server="a Redis", also=(hiredis.HiredisError,))
 """``multiq.driverkit.replies.guarded`` for this driver."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import hiredis
 
 from multiq.driverkit.fork import forks
-from multiq.driverkit.wakeup import Ear
+from multiq.driverkit.wakeup import Wakeup
 from multiq.errors import BackendError, BackendTimeout
 
 from . import keys
@@ -71,7 +71,7 @@ class Sleeper:
         self._places: list[_Place] = []
         self._name = ""
         self._generation = -1
-        self._ear = Ear()
+        self._wakeup = Wakeup()
 
     def sleep(
         self, seconds: float, *, exact: bool, then: Call | None = None, without: Collection[str] = frozenset()
@@ -111,7 +111,7 @@ class Sleeper:
 
     def nudge(self) -> None:
         """From any thread: end the sleep, if there is one."""
-        self._ear.nudge()
+        self._wakeup.notify()
 
     def ring(self, line: str) -> None:
         """Wake somebody else who sleeps there."""
@@ -121,10 +121,10 @@ class Sleeper:
         """Close all connections and the ear; they open again when they are needed."""
         for place in self._places:
             place.caller.close()
-        self._ear.close()
+        self._wakeup.close()
 
     def __del__(self) -> None:
-        if self._ear.is_open:
+        if self._wakeup.is_open:
             self.close()
 
     # --- how ---
@@ -135,7 +135,7 @@ class Sleeper:
     def _bell(self, line: str) -> bytes:
         return keys.hint(keys.base(self._callers.prefix, line)).encode()
 
-    def _wakeup(self, line: str) -> bytes:
+    def _wakeup_key(self, line: str) -> bytes:
         return keys.wakeup(keys.base(self._callers.prefix, line), self._name).encode()
 
     def _find_bells(self) -> None:
@@ -150,11 +150,11 @@ class Sleeper:
         if self._servers.is_cluster:
             callers = {place.line: place.caller for place in self._places}
             self._places = [
-                _Place(callers.get(line) or self._callers.own(), line, (bell,), self._wakeup(line))
+                _Place(callers.get(line) or self._callers.own(), line, (bell,), self._wakeup_key(line))
                 for bell, line in self._bells.items()
             ]
         else:
-            self._places = [_Place(self._caller, lines[0], tuple(self._bells), self._wakeup(lines[0]))]
+            self._places = [_Place(self._caller, lines[0], tuple(self._bells), self._wakeup_key(lines[0]))]
 
     def _fall_asleep(
         self, places: Sequence[_Place], asleep: dict[str, Wire], seconds: float, then: Call | None
@@ -178,14 +178,14 @@ class Sleeper:
 
     def _wait(self, asleep: Iterable[Wire], until: float) -> set[int]:
         """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""
-        ear = self._ear.open()
+        ear = self._wakeup.open()
         poll = select.poll()
         poll.register(ear, select.POLLIN)
         for wire in asleep:
             poll.register(wire.sock, select.POLLIN)
         stirred = {number for number, _ in poll.poll(max(0.0, (until - time.monotonic()) * 1000))}
         if ear in stirred:
-            self._ear.forget()
+            self._wakeup.drain()
         return stirred
 
     def _wake(self, places: Sequence[_Place], asleep: dict[str, Wire], answered: set[int], then: Call | None) -> bool:

@@ -1,17 +1,17 @@
-"""SQLite: one file as the queues of all processes on a machine. No server, and no client library but Python's own.
+"""The SQLite backend: one file holds the queues of all processes on a machine. Needs no server, only Python's sqlite3.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 durable when it       write-ahead log with ``synchronous=FULL``: synced at each commit        one fsync per call
 returns
-atomic verbs          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         others wait their turn
+atomic calls          ``BEGIN IMMEDIATE``: one writer at a time, in the whole machine         other writers wait
 priority, then age    an index of the ready jobs by (queue, priority, seq)                    O(log n)
-never early           due times in nanoseconds, rounded up, of the machine's one clock        an index entry per move
+never early           due times in nanoseconds, rounded up, by the machine's clock            an index entry per move
 one live lease        a random token per reserve, compared and checked against the clock      one read by primary key
                       on every settle
-waiting               a look every few milliseconds, which takes no lock; hints from Linux    0.2 % of a core, idle
-everybody's order     what is due is promoted in slices before anything is handed out         some ms per 1,000 jobs
+waiting               polls every few milliseconds, without a lock; inotify on Linux          0.2 % of a core, idle
+one order for all     due jobs are promoted in slices before any job is reserved              some ms per 1,000 jobs
 ====================  ======================================================================  =======================
 
 The tables are named ``multiq_...``, so the file may as well be the application's own database.
@@ -24,24 +24,23 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State
+from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
-from multiq.options import check_state, check_states
 from multiq.settings.url import Option, choice, seconds
 
-from .connection import MAX_BODY, Database
+from .connection import MAX_BODY, Pool
 from .consumer import SqliteConsumer
 from .doctor import examine
-from .errors import Unreadable
-from .external_transaction import CallersTransaction
-from .malformed import readably
+from .errors import MalformedRecord
+from .external_transaction import ExternalTransaction
+from .malformed import burying_malformed
 from .records import (
-    BREATH,
     READY,
     RESERVED,
     SLICE,
+    SLICE_PAUSE,
     Row,
     as_json,
     due,
@@ -66,7 +65,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_START = (-1, -1)  # before the first place of a listing
+_START = (-1, -1)  # before the first job of a listing
 
 
 class SqliteBackend(Backend):
@@ -79,7 +78,7 @@ class SqliteBackend(Backend):
         max_body=MAX_BODY,
         client_ids=True,
         atomic_batches=True,
-        waits_in_server=Gap("cannot today", "SQLite has no server: a waiting consumer looks every few milliseconds"),
+        waits_in_server=Gap("cannot today", "SQLite has no server: a waiting consumer polls every few milliseconds"),
         shared=True,
         persistent=True,
         disconnect_ends_lease=Gap("never", "there is no server that could notice a dead process; its lease runs out"),
@@ -104,7 +103,7 @@ class SqliteBackend(Backend):
     def __init__(
         self, path: str, *, synchronous: str = "full", timeout: float = 10.0, clock: Clock = time.time_ns
     ) -> None:
-        self._database = Database(path, synchronous=synchronous, timeout=timeout)
+        self._pool = Pool(path, synchronous=synchronous, timeout=timeout)
         self._clock = clock
 
     @classmethod
@@ -114,30 +113,30 @@ class SqliteBackend(Backend):
     @property
     def path(self) -> str:
         """The file, as an absolute path."""
-        return self._database.path
+        return self._pool.path
 
     def make_nothing(self) -> None:
-        """From now on a file that is not there, or has no tables of ours, is ``BackendUnavailable`` and is not made."""
-        self._database.makes = False
+        """From now on, raise ``BackendUnavailable`` for a missing file, or one without multiq's tables."""
+        self._pool.creates = False
 
     # --- producing ---
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         self._check_sizes(jobs)
         if connection is not None:
-            callers = CallersTransaction(self._database, connection)
-            callers.enqueue(queue, jobs, self._clock)
+            transaction = ExternalTransaction(self._pool, connection)
+            transaction.enqueue(queue, jobs, self._clock)
         elif jobs:
             self._insert(queue, jobs)
-            self._database.bell.ring()
+            self._pool.notifier.notify()
         return [job.id for job in jobs]
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
-        return SqliteConsumer(self._database, self._clock, queues)
+        return SqliteConsumer(self._pool, self._clock, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and administering ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         def peek() -> JobRecord:
@@ -146,7 +145,7 @@ class SqliteBackend(Backend):
                 raise JobNotFound(queue, job_id)
             return Row(*rows[0]).record(queue, self._clock())
 
-        return self._readably(peek)
+        return self._burying_malformed(peek)
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
@@ -160,7 +159,7 @@ class SqliteBackend(Backend):
             rows = [Row(*row) for row in self._select(verb, asked | {"state": STORED_STATES.index(state)})]
             return rows, [row.record(queue, now) for row in rows[:limit]]
 
-        rows, shown = self._readably(read)
+        rows, shown = self._burying_malformed(read)
         return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
 
     def delete(self, queue: str, job_id: str) -> None:
@@ -181,7 +180,7 @@ class SqliteBackend(Backend):
             transaction.execute("reschedule_body", {"seq": seq, "newest": newest})
 
         self._write(reschedule)
-        self._database.bell.ring()
+        self._pool.notifier.notify()
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -189,7 +188,7 @@ class SqliteBackend(Backend):
             return move(transaction, "kick", "buried", {"queue": queue, "limit": size})
 
         kicked = self._in_slices(kick, limit)
-        self._database.bell.ring()
+        self._pool.notifier.notify()
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -199,16 +198,16 @@ class SqliteBackend(Backend):
                 transaction.execute("kick", {"seqs": as_json([seq])})
 
         self._write(kick_job)
-        self._database.bell.ring()
+        self._pool.notifier.notify()
 
     def queues(self) -> list[str]:
         def read() -> list[str]:
             names = [name for (name,) in self._select("queues", {"now": self._clock()})]
             if not all(isinstance(name, str) for name in names):
-                raise Unreadable("a queue's name that is not text")
+                raise MalformedRecord("a queue's name that is not text")
             return names
 
-        return self._readably(read)
+        return self._burying_malformed(read)
 
     def stats(self, queue: str) -> QueueStats:
         now = self._clock()
@@ -230,7 +229,7 @@ class SqliteBackend(Backend):
             transaction.execute("pause", {"queue": queue, "until": now + nanoseconds(seconds)})
 
         self._write(pause)
-        self._database.bell.ring()
+        self._pool.notifier.notify()
 
     def resume(self, queue: str) -> None:
         def resume(transaction: Transaction) -> None:
@@ -238,7 +237,7 @@ class SqliteBackend(Backend):
             transaction.execute("resume", {"queue": queue})
 
         self._write(resume)
-        self._database.bell.ring()
+        self._pool.notifier.notify()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
@@ -248,52 +247,52 @@ class SqliteBackend(Backend):
         return sum(self._purge(queue, code, newest) for code in sorted(codes))
 
     def doctor(self) -> list[Finding]:
-        return examine(self._database)
+        return examine(self._pool)
 
     def close(self) -> None:
-        self._database.close()
+        self._pool.close()
 
-    # --- how ---
+    # --- helpers ---
 
     def _select(self, verb: str, parameters: Mapping[str, Any]) -> list[Any]:
-        with self._database.borrowed() as connection:
+        with self._pool.borrowed() as connection:
             return connection.select(verb, parameters)
 
     def _insert(self, queue: str, jobs: Sequence[NewJob]) -> None:
         def add(transaction: Transaction) -> None:
             insert(transaction, queue, jobs, self._clock())
 
-        with self._database.borrowed() as connection:
+        with self._pool.borrowed() as connection:
             connection.refuse_if_full(size_of(jobs))
-            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three: most enqueues are this
-                connection.write_at_once(add)
+            if len(jobs) == 1 and not is_large(jobs[0].body):  # one statement instead of three; the common case
+                connection.write_single(add)
             else:
                 connection.write(add)
 
     def _write(self, work: Callable[[Transaction], None]) -> None:
-        with self._database.borrowed() as connection:
-            self._readably(lambda: connection.write(work))
+        with self._pool.borrowed() as connection:
+            self._burying_malformed(lambda: connection.write(work))
 
-    def _readably(self, call: Callable[[], _T]) -> _T:
-        return readably(self._database, self._clock, call)
+    def _burying_malformed(self, call: Callable[[], _T]) -> _T:
+        return burying_malformed(self._pool, self._clock, call)
 
     def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on a slice of jobs, each in its own transaction, while it finds a whole slice of them."""
+        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
         done = 0
-        with self._database.borrowed() as connection:
+        with self._pool.borrowed() as connection:
             while limit is None or done < limit:
                 size = SLICE if limit is None else min(SLICE, limit - done)
-                moved = self._readably(functools.partial(connection.write, functools.partial(work, size)))
+                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
                 done += moved
                 if moved < size:
                     break
-                time.sleep(BREATH)
+                time.sleep(SLICE_PAUSE)
         return done
 
     def _promote_all(self, queue: str, now: int) -> None:
         asked = as_json((queue,))
-        with self._database.borrowed() as connection:
-            looks = self._readably(lambda: look(connection, asked))
+        with self._pool.borrowed() as connection:
+            looks = self._burying_malformed(lambda: look(connection, asked))
             if not any(look_ahead.has_due(now) for look_ahead in looks):
                 return
         self._in_slices(lambda _, transaction: promote(transaction, look_inside(transaction, asked)[0], now)[0])
@@ -311,7 +310,7 @@ class SqliteBackend(Backend):
         largest = max((len(job.body) for job in jobs), default=0)
         if largest <= _SURELY_FITS:
             return
-        with self._database.borrowed() as connection:
+        with self._pool.borrowed() as connection:
             limit = connection.body_limit()
         if largest > limit:
             raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
@@ -332,7 +331,7 @@ def _path(url: BackendUrl) -> str:
 
 
 def _place(after: str) -> tuple[int, int]:
-    """The place that a page's cursor tells of."""
+    """Parse a page's cursor. Raises ``OptionInvalid``."""
     major, _, minor = after.partition(".")
     with contextlib.suppress(ValueError):
         place = int(major), int(minor)
@@ -342,7 +341,7 @@ def _place(after: str) -> tuple[int, int]:
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:
-    """The seq and the state of a job that nobody runs."""
+    """Return the seq and the state of a job. Raises ``JobNotFound``, ``JobReserved``."""
     row = transaction.execute("find", {"queue": queue, "id": job_id}).fetchone()
     if row is None:
         raise JobNotFound(queue, job_id)

@@ -1,13 +1,13 @@
-"""The connections to a file: transactions, waiting for the lock, forks, and a file that is replaced.
+"""The pool of connections to one file: transactions, waiting for the lock, forks, and a file that is replaced.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-no half-done verb     ``BEGIN IMMEDIATE`` ... ``COMMIT``, any exception rolls back; or it     one fsync per commit
+no half-done call     ``BEGIN IMMEDIATE`` ... ``COMMIT``, any exception rolls back; or it     one fsync per commit
                       is a single statement
 no "database is       the lock is asked for again, a fraction of a millisecond apart at       ``BackendTimeout`` at
 locked"               first, until the URL's timeout                                          the deadline
-safe forks            every connection is closed before a fork and opens again after it       a reopening, about 1 ms
+safe forks            every connection is closed before a fork and opens again after it       about 1 ms to reopen
 a file that was       device and inode are compared before each use                           one ``stat``, about 1 us
 deleted or replaced
 ====================  ======================================================================  =======================
@@ -27,10 +27,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import opening
-from .disk_space import Space
-from .errors import explain, is_busy, patiently
+from .disk_space import DiskSpace
+from .errors import explain, is_busy, retry_while_locked
+from .notifier import Notifier, notifier_of
 from .statements import statement
-from .wakeup import Bell, bell_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -42,45 +42,45 @@ Parameters: TypeAlias = "Mapping[str, Any] | Sequence[Any]"
 MAX_BODY = 1_000_000_000 - 1_000  # bytes: SQLite's own limit is on a whole row
 
 _DATA_VERSION = "PRAGMA data_version"
-_READERS_PATIENCE = 5  # milliseconds that writers are held up, at most, while the last readers leave the log
-_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit that left a long log behind waits for its turn to start it over
-_LOOK_PAUSE = 0.01  # seconds between two looks at the log's length
-_CHECKPOINT_PAUSE = 0.05  # seconds without another try after one in vain
+_READERS_PATIENCE = 5  # milliseconds that a restart of the log waits for readers, and delays writers, at most
+_CHECKPOINT_PATIENCE = 0.5  # seconds that a commit waits to checkpoint a long log, while other checkpoints run
+_LOG_CHECK_PAUSE = 0.01  # seconds between two checks of the log's size
+_CHECKPOINT_PAUSE = 0.05  # seconds without another checkpoint after a failed one
 _FORK_PATIENCE = 10.0  # seconds that a fork waits for other threads' calls to end
-_MAX_IDLE = 8  # connections kept open for the next caller
+_MAX_IDLE = 8  # connections kept open for later calls
 
 
-class Database:
-    """One file: where it is, how it is opened, and the connections to it. Does no I/O before the first call."""
+class Pool:
+    """The pool of connections to one file, and the settings to open it with. Does no I/O before the first call."""
 
     def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
-        opening.refuse_what_is_no_path(path)
+        opening.check_path(path)
         self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
         self.synchronous = synchronous
-        self.makes = True
-        """Whether a file that is not there is made, and tables in one without."""
-        self.next_look_at = 0.0
-        """When a connection looks at the log's length again, on the monotonic clock; one looks for all of them."""
-        self.space = Space()
+        self.creates = True
+        """Whether a missing file, and missing tables, are created."""
+        self.next_log_check_at = 0.0
+        """When a connection checks the log's size again, by the monotonic clock; one checks for all of them."""
+        self.disk_space = DiskSpace()
         self._idle: list[Connection] = []  # append and pop are atomic
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._bell: tuple[int, Bell] | None = None
+        self._notifier: tuple[int, Notifier] | None = None
 
     @property
-    def bell(self) -> Bell:
-        """The one bell of this file in this process."""
-        if self._bell is None or self._bell[0] != os.getpid():
-            self._bell = (os.getpid(), bell_of(os.path.realpath(self.path)))
-        return self._bell[1]
+    def notifier(self) -> Notifier:
+        """The notifier that all connections to this file share in this process."""
+        if self._notifier is None or self._notifier[0] != os.getpid():
+            self._notifier = (os.getpid(), notifier_of(os.path.realpath(self.path)))
+        return self._notifier[1]
 
-    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.Identity]:
-        """A new connection of SQLite's, and to which file. Waits *timeout* seconds for whoever has the file locked."""
-        return opening.open_file(self.path, self.synchronous, timeout, makes=self.makes)
+    def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.FileIdentity]:
+        """Open a sqlite3 connection, and return it with the file's identity. Waits *timeout* seconds for a lock."""
+        return opening.open_file(self.path, self.synchronous, timeout, creates=self.creates)
 
     def connection(self) -> Connection:
-        """A connection of one's own, opened when it is first used."""
+        """Return a connection for one consumer; it opens when it is first used."""
         connection = Connection(self)
         with _forks.guard:
             self._connections.add(connection)
@@ -88,7 +88,7 @@ class Database:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """A connection for a moment: the one that was used last, whose pages are still in its cache."""
+        """Lend a connection for one call: the one that was used last, whose pages are still in its cache."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -110,7 +110,7 @@ class Database:
 
 
 class Transaction:
-    """What a verb sees of a connection inside a transaction."""
+    """An open transaction: runs statements of ``sql/``."""
 
     __slots__ = ("_sqlite",)
 
@@ -122,42 +122,42 @@ class Transaction:
         return self._sqlite.execute(statement(verb), parameters)
 
     def execute_text(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run a statement that was put together from a file's."""
+        """Run a statement that was built from one of ``sql/``."""
         return self._sqlite.execute(text, parameters)
 
 
 class Connection:
     """A connection that opens when it is used, and again after a fork, an error, or a change of the file.
 
-    Usable by any thread, one at a time. No user code ever runs while it is locked.
+    Usable by any thread, one at a time. No code of the application runs while it is locked.
     """
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, pool: Pool) -> None:
         self.opened = 0
-        """How often: what SQLite counts for a connection starts over with each."""
-        self._database = database
+        """How often it was opened: SQLite's counters of a connection start over each time."""
+        self._pool = pool
         self.log = ""
-        """The path of the write-ahead log, which lies beside the file itself and not beside a symbolic link to it."""
+        """The path of the write-ahead log, which lies beside the file itself, not beside a symbolic link to it."""
         self._sqlite: sqlite3.Connection | None = None
-        self._file: opening.Identity = None
+        self._file: opening.FileIdentity = None
         self._lock = threading.Lock()
         _forks.watch(self)
 
     def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
-        """The rows that ``sql/<verb>.sql`` reads, outside a transaction."""
+        """Return the rows that ``sql/<verb>.sql`` reads, outside a transaction."""
         text = statement(verb)
         return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:
-        """Differs from an earlier answer if anybody else committed since. SQLite counts anew when it opens."""
+        """Return a value that differs if another connection has committed since, or this one was reopened."""
         with self._lock:
-            if self._sqlite is not None:  # the short way: an idle consumer asks a hundred times a second
+            if self._sqlite is not None:  # hot path: an idle consumer calls this a hundred times a second
                 with contextlib.suppress(sqlite3.Error):
                     return self.opened, self._sqlite.execute(_DATA_VERSION).fetchone()[0]
         return self._use(lambda sqlite: (self.opened, sqlite.execute(_DATA_VERSION).fetchone()[0]))
 
     def prepare(self, timeout: float) -> bool:
-        """Open, and make sure of the tables. False if somebody has the file locked for *timeout* seconds."""
+        """Open the file and ensure its tables. False if the file stays locked for *timeout* seconds."""
         try:
             self._use(lambda _: None, timeout)
         except BackendTimeout:
@@ -165,48 +165,49 @@ class Connection:
         return True
 
     def refuse_if_full(self, size: int) -> None:
-        """Raises ``BackendFull`` if the disk has no room for *size* bytes of new jobs beside what draining needs."""
-        space = self._database.space
-        if space.is_due(size):
-            self._use(lambda sqlite: space.refuse_if_full(sqlite, self._database.path, self.log, size))
+        """Raise ``BackendFull`` if the disk lacks room for *size* bytes of new jobs beside what draining needs."""
+        disk_space = self._pool.disk_space
+        if disk_space.is_due(size):
+            self._use(lambda sqlite: disk_space.refuse_if_full(sqlite, self._pool.path, self.log, size))
 
     def body_limit(self) -> int:
-        """The largest body in bytes that this build of SQLite takes."""
+        """Return the largest body in bytes that this build of SQLite takes."""
         return self._use(lambda sqlite: min(MAX_BODY, sqlite.getlimit(sqlite3.SQLITE_LIMIT_LENGTH) - 1_000))
 
     def write(self, work: Callable[[Transaction], _T]) -> _T:
-        """Do *work* in a transaction that has the write lock; commits at its end, rolls back on any exception.
+        """Run *work* in a transaction with the write lock. Commits at the end, rolls back on any exception.
 
-        IMMEDIATE: a transaction that begins by reading and writes later is refused at once if others wrote in between.
+        IMMEDIATE, because a transaction that reads first and writes later fails at once if another one wrote in
+        between.
         """
 
         def transact(sqlite: sqlite3.Connection) -> _T:
             try:
-                patiently(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._database.timeout, self._database.path)
+                retry_while_locked(lambda: sqlite.execute("BEGIN IMMEDIATE"), self._pool.timeout, self._pool.path)
                 result = work(Transaction(sqlite))
                 sqlite.execute("COMMIT")
             except BaseException:
                 self._roll_back(sqlite)
                 raise
-            self._keep_log_short(sqlite)
+            self._limit_log(sqlite)
             return result
 
         return self._use(transact, is_repeatable=False)
 
-    def write_at_once(self, statement: Callable[[Transaction], None]) -> None:
-        """Carry out a single *statement*: without ``BEGIN`` SQLite makes it a transaction of its own.
+    def write_single(self, statement: Callable[[Transaction], None]) -> None:
+        """Run a single *statement*, which SQLite makes a transaction of its own.
 
-        While somebody else has the lock it is made again and again: what was refused has changed nothing.
+        It is repeated while the file is locked: a refused statement has changed nothing.
         """
 
         def write(sqlite: sqlite3.Connection) -> None:
-            patiently(lambda: statement(Transaction(sqlite)), self._database.timeout, self._database.path)
-            self._keep_log_short(sqlite)
+            retry_while_locked(lambda: statement(Transaction(sqlite)), self._pool.timeout, self._pool.path)
+            self._limit_log(sqlite)
 
         self._use(write, is_repeatable=False)
 
     def close(self) -> None:
-        """Close until it is used again."""
+        """Close the connection until it is used again."""
         with self._lock:
             self._drop()
 
@@ -217,49 +218,49 @@ class Connection:
     def _use(
         self, work: Callable[[sqlite3.Connection], _T], timeout: float | None = None, *, is_repeatable: bool = True
     ) -> _T:
-        """Do *work* with SQLite's connection, alone. What *is_repeatable* is made again while the file is locked.
+        """Run *work* with the sqlite3 connection, under the lock; if *is_repeatable*, again while the file is locked.
 
-        Not a context manager of ``contextlib``'s: an exception from outside (Ctrl-C, a time limit) may land beside its
-        generator, which then keeps the lock, and the transaction, for as long as anybody keeps the traceback.
+        Not a context manager of ``contextlib``'s: an asynchronous exception (Ctrl-C, a time limit) may be raised
+        outside its generator, which then keeps the lock, and the transaction, as long as the traceback is referenced.
         """
-        patience = self._database.timeout if timeout is None else timeout
+        patience = self._pool.timeout if timeout is None else timeout
         with self._lock:
             try:
                 sqlite = self._open(patience)
                 if not is_repeatable:
                     return work(sqlite)
-                return patiently(lambda: work(sqlite), patience, self._database.path)
+                return retry_while_locked(lambda: work(sqlite), patience, self._pool.path)
             except sqlite3.Error as exc:
                 if not is_busy(exc):
-                    self._drop()  # whatever it was, the next call starts afresh
-                raise explain(exc, self._database.path, patience) from exc
+                    self._drop()  # the next call opens a new one
+                raise explain(exc, self._pool.path, patience) from exc
 
     def _open(self, timeout: float) -> sqlite3.Connection:
-        if self._sqlite is not None and (self._file is None or self._file != opening.identity(self._database.path)):
-            self._drop()  # else we would write where nobody looks any more
+        if self._sqlite is not None and (self._file is None or self._file != opening.file_identity(self._pool.path)):
+            self._drop()  # otherwise writes would go to a file that is not at this path any more
         if self._sqlite is None:
-            _forks.refuse(self._database.path)
-            self._sqlite, self._file = self._database.open(timeout)
-            self.log = os.path.realpath(self._database.path) + "-wal"
+            _forks.refuse(self._pool.path)
+            self._sqlite, self._file = self._pool.open(timeout)
+            self.log = os.path.realpath(self._pool.path) + "-wal"
             self.opened += 1
         return self._sqlite
 
-    def _keep_log_short(self, sqlite: sqlite3.Connection) -> None:
-        """Start the log over if it is long: SQLite does so by itself only at a moment when nobody reads, and while many
-        processes are at work there is none.
+    def _limit_log(self, sqlite: sqlite3.Connection) -> None:
+        """Restart the log if it is long. SQLite does that only when no connection reads, which does not happen while
+        many processes work.
 
-        The length is looked at by time and not by commits: one commit of a large batch alone may write megabytes. A try
-        in vain is followed by a longer pause, so that a reader that stays for hours costs the writers next to nothing.
+        The size is checked by time, not by commits: one commit of a large batch may write megabytes. After a failed
+        checkpoint the pause is longer, so that a reader that stays for hours costs the writers next to nothing.
         """
         now = time.monotonic()
-        if now < self._database.next_look_at:
+        if now < self._pool.next_log_check_at:
             return
-        pause = _LOOK_PAUSE
+        pause = _LOG_CHECK_PAUSE
         if _size(self.log) > opening.LONG_LOG:
             pause = _CHECKPOINT_PAUSE
-            with contextlib.suppress(sqlite3.Error):  # the commit stands; a later one's try will do
-                pause = _start_log_over(sqlite)
-        self._database.next_look_at = time.monotonic() + pause
+            with contextlib.suppress(sqlite3.Error):  # the commit stands; a later commit tries again
+                pause = _restart_log(sqlite)
+        self._pool.next_log_check_at = time.monotonic() + pause
 
     def _roll_back(self, sqlite: sqlite3.Connection) -> None:
         try:
@@ -277,30 +278,30 @@ class Connection:
     # --- forks ---
 
     def close_for_fork(self, deadline: float) -> bool:
-        """Close and stay locked, so that no child inherits an open file. False if another thread is busy with it."""
+        """Close and stay locked, so that a child inherits no open file. False if another thread keeps using it."""
         if not self._lock.acquire(timeout=max(0.0, deadline - time.monotonic())):
             return False
         self._drop()
         return True
 
-    def go_on_in_parent(self) -> None:
-        """Unlock, to be opened by the next call."""
+    def unlock_in_parent(self) -> None:
+        """Unlock after a fork; the next call opens the connection."""
         self._lock.release()
 
-    def start_over_in_child(self) -> tuple[sqlite3.Connection | None, opening.Identity]:
-        """A fresh lock. Returns what could not be closed before the fork, and which file it has open."""
+    def reset_in_child(self) -> tuple[sqlite3.Connection | None, opening.FileIdentity]:
+        """Take a new lock. Returns the sqlite3 connection that could not be closed before the fork, and its file."""
         self._lock = threading.Lock()
         inherited, self._sqlite = self._sqlite, None
         return inherited, self._file
 
 
 class _Forks:
-    """Closes every connection before a fork: SQLite's notes on who holds which lock are per process, and a child
-    that inherits them takes its parent's locks for its own.
+    """Closes every connection before a fork: SQLite records held locks per process, and a child that inherits the
+    record takes its parent's locks for its own.
 
-    A connection that is busy in another thread for too long stays open. The child keeps it for ever, as closing it
-    would roll the parent's transaction back in the memory that both share, and never uses its file: a write would wait
-    for ever for a lock of that transaction, and a read would take none of its own.
+    A connection that another thread uses for too long stays open. The child keeps the copy for ever, as closing it
+    would roll back the parent's transaction in the memory that both share. The child never uses that file: a write
+    would wait for ever for a lock of that transaction, and a read would take no lock.
     """
 
     def __init__(self) -> None:
@@ -308,7 +309,7 @@ class _Forks:
         """Held while a set of connections changes or is read."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
-        self._inherited: list[tuple[sqlite3.Connection, opening.Identity]] = []
+        self._inherited: list[tuple[sqlite3.Connection, opening.FileIdentity]] = []
         if hasattr(os, "register_at_fork"):
             os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
 
@@ -317,8 +318,8 @@ class _Forks:
             self._connections.add(connection)
 
     def refuse(self, path: str) -> None:
-        """Raises ``BackendUnavailable`` in a child that has inherited a connection to the file at *path*."""
-        if self._inherited and opening.identity(path) in [identity for _, identity in self._inherited]:
+        """Raise ``BackendUnavailable`` in a child that has inherited an open connection to the file at *path*."""
+        if self._inherited and opening.file_identity(path) in [identity for _, identity in self._inherited]:
             raise BackendUnavailable(
                 f"{path} cannot be used in this process: it was forked while another thread of its parent was in a "
                 f"call on that file for more than {_FORK_PATIENCE:g} s; fork when no thread waits for a locked file, "
@@ -329,42 +330,42 @@ class _Forks:
         self.guard.acquire()
         deadline = time.monotonic() + _FORK_PATIENCE
         self._closed = [connection for connection in self._connections if connection.close_for_fork(deadline)]
-        opening.making.acquire()  # last: who holds it waits for no other lock
+        opening.create_lock.acquire()  # last: a thread that holds it waits for no other lock
 
     def _in_parent(self) -> None:
         for connection in self._closed:
-            connection.go_on_in_parent()
+            connection.unlock_in_parent()
         self._release()
 
     def _in_child(self) -> None:
-        kept = [connection.start_over_in_child() for connection in self._connections]
+        kept = [connection.reset_in_child() for connection in self._connections]
         self._inherited += [(sqlite, file) for sqlite, file in kept if sqlite is not None]
         self._release()
 
     def _release(self) -> None:
         self._closed = []
-        opening.making.release()
+        opening.create_lock.release()
         self.guard.release()
 
 
 _forks = _Forks()
 
 
-def _start_log_over(sqlite: sqlite3.Connection) -> float:
-    """Have the next commit written to the log's beginning, if no reader is in the way. Returns the seconds to pause.
+def _restart_log(sqlite: sqlite3.Connection) -> float:
+    """Let the next commit write to the log's beginning, unless a reader prevents it. Returns the seconds to pause.
 
-    ``PASSIVE`` moves frames into the file and waits for nobody. ``RESTART`` keeps the write lock while it waits for
-    readers, so it is only asked for when all frames are moved: a reader that needs one of them may stay for hours.
+    ``PASSIVE`` moves frames into the file and waits for no reader. ``RESTART`` keeps the write lock while it waits for
+    readers, so it is only used when all frames are moved: a reader that needs one of them may stay for hours.
 
-    A file takes one checkpoint at a time, and SQLite does not wait for another one's end. This loop does, holding no
-    lock: with many writers a checkpoint is under way at nearly any time, and writers that wait here write nothing.
+    A file takes one checkpoint at a time, and SQLite does not wait for the end of another one. This loop does, without
+    a lock: with many writers a checkpoint runs at nearly any time, and writers that wait here write nothing.
     """
     give_up_at = time.monotonic() + _CHECKPOINT_PATIENCE
     (page,) = sqlite.execute("PRAGMA page_size").fetchone()
     while time.monotonic() < give_up_at:
         _, frames, moved = _checkpoint(sqlite, "PASSIVE")
         if 0 <= frames * page < opening.LONG_LOG:
-            return 0.0  # another connection has started it over, and no commit has cut the file yet
+            return 0.0  # another connection has restarted it, and no commit has truncated the file yet
         if moved < frames:
             return _CHECKPOINT_PAUSE
         if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
@@ -374,7 +375,10 @@ def _start_log_over(sqlite: sqlite3.Connection) -> float:
 
 
 def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
-    """Whether it was blocked, and how many frames the log has and are moved; -1 if another checkpoint is under way."""
+    """Run a checkpoint.
+
+    Returns whether it was blocked, the frames in the log, and those moved; -1 if another one runs.
+    """
     sqlite.execute(f"PRAGMA busy_timeout = {_READERS_PATIENCE if mode == 'RESTART' else 0}")
     try:
         busy, frames, moved = sqlite.execute(f"PRAGMA wal_checkpoint({mode})").fetchone()
@@ -384,7 +388,7 @@ def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
 
 
 def _size(path: str) -> int:
-    """In bytes; 0 if there is no such file."""
+    """Return the size of a file in bytes, 0 if it does not exist."""
     try:
         return os.stat(path).st_size  # noqa: PTH116 - half the price of Path.stat
     except OSError:

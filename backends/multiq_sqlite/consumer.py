@@ -16,10 +16,10 @@ from multiq.backend import Abandon, Ack, Bury, Consumer, GiveBack, Lease, Releas
 from multiq.driverkit.clock import SECOND
 from multiq.errors import LeaseLost, MultiqError
 
-from .errors import Unreadable
-from .malformed import LONGEST_TTR, MOST_COUNTED, readably
-from .records import BREATH, as_json, clean, due, look, look_inside, promote, unpacked
-from .waiting import Lookout
+from .errors import MalformedRecord
+from .malformed import LONGEST_TTR, MOST_COUNTED, burying_malformed
+from .records import SLICE_PAUSE, as_json, clean, due, look, look_inside, promote, unpacked
+from .waiting import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.driverkit.clock import Clock
 
-    from .connection import Database, Transaction
+    from .connection import Pool, Transaction
     from .records import Outlook
 
-_LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever the signs say, and with them which file it is
-_LOOKS_SHARE = 4  # a nap is at least so many looks long: beside somebody else's busy queue few of them find anything
-_PACK = 500  # jobs read in one go
+_LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without any sign of a change
+_PAUSE_PER_LOOK = 4  # a pause lasts at least as long as 4 looks: while other queues are busy, few looks find a job
+_ROWS_AT_ONCE = 500  # jobs read in one go
 
 _Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
 
@@ -45,13 +45,13 @@ _decode_held = msgspec.json.Decoder(list[tuple[int, int]]).decode
 class SqliteConsumer(Consumer):
     """Reserves from a file's queues. Its connection opens at the first call."""
 
-    def __init__(self, database: Database, clock: Clock, queues: Sequence[str]) -> None:
+    def __init__(self, pool: Pool, clock: Clock, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
         self._asked = as_json(self.queues)
-        self._database = database
-        self._connection = database.connection()
+        self._pool = pool
+        self._connection = pool.connection()
         self._clock = clock
-        self._lookout = Lookout(database, self._connection)
+        self._waiter = Waiter(pool, self._connection)
         self._interrupted = False
 
     def reorder(self, queues: Sequence[str]) -> None:
@@ -60,13 +60,13 @@ class SqliteConsumer(Consumer):
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
-        return self._readably(lambda: self._wait_for_jobs(limit, give_up_at))
+        return self._burying_malformed(lambda: self._wait_for_jobs(limit, give_up_at))
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        answers = self._readably(
+        answers = self._burying_malformed(
             lambda: self._connection.write(lambda transaction: _settle(transaction, verdicts, self._clock()))
         )
-        self._tell_others(verdicts)
+        self._notify_released(verdicts)
         return answers
 
     def exchange(
@@ -75,8 +75,8 @@ class SqliteConsumer(Consumer):
         if not verdicts:
             return [], self.reserve(limit, timeout)
         give_up_at = time.monotonic() + timeout
-        answers, leases, is_all = self._readably(lambda: self._turn(verdicts, limit, self._clock()))
-        self._tell_others(verdicts)
+        answers, leases, is_all = self._burying_malformed(lambda: self._transact(verdicts, limit, self._clock()))
+        self._notify_released(verdicts)
         if leases or (is_all and timeout <= 0):
             self._interrupted = False
             return answers, leases
@@ -87,30 +87,30 @@ class SqliteConsumer(Consumer):
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._database.bell.ring()
+        self._pool.notifier.notify()
 
     def close(self) -> None:
         self._connection.close()
-        self._lookout.close()
+        self._waiter.close()
 
-    def _readably(self, call: Callable[[], _T]) -> _T:
-        return readably(self._database, self._clock, call)
+    def _burying_malformed(self, call: Callable[[], _T]) -> _T:
+        return burying_malformed(self._pool, self._clock, call)
 
     # --- reserving ---
 
-    def _turn(
+    def _transact(
         self, verdicts: Sequence[Verdict], limit: int, until: int
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
         """Settle and reserve in one transaction. False at its end: more was due by *until* than one should promote."""
 
-        def turn(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
+        def settle_and_reserve(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
             self.asked_at, now = time.monotonic(), self._clock()
             answers = _settle(transaction, verdicts, now) if verdicts else []
-            return answers, *self._take(transaction, limit, now, min(until, now))
+            return answers, *self._reserve_from(transaction, limit, now, min(until, now))
 
-        return self._connection.write(turn)
+        return self._connection.write(settle_and_reserve)
 
-    def _take_turns(self, limit: int) -> list[Lease]:
+    def _reserve_in_slices(self, limit: int) -> list[Lease]:
         """Reserve: in several transactions if so much is due that one would hold the lock for long.
 
         What becomes due after the first of them waits for the next call: however fast jobs become due, this ends. An
@@ -118,12 +118,12 @@ class SqliteConsumer(Consumer):
         """
         until = self._clock()
         while True:
-            _, leases, is_all = self._turn((), limit, until)
+            _, leases, is_all = self._transact((), limit, until)
             if leases or is_all or self._interrupted:
                 return leases
-            time.sleep(BREATH)
+            time.sleep(SLICE_PAUSE)
 
-    def _take(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
+    def _reserve_from(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
         """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best.
 
         Earlier queues are not held up by a later one in which much is due: what they have is handed out.
@@ -142,29 +142,29 @@ class SqliteConsumer(Consumer):
                     leases += _reserve(transaction, outlook.queue, limit - len(leases), now)
         return leases, True
 
-    def _tell_others(self, verdicts: Sequence[Verdict]) -> None:
+    def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
         """Wake who waits in this process if a verdict may have made a job ready or due."""
         if any(isinstance(verdict, Release | GiveBack | Abandon) for verdict in verdicts):
-            self._database.bell.ring()
+            self._pool.notifier.notify()
 
     # --- waiting ---
 
     def _wait_for_jobs(self, limit: int, give_up_at: float) -> list[Lease]:
         leases: list[Lease] = []
-        self._lookout.stir()
+        self._waiter.speed_up()
         while True:
-            signs = self._lookout.signs()  # before looking: what is committed after this wakes us
+            change_mark = self._waiter.change_mark()  # before looking: what is committed after this wakes us
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
             if any(outlook.has_work(now) or outlook.has_past_pause(now) for outlook in outlooks):
-                leases = self._take_turns(limit)
+                leases = self._reserve_in_slices(limit)
             if leases or self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return leases
-            shortest_nap = _LOOKS_SHARE * (time.monotonic() - looked_at)
+            shortest_pause = _PAUSE_PER_LOOK * (time.monotonic() - looked_at)
             until = min(give_up_at, looked_at + _LONGEST_SLEEP)
-            self._lookout.sleep(signs, shortest_nap, self._time_until(until, _next_change_at(outlooks, now)))
+            self._waiter.sleep(change_mark, shortest_pause, self._time_until(until, _next_change_at(outlooks, now)))
 
     def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
         """Tells the seconds left until that moment, or until time itself makes a change on the jobs' clock."""
@@ -182,7 +182,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
     leases: list[Lease] = []
     token = secrets.randbits(63)
     while len(leases) < limit:
-        asked = min(_PACK, limit - len(leases))
+        asked = min(_ROWS_AT_ONCE, limit - len(leases))
         (packed,) = transaction.execute("ready", {"queue": queue, "limit": asked}).fetchone()
         jobs = unpacked(_decode_jobs, packed)
         if jobs:
@@ -197,7 +197,7 @@ def _reserve(transaction: Transaction, queue: str, limit: int, now: int) -> list
 def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job) -> Lease:
     seq, job_id, priority, ttr, attempt, crashes, kicks, enqueued_at, body = job
     if not (0 < ttr <= LONGEST_TTR and 0 <= attempt <= MOST_COUNTED and 0 <= crashes <= MOST_COUNTED):
-        raise Unreadable(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
+        raise MalformedRecord(f"number {seq} has a ttr of {ttr}, {attempt} attempts and {crashes} crashes")
     return Lease(
         queue=queue,
         id=job_id,
@@ -215,7 +215,7 @@ def _lease(transaction: Transaction, queue: str, token: str, now: int, job: _Job
 def _large_body(transaction: Transaction, seq: int) -> bytes:
     row = transaction.execute("body", {"seq": seq}).fetchone()
     if row is None:
-        raise Unreadable(f"number {seq} has no body")
+        raise MalformedRecord(f"number {seq} has no body")
     body: bytes = row[0]
     return body
 

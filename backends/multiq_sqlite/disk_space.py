@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 KEPT_BACK = 16_000_000  # bytes, as long as the log becomes while many processes work; of a small disk, an eighth
 
 _GROWTH = 3  # bytes that a byte of new jobs takes at most: in the log, in the file, and around it in half-empty pages
-_LOOK_PAUSE = 0.05  # seconds between two looks, which cost 10 us each
-_UNSEEN = 250_000  # bytes of new jobs between two looks
+_CHECK_PAUSE = 0.05  # seconds between two looks, which cost 10 us each
+_CHECK_EVERY = 250_000  # bytes of new jobs between two looks
 
 
-class Space:
+class DiskSpace:
     """What is free on the disk of one file, as it was when it was looked at last."""
 
     def __init__(self) -> None:
-        self._next_look_at = 0.0
-        self._unseen = 0
+        self._next_check_at = 0.0
+        self._unchecked = 0
 
     def is_due(self, size: int) -> bool:
         """Whether it has to be looked at before so many bytes are added."""
-        self._unseen += size
-        return self._unseen >= _UNSEEN or time.monotonic() >= self._next_look_at
+        self._unchecked += size
+        return self._unchecked >= _CHECK_EVERY or time.monotonic() >= self._next_check_at
 
     def refuse_if_full(self, sqlite: sqlite3.Connection, path: str, log: str, size: int) -> None:
         """Look. Raises ``BackendFull`` if *size* bytes more would leave too little."""
@@ -51,7 +51,7 @@ class Space:
                 f"{needed / 1e6:,.1f} MB, and {kept / 1e6:,.1f} MB are kept back so that jobs can be worked off; "
                 "make room, or wait until jobs are done; nothing was stored"
             )
-        self._next_look_at, self._unseen = time.monotonic() + _LOOK_PAUSE, 0
+        self._next_check_at, self._unchecked = time.monotonic() + _CHECK_PAUSE, 0
 
 
 def _unused(sqlite: sqlite3.Connection) -> int:

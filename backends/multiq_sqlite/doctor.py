@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from multiq.bench.adapter import Survives
 
-    from .connection import Database
+    from .connection import Pool
 
 MOUNTS = Path("/proc/self/mounts")
 
@@ -34,14 +34,14 @@ _LONG_LOG = 256 * 1024 * 1024  # bytes of a write-ahead log; SQLite begins it an
 _OTHERS = 0o077  # the permissions of everybody but the owner
 
 
-def examine(database: Database) -> list[Finding]:
+def examine(pool: Pool) -> list[Finding]:
     """What there is to say of the file, its place and its settings. Raises ``BackendError``."""
     opening.require_library()
-    path = Path(os.path.realpath(database.path))
+    path = Path(os.path.realpath(pool.path))
     return [
         *_place(path),
-        *_what_is_there(path),
-        _synchronous(database.synchronous),
+        *_file_findings(path),
+        _synchronous(pool.synchronous),
         _library(sqlite3.sqlite_version_info),
     ]
 
@@ -131,7 +131,7 @@ def _space(folder: Path) -> Finding:
 # --- the file --------------------------------------------------------------------------------------------
 
 
-def _what_is_there(path: Path) -> Iterator[Finding]:
+def _file_findings(path: Path) -> Iterator[Finding]:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-from .lock_owner import refuse_own_lock, writer
+from .lock_owner import refuse_own_lock, write_lock_owner
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -22,7 +22,7 @@ _T = TypeVar("_T")
 _FIRST_PAUSE = 0.0002  # seconds between two tries for the lock; a commit holds it about as long
 _LONGEST_PAUSE = 0.003
 _PAUSE_GROWTH = 1.5
-_LOOK_AFTER, _LOOK_EACH = 0.1, 1.0  # seconds of waiting, until it is looked who has the lock, and again
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds of waiting, until it is looked who has the lock, and again
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -49,7 +49,7 @@ _UNREADABLE = ("JSON cannot hold BLOB values", "Could not decode to UTF-8", "can
 _TABLES_GONE = ("no such table", "no such column", "no such index", "no query solution", "already exists")
 
 
-class Unreadable(BackendCorrupt):
+class MalformedRecord(BackendCorrupt):
     """A record in the file is not as multiq writes it."""
 
     def __init__(self, why: object) -> None:
@@ -61,7 +61,7 @@ def is_busy(exc: sqlite3.Error) -> bool:
     return primary_code(exc) in _BUSY
 
 
-def patiently(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
+def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
     """The result of *attempt*, made again and again for *timeout* seconds while the file at *path* is locked.
 
     SQLite's own waiting pauses up to 100 ms at a time; ours asks a few hundred times a second, spread at random.
@@ -74,7 +74,7 @@ def patiently(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
         if not is_busy(exc):
             raise
     now = time.monotonic()
-    give_up_at, look_at = now + timeout, now + _LOOK_AFTER
+    give_up_at, look_at = now + timeout, now + _CHECK_OWNER_AFTER
     pause = _FIRST_PAUSE
     while True:
         time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the waiting, guards nothing
@@ -86,7 +86,7 @@ def patiently(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
                 raise
             if now >= look_at:
                 refuse_own_lock(path)
-                look_at = now + _LOOK_EACH
+                look_at = now + _CHECK_OWNER_EVERY
         pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
 
 
@@ -95,14 +95,14 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(
-            f"{path} was locked by {_who(path)} for {timeout:g} s ({exc}): look for a program that keeps a write "
-            "transaction open, or wait longer with ?timeout= in the URL"
+            f"{path} was locked by {_owner_text(path)} for {timeout:g} s ({exc}): look for a program that keeps a "
+            "write transaction open, or wait longer with ?timeout= in the URL"
         )
     if code in _ERRORS:
         error, sentence = _ERRORS[code]
         return error(f"{path} {sentence} ({exc})")
     if any(words in str(exc) for words in _UNREADABLE):
-        return Unreadable(exc)
+        return MalformedRecord(exc)
     if any(words in str(exc) for words in _TABLES_GONE):
         return BackendCorrupt(
             f"{path} does not hold the tables that multiq made: somebody dropped, renamed or replaced one ({exc}); "
@@ -111,8 +111,8 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
     return BackendError(f"SQLite failed on {path}: {exc}")
 
 
-def _who(path: str) -> str:
-    pid = writer(path)
+def _owner_text(path: str) -> str:
+    pid = write_lock_owner(path)
     if pid == os.getpid():
         return (
             "a transaction of this very process (to enqueue inside a transaction of your own, pass its connection: "

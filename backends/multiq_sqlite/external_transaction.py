@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from multiq.driverkit.external_transaction import cause_of, open_up
+from multiq.driverkit.external_transaction import driver_error, unwrap
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from . import schema
@@ -26,39 +26,39 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
     from multiq.driverkit.clock import Clock
-    from multiq.driverkit.external_transaction import CallerConnection
+    from multiq.driverkit.external_transaction import ExternalConnection
 
-    from .connection import Database, Parameters
+    from .connection import Parameters, Pool
 
 _LEGACY = -1  # sqlite3.LEGACY_TRANSACTION_CONTROL, which Python 3.11 has no name for
 
-_WANTED = (
+_ACCEPTED = (
     "a sqlite3.Connection, a Connection or Session of SQLAlchemy's over one (sqlite+aiosqlite:// through run_sync, "
     "too), or Django's connection"
 )
 
 
-class CallersTransaction:
+class ExternalTransaction:
     """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one to this file."""
 
-    def __init__(self, database: Database, connection: Any) -> None:
+    def __init__(self, pool: Pool, connection: Any) -> None:
         require_library()
-        self._database = database
+        self._pool = pool
         with self._explained():
-            self._theirs = open_up(connection, (sqlite3.Connection,), _WANTED)
-            self._sqlite = _sqlite_connection(self._theirs)
+            self._caller = unwrap(connection, (sqlite3.Connection,), _ACCEPTED)
+            self._sqlite = _sqlite_connection(self._caller)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
             # first: any statement of theirs may pin what they see of the file
-            has_tables = self._tables_are_made(size_of(jobs))
-            self._theirs.begin()
+            has_tables = self._ensure_tables(size_of(jobs))
+            self._caller.begin()
             name = self._schema_name()
 
             def add() -> None:
                 if not has_tables:
-                    self._make_tables(name)
+                    self._create_tables(name)
                 insert(Transaction(self._sqlite), queue, jobs, clock(), name)
 
             self._write(add)
@@ -73,34 +73,34 @@ class CallersTransaction:
         )
         files = [(_decoded(name, x), _decoded(file or b"", x)) for name, file, x in listed]
         for name, file in files:
-            if file and _is_same(file, self._database.path):
+            if file and _is_same(file, self._pool.path):
                 return '"' + name.replace('"', '""') + '"'
-        theirs = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
+        others = " and ".join(file or "an in-memory database" for name, file in files if name != "temp")
         raise OptionInvalid(
-            f"connection= is open on {theirs}, but the jobs are in {self._database.path}: pass a connection to that "
+            f"connection= is open on {others}, but the jobs are in {self._pool.path}: pass a connection to that "
             "file, or ATTACH it"
         )
 
-    def _tables_are_made(self, size: int) -> bool:
+    def _ensure_tables(self, size: int) -> bool:
         """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked.
 
         Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
         """
-        patience = 0.0 if self._sqlite.in_transaction else self._database.timeout
-        with self._database.borrowed() as connection:
+        patience = 0.0 if self._sqlite.in_transaction else self._pool.timeout
+        with self._pool.borrowed() as connection:
             if not connection.prepare(patience):
                 return False
             connection.refuse_if_full(size)
             return True
 
-    def _make_tables(self, name: str) -> None:
+    def _create_tables(self, name: str) -> None:
         """Their transaction holds the lock, so the tables can only be made inside it, and go if it rolls back."""
         cursor = self._cursor()
         if name == '"main"':
-            schema.bring_up(cursor, self._database.path)
-        elif schema.version(cursor, self._database.path, name) != schema.VERSION:
+            schema.upgrade(cursor, self._pool.path)
+        elif schema.version(cursor, self._pool.path, name) != schema.VERSION:
             raise BackendTimeout(
-                f"{self._database.path} has not been used with this multiq yet, and this transaction has it locked, "
+                f"{self._pool.path} has not been used with this multiq yet, and this transaction has it locked, "
                 "so that its tables cannot be made: use the queue once before, for instance ask for its stats"
             )
 
@@ -118,10 +118,10 @@ class CallersTransaction:
             work()
             self._sqlite.execute("RELEASE multiq")  # a COMMIT, if they have no transaction open
         except BaseException:
-            self._quietly("ROLLBACK TO multiq")
-            self._quietly("RELEASE multiq")
+            self._try_execute("ROLLBACK TO multiq")
+            self._try_execute("RELEASE multiq")
             if began:
-                self._quietly("ROLLBACK")
+                self._try_execute("ROLLBACK")
             raise
 
     def _begin_if_python_would(self) -> bool:
@@ -132,7 +132,7 @@ class CallersTransaction:
         self._sqlite.execute(f"BEGIN {level}")
         return True
 
-    def _quietly(self, text: str) -> None:
+    def _try_execute(self, text: str) -> None:
         """Undo after an error, of which SQLite may have undone everything itself."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
@@ -150,31 +150,31 @@ class CallersTransaction:
         except MultiqError:
             raise
         except Exception as exc:
-            cause = cause_of(exc)
+            cause = driver_error(exc)
             if not isinstance(cause, sqlite3.Error) or isinstance(cause, sqlite3.ProgrammingError):
                 raise OptionInvalid(f"connection= cannot be used: {exc}") from exc
-            raise self._named(cause) from exc
+            raise self._as_multiq_error(cause) from exc
 
-    def _named(self, exc: sqlite3.Error) -> MultiqError:
+    def _as_multiq_error(self, exc: sqlite3.Error) -> MultiqError:
         if is_busy(exc):
             return BackendTimeout(
-                f"connection= could not get the lock to write {self._database.path} ({exc}): begin the transaction "
+                f"connection= could not get the lock to write {self._pool.path} ({exc}): begin the transaction "
                 "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
             )
         if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
             return OptionInvalid(
-                f"connection= may only read {self._database.path} ({exc}): it must be one that may write, opened "
+                f"connection= may only read {self._pool.path} ({exc}): it must be one that may write, opened "
                 "without mode=ro and immutable=1, and with PRAGMA query_only off"
             )
-        return explain(exc, self._database.path, self._database.timeout)
+        return explain(exc, self._pool.path, self._pool.timeout)
 
 
 class _AsyncioConnection:
     """aiosqlite's connection, as far as it is used here, through what SQLAlchemy has put in front of it."""
 
-    def __init__(self, theirs: CallerConnection) -> None:
-        self._adapter = theirs.adapter
-        self._driver = theirs.driver
+    def __init__(self, caller: ExternalConnection) -> None:
+        self._adapter = caller.adapter
+        self._driver = caller.driver
 
     def cursor(self) -> _AsyncioCursor:
         return _AsyncioCursor(self._adapter.cursor())
@@ -208,13 +208,13 @@ class _AsyncioCursor:
         return iter(self.fetchall())
 
 
-def _sqlite_connection(theirs: CallerConnection) -> sqlite3.Connection:
+def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
     """What runs statements on the connection inside."""
-    if isinstance(theirs.driver, sqlite3.Connection):
-        return theirs.driver
-    if type(theirs.driver).__module__.partition(".")[0] == "aiosqlite":
-        return cast("sqlite3.Connection", _AsyncioConnection(theirs))
-    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {type(theirs.driver).__name__}")
+    if isinstance(caller.driver, sqlite3.Connection):
+        return caller.driver
+    if type(caller.driver).__module__.partition(".")[0] == "aiosqlite":
+        return cast("sqlite3.Connection", _AsyncioConnection(caller))
+    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {type(caller.driver).__name__}")
 
 
 def _decoded(text: bytes, x: bytes) -> str:

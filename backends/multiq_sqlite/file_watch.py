@@ -22,8 +22,8 @@ _IN_MODIFY, _IN_ATTRIB = 0x2, 0x4  # written to; deleted, among others
 _CHUNK = 65_536  # bytes of events read at a time
 
 
-class LogWatch:
-    """Waits for the next write to a file's log, or for a bell."""
+class FileWatch:
+    """Waits for the next write to a file's log, or for a notifier."""
 
     def __init__(self, inotify: int) -> None:
         reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -55,8 +55,8 @@ class LogWatch:
         return bool(ready)
 
     def release(self) -> None:
-        """What a bell calls."""
-        with contextlib.suppress(BlockingIOError):  # it is full of rings: one is enough
+        """What a notifier calls."""
+        with contextlib.suppress(BlockingIOError):  # it is full of notifications: one is enough
             os.write(self._writer, b"!")
 
     def close(self) -> None:

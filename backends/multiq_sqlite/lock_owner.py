@@ -16,7 +16,7 @@ _PENDING_BYTE = 0x40000000  # from here on, in the file itself, without a write-
 _LOCKS = "/proc/locks"
 
 
-def writer(path: str) -> int | None:
+def write_lock_owner(path: str) -> int | None:
     """The number of the process that has the write lock; None if there is none, or it cannot be told."""
     path = os.path.realpath(path)
     wanted = {_inode(path + "-shm"): (_WAL_WRITE_LOCK, _WAL_WRITE_LOCK), _inode(path): (_PENDING_BYTE, sys.maxsize)}
@@ -40,7 +40,7 @@ def refuse_own_lock(path: str) -> None:
     That is certain where this process has the lock, and this thread is its only one: it is not inside any transaction
     of ours, and until it is back from here nobody ends the caller's.
     """
-    if writer(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
+    if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(
             f"{path} is locked by a transaction that this program itself has open on another connection, so this call "
             "would wait for ever: to enqueue inside that transaction pass the connection, as in "

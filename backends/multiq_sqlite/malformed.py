@@ -1,7 +1,8 @@
-"""Records that cannot be read, which another program has written: they are buried with the reason, the rest goes on.
+"""Malformed records: rows that another program wrote and multiq cannot read are buried with the reason.
 
-Reading goes straight ahead and checks nothing beforehand. Where it meets a text in a number's column or a body that is
-not there, it raises ``Unreadable``; then all records of the file are looked through, once, and the call is made again.
+Reads check nothing beforehand. A read that meets text in a number's column, or a missing body, raises
+``MalformedRecord``. Then all records of the file are checked once, the malformed ones are buried, and the call is
+repeated.
 """
 
 from __future__ import annotations
@@ -13,14 +14,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from multiq.backend import DELAY_MAX, PRIORITY_DEFAULT, TTR_DEFAULT
 from multiq.driverkit.clock import SECOND
 
-from .errors import Unreadable
+from .errors import MalformedRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.driverkit.clock import Clock
 
-    from .connection import Connection, Database, Transaction
+    from .connection import Connection, Pool, Transaction
 
 _T = TypeVar("_T")
 
@@ -30,7 +31,7 @@ QUEUE = "unreadable"
 """Where jobs go whose queue cannot be read."""
 
 _SLICE = 1_000  # records looked at with one statement, and changed in one transaction
-_TIMES = 10  # a program that goes on writing such records does not keep a call for ever
+_MAX_ATTEMPTS = 10  # a program that goes on writing such records does not keep a call for ever
 _SHOWN = 40  # bytes of an id that is not text
 _REASON = "reason is not text"
 LONGEST_TTR = round(DELAY_MAX * SECOND)
@@ -59,21 +60,21 @@ class _Suspect(NamedTuple):
     has_body: int
 
 
-def readably(database: Database, clock: Clock, call: Callable[[], _T]) -> _T:
-    """The result of *call*, with what it could not read set aside. Raises ``Unreadable`` if that does not help."""
-    for _ in range(_TIMES):
+def burying_malformed(pool: Pool, clock: Clock, call: Callable[[], _T]) -> _T:
+    """The result of *call*, with what it could not read set aside. Raises ``MalformedRecord`` if that does not help."""
+    for _ in range(_MAX_ATTEMPTS):
         try:
             return call()
-        except Unreadable:
-            if not set_aside(database, clock):
+        except MalformedRecord:
+            if not bury_malformed(pool, clock):
                 raise
     return call()
 
 
-def set_aside(database: Database, clock: Clock) -> int:
+def bury_malformed(pool: Pool, clock: Clock) -> int:
     """Bury all records that cannot be read. Returns how many it changed."""
     changed = 0
-    with database.borrowed() as connection:
+    with pool.borrowed() as connection:
         is_utf8 = connection.select("encoding") == [("UTF-8",)]
         after = -(2**63)
         while suspects := [_Suspect(*row) for row in connection.select("suspects", {"after": after, "limit": _SLICE})]:
@@ -139,7 +140,7 @@ def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -
         low, high, default = _RANGES[name]
         value = getattr(suspect, name)
         corrected[name] = value if value is not None and low <= value <= high else default
-    return "set_aside", corrected
+    return "bury_malformed", corrected
 
 
 def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:

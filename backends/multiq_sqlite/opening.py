@@ -14,18 +14,18 @@ from typing import TypeAlias
 from multiq.errors import BackendNotInstalled, BackendUnavailable, UrlInvalid
 
 from . import schema
-from .errors import patiently
+from .errors import retry_while_locked
 from .statements import script
 
 _STATEMENTS_KEPT = 128  # prepared statements per connection
 LONG_LOG = 16_000_000  # bytes of write-ahead log, four times where SQLite begins to move it into the file
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
 
-making = threading.Lock()
+create_lock = threading.Lock()
 """Held while a file is made."""
 
 
-def refuse_what_is_no_path(path: str) -> None:
+def check_path(path: str) -> None:
     """Raises ``UrlInvalid`` for what can be told from the text alone."""
     if not path or path == ":memory:":
         raise UrlInvalid(
@@ -36,10 +36,10 @@ def refuse_what_is_no_path(path: str) -> None:
         raise UrlInvalid(f"{path!r} is no file name: it holds a NUL character")
 
 
-Identity: TypeAlias = "tuple[int, int] | None"
+FileIdentity: TypeAlias = "tuple[int, int] | None"
 
 
-def identity(path: str) -> Identity:
+def file_identity(path: str) -> FileIdentity:
     """Which file is there: device and inode; None if there is none, or it cannot be told."""
     try:
         status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
@@ -49,30 +49,30 @@ def identity(path: str) -> Identity:
 
 
 def open_file(
-    path: str, synchronous: str, timeout: float, *, makes: bool = True
-) -> tuple[sqlite3.Connection, Identity]:
-    """A connection to the file, with all tables in place. Unless it *makes* a file and tables, they must be there.
+    path: str, synchronous: str, timeout: float, *, creates: bool = True
+) -> tuple[sqlite3.Connection, FileIdentity]:
+    """A connection to the file, with all tables in place. Unless it *creates* a file and tables, they must be there.
 
     Beside it, which file was there before it was opened: that takes time, and somebody may put another one there.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
     require_library()
-    if makes:
-        _make_file(path)
+    if creates:
+        _create_file(path)
     else:
-        _find_file(path)
-    file = identity(path)
+        _require_file(path)
+    file = file_identity(path)
     sqlite = sqlite3.connect(
         path,
-        timeout=0,  # see failures.patiently
+        timeout=0,  # see errors.retry_while_locked
         isolation_level=None,
         check_same_thread=False,
         cached_statements=_STATEMENTS_KEPT,
     )
     try:
-        if not makes:
-            _find_tables(sqlite, path, timeout)
+        if not creates:
+            _require_tables(sqlite, path, timeout)
         _prepare(sqlite, path, synchronous, timeout)
     except BaseException:
         sqlite.close()
@@ -97,13 +97,13 @@ def require_library() -> None:
             ) from exc
 
 
-def _make_file(path: str) -> None:
+def _create_file(path: str) -> None:
     """A new file is for its owner alone: SQLite would go by the umask. Its -wal and -shm files get the same mode.
 
     Under a lock, and only if there is no file yet, because closing a file drops all locks that the process holds on
     it, those of another thread's connection included.
     """
-    with making:
+    with create_lock:
         if _is_there(path):
             return
         if Path(path).is_symlink():
@@ -122,17 +122,17 @@ def _make_file(path: str) -> None:
             raise BackendUnavailable(f"{path} cannot be made: {exc.strerror}") from exc
 
 
-def _find_file(path: str) -> None:
+def _require_file(path: str) -> None:
     if not _is_there(path):
-        raise _nothing_there(f"there is no file {path}")
+        raise _missing(f"there is no file {path}")
 
 
-def _find_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
-    if patiently(lambda: schema.version(sqlite, path), timeout, path) is None:
-        raise _nothing_there(f"the file {path} has no tables of multiq's")
+def _require_tables(sqlite: sqlite3.Connection, path: str, timeout: float) -> None:
+    if retry_while_locked(lambda: schema.version(sqlite, path), timeout, path) is None:
+        raise _missing(f"the file {path} has no tables of multiq's")
 
 
-def _nothing_there(what: str) -> BackendUnavailable:
+def _missing(what: str) -> BackendUnavailable:
     return BackendUnavailable(
         f"{what}: nothing was enqueued there yet, and no worker has run; if your jobs are elsewhere, say where, with "
         "multiq -c sqlite:////folder/file.db or in MULTIQ_URL"
@@ -153,14 +153,14 @@ def _is_there(path: str) -> bool:
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
     # even this reads the file, which somebody who is just closing it may have locked
-    patiently(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
-    (mode,) = patiently(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
+    retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
+    (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":
         raise BackendUnavailable(
             f"{path} cannot be used: its file system does not support SQLite's write-ahead log "
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
-    patiently(lambda: schema.prepare(sqlite, path), timeout, path)
+    retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
     sqlite.execute(f"PRAGMA journal_size_limit = {LONG_LOG}")  # what it is cut to when it starts over
     sqlite.execute("PRAGMA temp_store = MEMORY")
     sqlite.execute("PRAGMA trusted_schema = OFF")  # the file's own triggers and views reach no function beyond the file

@@ -10,7 +10,7 @@ import msgspec
 from multiq.backend import STORED_STATES, JobRecord, State
 from multiq.driverkit.clock import SECOND, nanoseconds
 
-from .errors import Unreadable
+from .errors import MalformedRecord
 from .statements import qualified
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 READY, DELAYED, RESERVED, BURIED = range(4)  # as the tables name them, in the order of STORED_STATES
 
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges: some milliseconds of the write lock
-BREATH = 0.0005  # seconds between two slices, in which somebody else may have the lock
+SLICE_PAUSE = 0.0005  # seconds between two slices, in which somebody else may have the lock
 
 _LARGEST_INSERT = 128  # rows
 _INLINE = 2048  # bytes of the largest body that is kept in its job's row
@@ -80,11 +80,14 @@ def outlooks(packed: str) -> list[Outlook]:
 
 
 def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
-    """What a statement has packed into one row. Raises ``Unreadable`` if a column holds what multiq does not write."""
+    """Decode what a statement has packed into one row.
+
+    Raises ``MalformedRecord`` if a column holds a value that multiq does not write.
+    """
     try:
         return decode(packed)
     except msgspec.DecodeError as exc:
-        raise Unreadable(exc) from exc
+        raise MalformedRecord(exc) from exc
 
 
 def due(delay: float, now: int) -> tuple[int, int]:
@@ -199,7 +202,7 @@ class Row(NamedTuple):
         """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes:
-            raise Unreadable(f"columns of number {self.seq}")
+            raise MalformedRecord(f"columns of number {self.seq}")
         state = effective_state(self.state, self.due_at, now)
         return JobRecord(
             queue=queue,
@@ -220,5 +223,5 @@ class Row(NamedTuple):
 def effective_state(code: int, due_at: int, now: int) -> State:
     """A job's state, for which a due time in the past is ready."""
     if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
-        raise Unreadable(f"a state of {code!r} and a due time of {due_at!r}")
+        raise MalformedRecord(f"a state of {code!r} and a due time of {due_at!r}")
     return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]

@@ -25,7 +25,7 @@ def prepare(sqlite: sqlite3.Connection, path: str) -> None:
         return
     sqlite.execute("BEGIN IMMEDIATE")
     try:
-        bring_up(sqlite, path)
+        upgrade(sqlite, path)
         sqlite.execute("COMMIT")
     except BaseException:
         if sqlite.in_transaction:
@@ -33,7 +33,7 @@ def prepare(sqlite: sqlite3.Connection, path: str) -> None:
         raise
 
 
-def bring_up(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
+def upgrade(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
     """Make or upgrade the tables inside the transaction that is open."""
     found = version(sqlite, path)
     scripts = ["schema"] if found is None else [f"upgrade_{step}" for step in range(found + 1, VERSION + 1)]

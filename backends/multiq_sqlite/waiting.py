@@ -1,8 +1,8 @@
-"""How a consumer waits: it looks whether anybody committed, often at first, then less, and sleeps in between.
+"""Waiting: a consumer polls whether another connection committed, often at first, then less.
 
-A look is ``PRAGMA data_version``: some microseconds, and no lock that would disturb anyone. Producers of the same
-process ring a bell. After a quiet while an idle consumer relies on hints from the kernel where there are any, and
-looks only a few times a second itself.
+A poll is ``PRAGMA data_version``: some microseconds, and no lock. Producers of the same process wake it by the
+notifier. After a quiet period, it relies on hints from the kernel (``file_watch``) where there are any, and polls only
+a few times a second.
 """
 
 from __future__ import annotations
@@ -12,90 +12,90 @@ import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
 
-from .file_watch import LogWatch
+from .file_watch import FileWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from .connection import Connection, Database
+    from .connection import Connection, Pool
 
-Signs: TypeAlias = "tuple[int, tuple[int, int]]"
+ChangeMark: TypeAlias = "tuple[int, tuple[int, int]]"
 
-_FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
-_NAP_GROWTH = 0.05  # of the time since something happened
-_LONGEST_NAP = 0.012  # another process's job is at most this late
-_QUIET_AFTER = 0.25  # seconds without anything, after which hints are relied on
-_QUIET_NAP = 0.1  # seconds between two looks of one who relies on hints
+_FIRST_PAUSE = 0.001  # seconds between two polls; grows while nothing happens
+_PAUSE_GROWTH = 0.05  # of the time since the last activity
+_LONGEST_PAUSE = 0.012  # seconds: a job of another process is at most this late
+_QUIET_AFTER = 0.25  # seconds without activity, after which the waiter relies on hints
+_QUIET_PAUSE = 0.1  # seconds between two polls of a waiter that relies on hints
 
 
-class Lookout:
-    """One consumer's sleep."""
+class Waiter:
+    """The waits of one consumer."""
 
-    def __init__(self, database: Database, connection: Connection) -> None:
-        self._database = database
+    def __init__(self, pool: Pool, connection: Connection) -> None:
+        self._pool = pool
         self._connection = connection
-        self._stirred_at = 0.0
+        self._active_at = 0.0
         self._relies_on_hints = True
-        self._watch: LogWatch | None = None
-        self._watch_belongs_to = (0, 0)
+        self._watch: FileWatch | None = None
+        self._file_watch_key = (0, 0)
 
-    def signs(self) -> Signs:
-        """Differs from an earlier answer if anything may have changed since."""
-        return self._database.bell.rings, self._connection.data_version()
+    def change_mark(self) -> ChangeMark:
+        """Return a value that differs from an earlier one if anything may have changed since."""
+        return self._pool.notifier.notifications, self._connection.data_version()
 
-    def stir(self) -> None:
-        """Something happened: look often for a while."""
-        self._stirred_at = time.monotonic()
+    def speed_up(self) -> None:
+        """Poll often for a while, after activity."""
+        self._active_at = time.monotonic()
 
-    def sleep(self, seen: Signs, shortest_nap: float, left: Callable[[], float]) -> None:
-        """Until there are other signs than those *seen*, or a hint of some, or nothing is *left* of the time."""
-        if self._doze(seen, shortest_nap, left):
-            self._sleep_deeply(seen, left)
+    def sleep(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> None:
+        """Wait until the change mark differs from *seen*, a hint arrives, or ``left()`` is 0."""
+        if self._poll(seen, shortest_pause, left):
+            self._wait_for_hint(seen, left)
 
     def close(self) -> None:
-        """Give back what the kernel lent."""
+        """Close the file watch."""
         if self._watch is not None:
             self._watch.close()
             self._watch = None
 
-    def _doze(self, seen: Signs, shortest_nap: float, left: Callable[[], float]) -> bool:
-        """Look again and again. True: it has been quiet for a while."""
-        rings, version = seen
-        bell = self._database.bell
-        ear = threading.Lock()
-        ear.acquire()
-        with bell.listening(ear):
-            while bell.rings == rings:
-                idle = time.monotonic() - self._stirred_at
-                if idle >= _QUIET_AFTER and self._log_watch() is not None:
+    def _poll(self, seen: ChangeMark, shortest_pause: float, left: Callable[[], float]) -> bool:
+        """Poll until something changes or time is up. True: the quiet period has begun, go on by hints."""
+        notifications, version = seen
+        notifier = self._pool.notifier
+        listener = threading.Lock()
+        listener.acquire()
+        with notifier.listening(listener):
+            while notifier.notifications == notifications:
+                idle = time.monotonic() - self._active_at
+                if idle >= _QUIET_AFTER and self._file_watch() is not None:
                     return True
-                nap = max(shortest_nap, min(_LONGEST_NAP, _FIRST_NAP + idle * _NAP_GROWTH))
-                nap = min(nap, left())
-                if nap <= 0 or ear.acquire(timeout=nap) or self._connection.data_version() != version:
+                pause = max(shortest_pause, min(_LONGEST_PAUSE, _FIRST_PAUSE + idle * _PAUSE_GROWTH))
+                pause = min(pause, left())
+                if pause <= 0 or listener.acquire(timeout=pause) or self._connection.data_version() != version:
                     return False
         return False
 
-    def _sleep_deeply(self, seen: Signs, left: Callable[[], float]) -> None:
-        """Wait for a hint, looking now and then in case there are none."""
-        watch = self._log_watch()
+    def _wait_for_hint(self, seen: ChangeMark, left: Callable[[], float]) -> None:
+        """Wait for a hint, and poll now and then in case hints are missing."""
+        watch = self._file_watch()
         if watch is None:
             return
-        watch.wait(0)  # what it has to tell from before is no news
+        watch.wait(0)  # discard earlier events
         hinted = False
-        with self._database.bell.listening(watch):
-            while not hinted and self.signs() == seen and (nap := min(_QUIET_NAP, left())) > 0:
-                hinted = watch.wait(nap)
+        with self._pool.notifier.listening(watch):
+            while not hinted and self.change_mark() == seen and (pause := min(_QUIET_PAUSE, left())) > 0:
+                hinted = watch.wait(pause)
         changed = self._connection.data_version() != seen[1]
         if changed and not hinted:
-            self._relies_on_hints = watch.wait(0)  # else somebody committed, and the kernel said nothing
+            self._relies_on_hints = watch.wait(0)  # else there was a commit without a hint
         if changed or hinted:
-            self.stir()
+            self.speed_up()
 
-    def _log_watch(self) -> LogWatch | None:
-        """The watch on the log that our connection has open. A fork and a new file need a new one."""
-        belongs_to = (os.getpid(), self._connection.opened)
-        if self._watch_belongs_to != belongs_to:
+    def _file_watch(self) -> FileWatch | None:
+        """Return the watch on the connection's log, a new one after a fork or a reopening; None without hints."""
+        key = (os.getpid(), self._connection.opened)
+        if self._file_watch_key != key:
             self.close()
-            self._watch_belongs_to = belongs_to
-            self._watch = LogWatch.of(self._connection.log) if self._relies_on_hints else None
+            self._file_watch_key = key
+            self._watch = FileWatch.of(self._connection.log) if self._relies_on_hints else None
         return self._watch if self._relies_on_hints else None

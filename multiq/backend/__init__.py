@@ -48,11 +48,13 @@ from .types import (
     State,
     Touch,
     Verdict,
+    check_state,
+    check_states,
 )
 
 __all__ = [
     "DELAY_MAX", "POWERS", "PRIORITY_DEFAULT", "PRIORITY_MAX", "STORED_STATES", "TTR_DEFAULT", "TTR_MIN",
     "Abandon", "Ack", "Backend", "Bury", "Capabilities", "Claim", "Consumer", "Finding", "Gap", "GiveBack",
     "JobRecord", "Lease", "NewJob", "Page", "QueueStats", "Release", "Schema", "SchemaState", "State", "Touch",
-    "Verdict",
+    "Verdict", "check_state", "check_states",
 ]  # fmt: skip

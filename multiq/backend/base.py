@@ -87,7 +87,7 @@ class Backend(ABC):
         Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
         stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
         show, and for a state of which it can show no job,
-        ``OptionInvalid`` for a state in which no job is kept (``multiq.options.check_state``).
+        ``OptionInvalid`` for a state in which no job is kept (``multiq.backend.check_state``).
         """
 
     @abstractmethod

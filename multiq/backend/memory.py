@@ -24,9 +24,9 @@ import weakref
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from multiq.backend import check_state, check_states
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
-from multiq.options import check_state, check_states
 
 from .base import Backend, Consumer
 from .capabilities import Capabilities, Gap

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import enum
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import msgspec
+
+from multiq.errors import OptionInvalid
+from multiq.formatting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 PRIORITY_DEFAULT = 1024
 PRIORITY_MAX = 2**32 - 1  # beanstalkd's range, so that a priority means the same everywhere
@@ -26,6 +32,20 @@ class State(enum.StrEnum):
 
 
 STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
+
+
+def check_state(state: str) -> State:
+    """One of the four stored states, by name. Raises ``OptionInvalid``."""
+    if state in STORED_STATES:
+        return State(state)
+    name = state.value if isinstance(state, State) else state
+    not_kept = "; jobs that were acked or deleted are not kept" if name == State.GONE else ""
+    raise OptionInvalid(f"a job's state must be one of {', '.join(STORED_STATES)}, got {shown(name)}{not_kept}")
+
+
+def check_states(states: Iterable[str] | str) -> list[State]:
+    """States, from one name or several."""
+    return [check_state(state) for state in ([states] if isinstance(states, str) else states)]
 
 
 class NewJob(msgspec.Struct, frozen=True):
@@ -94,9 +114,9 @@ class GiveBack(msgspec.Struct, frozen=True):
 
 
 class Abandon(msgspec.Struct, frozen=True):
-    """Ready again in its old place, its attempt counted: its worker died, and somebody says so before the lease ends.
+    """Ready again in its old place, its attempt counted: its worker died, which another process reports in time.
 
-    With ``portable_leases`` it is counted as a crash; elsewhere nobody but the dead worker could have said it.
+    With ``portable_leases`` it is counted as a crash; elsewhere only the dead worker could have reported it.
     """
 
     lease: Lease

@@ -42,7 +42,7 @@ SECTIONS = {
     package=__name__,
     sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 1 failed, 2 cannot be asked like this, 3 not found, 4 being run, 5 unsupported, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage error, 3 not found, 4 being run, 5 unsupported, "
     "6 promise broken, 130 stopped.",
 )
 @click.version_option(__version__, prog_name="multiq")

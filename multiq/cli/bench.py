@@ -28,14 +28,14 @@ _REPEATS_QUICK, _REPEATS = 2, 5
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no run log is ever written to a disk
 
 
-@click.command(short_help="Set backends side by side: speed, with proof.")
+@click.command(short_help="Compare backends: speed, with every job accounted for.")
 @click.argument("given", nargs=-1, metavar="NAME|URL...")
 @click.option(
     "--profile",
     type=click.Choice(["durable", "fast"]),
     default="durable",
     show_default=True,
-    help="What servers of our own keep: all that is acknowledged, or what a crash leaves.",
+    help="How durable the servers that it starts are: all that is acknowledged, or what a crash leaves.",
 )
 @click.option("--quick", "is_quick", is_flag=True, help="Less of everything: under a minute for four backends.")
 @click.option("--repeats", type=click.IntRange(1, 100), metavar="N", help="Repeats of each workload (5; quick: 2).")

@@ -26,7 +26,7 @@ _STYLES = {"kept": "green", "kept in part": "yellow", "refused": "yellow", "brok
 _FAILURE_LINES = 6  # of what happened, for each promise that was broken
 
 
-@click.command(short_help="Have a backend prove what it promises.")
+@click.command(short_help="Test a backend against the contract.")
 @click.argument("target", metavar="URL|NAME")
 @click.option("-k", "--select", multiple=True, metavar="WORD", help="Only a topic, a paragraph (4.3), part of a name.")
 @click.option("--walks", type=int, metavar="N", help="So many random walks; 0 for none.")

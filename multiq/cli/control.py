@@ -8,7 +8,7 @@ from .options import common_options
 from .output import say
 
 
-@click.command(short_help="Have all workers take no more jobs.")
+@click.command(short_help="Stop all workers from taking jobs.")
 @common_options
 def down(as_json: bool) -> None:
     """Have all workers of the connection take no more jobs, until ``multiq up``.
@@ -24,7 +24,7 @@ def down(as_json: bool) -> None:
     say(as_json, "workers take no more jobs" if is_new else "it was down already", down=True, changed=is_new)
 
 
-@click.command(short_help="End what multiq down began.")
+@click.command(short_help="Let workers take jobs again after down.")
 @common_options
 def up(as_json: bool) -> None:
     """Have the workers of the connection take jobs again."""
@@ -37,7 +37,7 @@ def up(as_json: bool) -> None:
     say(as_json, "workers take jobs again" if was_down else "it was not down", down=False, changed=was_down)
 
 
-@click.command(short_help="Have all workers end, to be started anew.")
+@click.command(short_help="Tell all workers to end, so that they are started again.")
 @common_options
 def restart(as_json: bool) -> None:
     """Have each worker of the connection finish what it runs and exit with 0, within some seconds.

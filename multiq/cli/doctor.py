@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _STYLES = {"ok": "green", "warn": "yellow", "bad": "bold red", "unknown": "yellow"}
 
 
-@click.command(short_help="Ask whether a backend is fit for jobs.")
+@click.command(short_help="Check whether a server is set up for jobs.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def doctor(target: str | None, as_json: bool) -> int:

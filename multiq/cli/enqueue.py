@@ -145,6 +145,6 @@ def _check_size(body: bytes, limit: int) -> None:
 
 
 def _due_in(delay: float | None, at: dt.datetime | None) -> float:
-    from multiq.options import check_delay
+    from multiq.validation import check_delay
 
     return check_delay(delay, at)

@@ -37,7 +37,7 @@ _HINTS = {
     **dict.fromkeys(("stop", "quit", "shutdown"), _STOP),
     **dict.fromkeys(("workers", "ps", "monitor", "watch"), "multiq top shows the workers, and what each one runs"),
     **dict.fromkeys(("clear", "flush", "empty"), "multiq purge QUEUE deletes a queue's jobs"),
-    **dict.fromkeys(("cancel", "remove", "rm"), "multiq delete ID deletes a job that nobody runs"),
+    **dict.fromkeys(("cancel", "remove", "rm"), "multiq delete ID deletes a job that is not running"),
     **dict.fromkeys(("show", "inspect", "get"), "multiq peek ID shows a job"),
     **dict.fromkeys(("migrate", "init"), "multiq schema up makes what a MySQL database needs; others need nothing"),
 }

@@ -19,7 +19,7 @@ from .output import say
 _LARGEST = 1 << 20  # bytes
 
 
-@click.command(short_help="Tell whether the worker of a health file is well.")
+@click.command(short_help="Check a worker's health file.")
 @click.argument("path", metavar="PATH", type=click.Path(path_type=Path))
 @click.option(
     "--max-age",

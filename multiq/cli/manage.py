@@ -70,12 +70,12 @@ def _kick(app: App, queue: str, number: float) -> int:
     return kicked
 
 
-@click.command(short_help="Delete a job that nobody runs.")
+@click.command(short_help="Delete a job that is not running.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @queue_option
 @common_options
 def delete(job_id: str, queue: str | None, as_json: bool) -> None:
-    """Delete one job that nobody runs: it never starts."""
+    """Delete one job that is not running: it never starts."""
     from .apps import find_queue, open_app
 
     with open_app() as app:
@@ -84,19 +84,19 @@ def delete(job_id: str, queue: str | None, as_json: bool) -> None:
     say(as_json, f"deleted job {job_id} of queue {place}", queue=place, id=job_id, deleted=1)
 
 
-@click.command(short_help="Move a job's due time.")
+@click.command(short_help="Change when a job is due.")
 @click.argument("job_id", type=JobId(), metavar="ID")
 @due_options
 @queue_option
 @common_options
 def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: str | None, as_json: bool) -> None:
-    """Make a job that nobody runs due at another time, earlier or later, as if it were enqueued now.
+    """Make a job that is not running due at another time, earlier or later, as if it were enqueued now.
 
     \b
       multiq reschedule 019b7c2e-... --delay 10m
       multiq reschedule 019b7c2e-... --at 2027-01-31T09:00+02:00
     """
-    from multiq.options import check_delay
+    from multiq.validation import check_delay
 
     from .apps import find_queue, open_app
 
@@ -111,7 +111,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
     say(as_json, f"job {job_id} of queue {place} is {when}{renamed}", queue=place, id=new_id, due_in=due_in)
 
 
-@click.command(short_help="Have workers take no more jobs for a while.")
+@click.command(short_help="Stop workers from taking a queue's jobs for a while.")
 @click.argument("queue", type=QueueName())
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
@@ -170,7 +170,7 @@ def _chosen_states(words: tuple[str, ...]) -> Iterator[State]:
     for name in dict.fromkeys(names or _PURGEABLE):
         if name not in _PURGEABLE:
             known = ", ".join(_PURGEABLE)
-            why = "jobs that run cannot be purged" if name == State.RESERVED else f"{name!r} is no state of a job"
+            why = "jobs that run cannot be purged" if name == State.RESERVED else f"a job has no state {name!r}"
             raise click.BadParameter(f"{why}: choose from {known}", param_hint="STATES")
         yield State(name)
 
@@ -180,5 +180,5 @@ def _ask(app: App, queue: str, states: list[State]) -> None:
 
     stats = app.backend.stats(queue)
     numbers = ", ".join(f"{count(getattr(stats, state))} {state}" for state in states)
-    need_stdin("nobody can be asked; --yes deletes without a question")
+    need_stdin("there is no terminal to ask; --yes deletes without a question")
     click.confirm(f"Delete the jobs of queue {queue} on {safe(redact(app.url))}: {numbers}?", abort=True, err=True)

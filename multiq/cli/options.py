@@ -12,7 +12,7 @@ from click.shell_completion import CompletionItem
 
 from multiq.backend import DELAY_MAX
 from multiq.formatting import safe
-from multiq.names import check_name
+from multiq.validation import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -50,9 +50,9 @@ class Duration(_Type):
         try:
             seconds = _seconds(text)
         except ValueError:
-            self.fail(f"{_shown(value)} is no duration: write seconds (90, 1.5) or 250ms, 5m, 1h30m, 2d", param, ctx)
+            self.fail(f"must be seconds (90, 1.5), or like 250ms, 5m, 1h30m, 2d, got {_shown(value)}", param, ctx)
         if not 0 <= seconds <= DELAY_MAX:  # also refuses NaN
-            self.fail(f"{_shown(value)} is out of range: 0 or more seconds, up to a century", param, ctx)
+            self.fail(f"must be from 0 seconds to a century, got {_shown(value)}", param, ctx)
         return seconds
 
 
@@ -66,10 +66,10 @@ class Moment(_Type):
         try:
             moment = dt.datetime.fromisoformat(text)
         except ValueError:
-            self.fail(f"{_shown(value)} is no ISO 8601 time: write it like 2027-01-31T09:00Z", param, ctx)
+            self.fail(f"must be an ISO 8601 time like 2027-01-31T09:00Z, got {_shown(value)}", param, ctx)
         if moment.utcoffset() is None:
             self.fail(
-                f"{_shown(value)} has no time zone, so it names no moment: add Z for UTC, or an offset like +02:00",
+                f"must have a time zone, got {_shown(value)}: add Z for UTC, or an offset like +02:00",
                 param,
                 ctx,
             )
@@ -98,7 +98,7 @@ class JobCount(_Type):
         if text == "all":
             return float("inf")
         if not (text.isascii() and text.isdecimal() and len(text) <= 15 and int(text) > 0):
-            self.fail(f"{_shown(value)} is not a number of jobs: write it like 10, or all", param, ctx)
+            self.fail(f"must be a number of jobs, or all, got {_shown(value)}", param, ctx)
         return int(text)
 
 
@@ -110,7 +110,7 @@ class JobId(_Type):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
         text = str(value)
         if not (0 < len(text) <= _ID_LENGTH and text.isascii() and text.isprintable() and " " not in text):
-            self.fail(f"{_shown(value)} is no job's id: ids are one word of ASCII", param, ctx)
+            self.fail(f"a job's id must be one word of ASCII, got {_shown(value)}", param, ctx)
         return text
 
 
@@ -127,7 +127,7 @@ class Json(_Type):
         try:
             parsed = json.loads(value, parse_constant=_refuse)
         except (ValueError, RecursionError) as exc:
-            self.fail(f"{_shown(value)} is not JSON ({exc}): write it like {self._example}", param, ctx)
+            self.fail(f"must be JSON like {self._example}, got {_shown(value)} ({exc})", param, ctx)
         if not isinstance(parsed, self._kind):
             self.fail(
                 f"{_shown(value)} is JSON, but not what is needed here: write it like {self._example}", param, ctx

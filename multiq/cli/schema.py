@@ -24,7 +24,7 @@ _MEANING = {
 }
 
 
-@click.group(short_help="Bring up a database's tables.", invoke_without_command=True)
+@click.group(short_help="Create or upgrade a database's tables.", invoke_without_command=True)
 @connection_option
 @verbose_option
 @traceback_option
@@ -74,7 +74,7 @@ def show_sql(target: str | None, since: int, as_json: bool) -> int:
     return OK
 
 
-@schema.command(short_help="Ask whether the tables are fit for this multiq.")
+@schema.command(short_help="Check whether the tables fit this multiq.")
 @click.argument("target", required=False, metavar="[URL|NAME]")
 @common_options
 def check(target: str | None, as_json: bool) -> int:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _OVERHEAD = 25.0  # seconds, about, beside the load with faults
 
 
-@click.command(short_help="Run jobs under faults, and check what became of each.")
+@click.command(short_help="Run jobs under faults, and check what happened to each.")
 @click.argument("targets", nargs=-1, required=True, metavar="URL|NAME...")
 @click.option(
     "--seconds",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from multiq.control.presence import FIRST_ANSWERS, RollCall
+from multiq.control.presence import FIRST_ANSWERS, Viewer
 from multiq.errors import JobNotFound, MultiqError
 from multiq.formatting import UNKNOWN, count, duration, many, safe
 from multiq.job import JobInfo
@@ -61,17 +61,17 @@ class Workers:
         if not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
         self._app = app
-        self._call = RollCall(app.backend)
+        self._viewer = Viewer(app.backend)
         self._names: dict[tuple[str, str, int], tuple[str | None, int | None]] = {}  # a run -> task, attempt
         self._asked = 0
 
     def __enter__(self) -> Self:
-        self._call.begin()
+        self._viewer.start()
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            self._call.end()
+            self._viewer.close()
         except MultiqError:
             return  # the workers clear it
 
@@ -79,14 +79,14 @@ class Workers:
         """All that answer, after the time in which they do."""
         give_up_at = time.monotonic() + FIRST_ANSWERS
         while time.monotonic() < give_up_at:
-            self._call.hear()
+            self._viewer.read()
             time.sleep(_STEP)
         return self.now()
 
     def now(self) -> list[WorkerNow]:
         """Those that have answered by now."""
         known, self._names, self._asked = self._names, {}, 0
-        return [self._shown(answer, known) for answer in self._call.hear()]
+        return [self._shown(answer, known) for answer in self._viewer.read()]
 
     def _shown(self, answer: Answer, known: dict[tuple[str, str, int], tuple[str | None, int | None]]) -> WorkerNow:
         host = answer.worker.rpartition(":")[0]

@@ -36,20 +36,20 @@ _MOST_TOLD = 10  # tasks that this worker does not run
     multiple=True,
     metavar="NAMES",
     shell_complete=complete_queue,
-    help="high,default: in this order; or high=3,low=1.",
+    help="Queues to work on: high,default in this order; or high=3,low=1.",
 )
 @click.option(
     "--policy",
     type=click.Choice(POLICIES),
     metavar="POLICY",
-    help="strict, weighted or round-robin.",
+    help="Order of queues: strict, weighted or round-robin.",
 )
-@click.option("-p", "--processes", type=int, metavar="N", help="Processes, under a supervisor; 0: this one only.")
-@click.option("-t", "--threads", type=int, metavar="N", help="Jobs at a time in each, on threads.")
-@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each.")
-@click.option("--prefetch", type=int, metavar="N", help="Short jobs held beyond those, at most.")
-@click.option("--grace", type=float, metavar="SECONDS", help="For running jobs, after SIGTERM.")
-@click.option("--kill-after", type=float, metavar="SECONDS", help="For a job beyond its timeout.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Worker processes under a supervisor; 0: no supervisor.")
+@click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process.")
+@click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
+@click.option("--prefetch", type=int, metavar="N", help="At most so many short jobs reserved ahead.")
+@click.option("--grace", type=float, metavar="SECONDS", help="How long running jobs may go on after SIGTERM.")
+@click.option("--kill-after", type=float, metavar="SECONDS", help="How long a job may go on after its timeout.")
 @click.option("--max-jobs", type=int, metavar="N", help="End each process after so many jobs.")
 @click.option("--max-time", type=float, metavar="SECONDS", help="End after so long.")
 @click.option("--recycle-jobs", type=int, metavar="N", help="Replace each process after about so many jobs.")
@@ -58,10 +58,10 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option("--once", is_flag=True, help="End after one job, or at once if none is due.")
 @click.option("--stop-when-empty", is_flag=True, help="End when nothing is due.")
 @click.option("--force", is_flag=True, help="Work although the connection is down (multiq down).")
-@click.option("--health-file", metavar="PATH", help="Say there how it is, for multiq health.")
-@click.option("--http", metavar="[HOST]:PORT", help="Answer probes and Prometheus there.")
-@click.option("--watch", is_flag=True, help="Roll when code here changes: for development.")
-@click.option("--check", is_flag=True, help="Start nothing; end with 0 if this worker would start.")
+@click.option("--health-file", metavar="PATH", help="Write the worker's status to PATH (multiq health reads it).")
+@click.option("--http", metavar="[HOST]:PORT", help="Serve health probes and Prometheus metrics there.")
+@click.option("--watch", is_flag=True, help="Reload when code here changes: for development.")
+@click.option("--check", is_flag=True, help="Check only: exit with 0 if this worker would start.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -71,7 +71,7 @@ _MOST_TOLD = 10  # tasks that this worker does not run
 @click.option(
     "--log-format", type=click.Choice(["text", "json"]), metavar="FORMAT", help="text, or json: an object a line."
 )
-@click.option("--log-jobs", is_flag=True, help="A line for each job that is done, too; by default at debug only.")
+@click.option("--log-jobs", is_flag=True, help="Log a line for each job that is done (by default only at debug).")
 @connection_option
 @verbose_option
 @traceback_option
@@ -133,7 +133,7 @@ def _work(
         app = _load(app_path)
     except (MultiqError, click.UsageError) as exc:
         if watch:
-            auto_reload.wait_if_rolled(exc)
+            auto_reload.wait_if_reloaded(exc)
         raise
     log = app.settings.log
     is_ours = setup_logging(log_level or log.level, log_format or log.format, over_app=log_level is not None)
@@ -163,7 +163,7 @@ def _work(
     if watch:
         auto_reload.check_library()
         if not _processes(app, processes):
-            raise click.UsageError("--watch needs a supervisor, which rolls: -p 1 or more")
+            raise click.UsageError("--watch needs a supervisor: give -p 1 or more")
     if check:
         return 0
     runner.owns_process = True
@@ -172,7 +172,7 @@ def _work(
     with contextlib.ExitStack() as stack:
         stack.enter_context(app)
         if watch:
-            stack.enter_context(auto_reload.watching(auto_reload.folders_of(app_path.partition(":")[0])))
+            stack.enter_context(auto_reload.auto_reloading(auto_reload.folders_of(app_path.partition(":")[0])))
         before: set[threading.Thread | BaseProcess] = {*threading.enumerate(), *_processes_begun()}
         code = runner.run()
     _leave(before, code)
@@ -208,7 +208,7 @@ def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
             if process.daemon:  # as the interpreter does it
                 process.terminate()
         logging.shutdown()
-        fork.flush()
+        fork.flush_streams()
         os._exit(code)
 
 
@@ -222,7 +222,7 @@ class _End:
 
         # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
         # unless this is a roll: then there are children of before
-        if not reload.note(number):
+        if not reload.note_signal(number):
             os._exit(self.code)
 
 
@@ -235,15 +235,15 @@ def _stopping_while_it_starts() -> Iterator[_End]:
     if threading.current_thread() is not threading.main_thread():
         yield end
         return
-    taken = {number: fork.take(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
+    taken = {number: fork.take_signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
     # what a worker does at these is of no use yet; without a handler they would end the process
     for number in (signal.SIGHUP, signal.SIGUSR2, signal.SIGQUIT):
-        taken[number] = fork.take(number, reload.note)
+        taken[number] = fork.take_signal(number, reload.note_signal)
     try:
         yield end
     finally:
         for number, token in taken.items():
-            fork.give_back(number, token)
+            fork.restore_signal(number, token)
 
 
 def _load(path: str) -> App:

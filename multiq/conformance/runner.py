@@ -70,7 +70,7 @@ def run_harness(
     """As ``run``, for a harness: its ``open`` names the backend."""
     need_extra()
     if walks is not None and walks < 0:
-        raise OptionInvalid(f"walks={walks} is out of range: 0 or more")
+        raise OptionInvalid(f"walks must be 0 or more, got {walks}")
     made = _with_walks(harness_class, walks)
     started = time.monotonic()
     harness = made()

@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 
 DOWN = "multiq.down"
 RESTART = "multiq.restart"
-ROLL_CALLS = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
+PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
 """One for each who looks at the workers."""
-CONTROL_QUEUES = frozenset({DOWN, RESTART, *ROLL_CALLS})
+CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
 """Listings leave them out."""
 
 
-class Said(NamedTuple):
+class ControlState(NamedTuple):
     """What all workers of a connection are told."""
 
     last_restart: str | None
     """Another text after each restart; None: there was none."""
-    is_roll_called: bool
+    is_presence_asked: bool
     """Whether somebody wants to know who works."""
 
 
@@ -45,7 +45,7 @@ class Control:
         """Have all workers take no more jobs. False: they were told so already."""
         if self.is_down():
             return False
-        self._say(DOWN)
+        self._set(DOWN)
         return True
 
     def bring_up(self) -> bool:
@@ -55,20 +55,20 @@ class Control:
     def restart(self) -> None:
         """Have all workers that run now end after what they run."""
         self._backend.purge(RESTART, [State.DELAYED])
-        self._say(RESTART)
+        self._set(RESTART)
 
-    def call_roll(self, seconds: float) -> None:
+    def ask_presence(self, seconds: float) -> None:
         """For so long, have all workers look for who wants to know of them.
 
         A pause is what ends by itself, and what comes with the counts that workers ask for anyway.
         """
         self._backend.pause(RESTART, seconds)
 
-    def hear(self) -> Said:
+    def read(self) -> ControlState:
         """What there is to hear, but for ``is_down``: one question, if nothing was said."""
         stats = self._backend.stats(RESTART)
         page = self._backend.jobs(RESTART, State.DELAYED, limit=1) if stats.delayed else None
-        return Said(page.jobs[0].id if page and page.jobs else None, stats.paused_for is not None)
+        return ControlState(page.jobs[0].id if page and page.jobs else None, stats.paused_for is not None)
 
-    def _say(self, word: str) -> None:
-        self._backend.enqueue(word, [NewJob(b"", new_id(), delay=DELAY_MAX)])
+    def _set(self, flag: str) -> None:
+        self._backend.enqueue(flag, [NewJob(b"", new_id(), delay=DELAY_MAX)])

@@ -18,7 +18,7 @@ from multiq.backend import TTR_MIN, Ack, NewJob, State
 from multiq.errors import MultiqError
 from multiq.ids import new_id
 
-from .flags import ROLL_CALLS, Control
+from .flags import PRESENCE_QUEUES, Control
 
 if TYPE_CHECKING:
     from multiq.backend import Backend
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 FIRST_ANSWERS = 6.5
 """Seconds: workers ask every five whether anybody calls; after so many, who has not answered does not."""
 
-_LASTS = 15.0  # seconds that a call stands if nobody renews it
-_RENEW = 5.0  # seconds
-_SILENT = 10.0  # seconds after which a worker that says no more is left out
-_AT_A_TIME = 100  # answers
+_CALL_SECONDS = 15.0  # seconds that a call stands if nobody renews it
+_RENEW_EVERY = 5.0  # seconds
+_FORGET_AFTER = 10.0  # seconds after which a worker that says no more is left out
+_BATCH = 100  # answers
 
 
 class Run(msgspec.Struct, frozen=True):
@@ -67,53 +67,55 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that run, those that are not listed included."""
 
 
-class NoViewLeft(MultiqError):
+class TooManyViewers(MultiqError):
     """As many people look at the workers of this connection as can."""
 
 
-class RollCall:
+class Viewer:
     """A viewer's side. Each method may raise ``BackendError``; ``begin`` comes first, ``end`` last."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._control = Control(backend)
-        self._heard: dict[str, tuple[Answer, float]] = {}  # by worker: what it said last, and when
+        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker: what it said last, and when
         self._renew_at = 0.0
 
-    def begin(self) -> None:
-        """Call. Raises ``NoViewLeft``."""
-        for queue in random.sample(ROLL_CALLS, len(ROLL_CALLS)):
+    def start(self) -> None:
+        """Call. Raises ``TooManyViewers``."""
+        for queue in random.sample(PRESENCE_QUEUES, len(PRESENCE_QUEUES)):
             if self._backend.stats(queue).delayed:
                 continue
             self._queue = queue
-            job_id = self._call()
+            job_id = self._renew()
             if self._backend.stats(queue).delayed == 1:
                 self._consumer = self._backend.consumer((queue,))
                 return
             self._backend.delete(queue, job_id)  # somebody else took it at the same moment
-        raise NoViewLeft(f"{len(ROLL_CALLS)} others look at the workers of this connection: try again when one is done")
+        raise TooManyViewers(
+            f"{len(PRESENCE_QUEUES)} others look at the workers of this connection: try again when one is done"
+        )
 
-    def hear(self) -> list[Answer]:
+    def read(self) -> list[Answer]:
         """What each worker that answers said last, by their names. Calls again when it is time."""
         if time.monotonic() >= self._renew_at:
-            self._call()
-        while leases := self._consumer.reserve(_AT_A_TIME, 0):
+            self._renew()
+        while leases := self._consumer.reserve(_BATCH, 0):
             for lease in leases:
                 self._note(lease.body)
             self._consumer.settle([Ack(lease) for lease in leases])
-        oldest = time.monotonic() - _SILENT
-        self._heard = {worker: heard for worker, heard in self._heard.items() if heard[1] >= oldest}
-        return [answer for _, (answer, _) in sorted(self._heard.items())]
+        oldest = time.monotonic() - _FORGET_AFTER
+        self._answers = {worker: answers for worker, answers in self._answers.items() if answers[1] >= oldest}
+        return [answer for _, (answer, _) in sorted(self._answers.items())]
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Leave nothing."""
         self._consumer.close()
         self._backend.purge(self._queue, [State.READY, State.DELAYED])
 
-    def _call(self) -> str:
-        self._renew_at = time.monotonic() + _RENEW
-        self._control.call_roll(_LASTS)
-        return self._backend.enqueue(self._queue, [NewJob(b"", new_id(), delay=_LASTS)])[0]
+    def _renew(self) -> str:
+        self._renew_at = time.monotonic() + _RENEW_EVERY
+        self._control.ask_presence(_CALL_SECONDS)
+        return self._backend.enqueue(self._queue, [NewJob(b"", new_id(), delay=_CALL_SECONDS)])[0]
 
     def _note(self, body: bytes) -> None:
         if not body:
@@ -122,40 +124,40 @@ class RollCall:
             answer = msgspec.json.decode(body, type=Answer)
         except msgspec.DecodeError:  # another version's, or nobody's
             return
-        self._heard[answer.worker] = answer, time.monotonic()
+        self._answers[answer.worker] = answer, time.monotonic()
 
 
-class Answering:
+class Responder:
     """A worker's side: says what it is given to say wherever a call stands, and clears what calls have left."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self._standing: list[str] = []
+        self._viewers: list[str] = []
         self._to_clear: set[str] = set()
 
     @property
-    def is_over(self) -> bool:
+    def is_idle(self) -> bool:
         """Whether there is nobody to answer and nothing to clear: nothing needs to be looked at."""
-        return not self._standing and not self._to_clear
+        return not self._viewers and not self._to_clear
 
-    def look(self) -> None:
+    def find_viewers(self) -> None:
         """Find all calls that stand. Raises ``BackendError``."""
-        self._check(ROLL_CALLS)
+        self._check(PRESENCE_QUEUES)
 
     def answer(self, answer: Answer) -> None:
         """Say it to all who call. Raises ``BackendError``."""
-        self._check([*self._standing, *self._to_clear])
+        self._check([*self._viewers, *self._to_clear])
         body = msgspec.json.encode(answer)
-        for queue in self._standing:
+        for queue in self._viewers:
             self._backend.enqueue(queue, [NewJob(body, new_id(), ttr=TTR_MIN)])
 
     def _check(self, queues: list[str] | tuple[str, ...]) -> None:
-        standing, to_clear = [], set()
+        viewers, to_clear = [], set()
         for queue in queues:
             stats = self._backend.stats(queue)
             if stats.delayed:
-                standing.append(queue)
+                viewers.append(queue)
             elif stats.ready or stats.reserved:  # what a viewer that was killed held comes back
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
-        self._standing, self._to_clear = standing, to_clear
+        self._viewers, self._to_clear = viewers, to_clear

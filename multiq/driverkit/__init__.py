@@ -1,1 +1,1 @@
-"""What drivers share: sockets, TLS, wake-ups, forks, clocks, checked replies, transactions of the application."""
+"""Tools that drivers share: sockets, names, TLS, wake-ups, forks, clocks, guarded replies, external transactions."""

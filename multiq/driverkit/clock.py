@@ -1,4 +1,4 @@
-"""Time, where a driver has to tell it itself: integer nanoseconds, so that no rounding makes a job early."""
+"""Clocks in integer nanoseconds, for drivers that keep the time themselves: no rounding makes a job early."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def nanoseconds(seconds: float) -> int:
 
 
 class ManualClock:
-    """A clock that stands still until it is told to move: time without waiting, for tests and models."""
+    """A clock that moves only when ``advance`` is called, for tests and models that must not wait."""
 
     def __init__(self, start: int = 1_700_000_000 * SECOND) -> None:
         self._now = start

@@ -1,8 +1,8 @@
-"""What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's over one.
+"""What an application passes as ``connection=``: a database driver's connection, or SQLAlchemy's or Django's.
 
-A driver of multiq's needs the connection inside, and must let the library run the first statement: SQLAlchemy begins
-its transaction with it, and forgets to commit one that it does not know of; Django checks that its transaction can
-still be committed. None of these libraries is imported: their objects are known by attributes that they document.
+multiq's driver needs the connection inside, and must let the library run the first statement: SQLAlchemy begins its
+transaction with it, and does not commit one that it does not know of; Django checks that its transaction can still be
+committed. None of these libraries is imported: their objects are recognized by documented attributes.
 """
 
 from __future__ import annotations
@@ -16,41 +16,42 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _RUN_SYNC = (
-    "what is asynchronous cannot be used from here: await connection.run_sync(lambda c: queue.enqueue(body, "
+    "an asynchronous connection cannot be used here: await connection.run_sync(lambda c: queue.enqueue(body, "
     "connection=c)), on an AsyncConnection or AsyncSession of SQLAlchemy's"
 )
 
 _PERCENT = ("format", "pyformat")  # styles in which a statement's percent sign is written twice
 
 
-class CallerConnection:
-    """A connection of the caller's, opened up."""
+class ExternalConnection:
+    """The application's connection, unwrapped."""
 
     def __init__(self, driver: Any, adapter: Any, execute: Callable[[str], list[tuple[Any, ...]]] | None) -> None:
         self.driver = driver
         """The database driver's own connection."""
         self.adapter = adapter
-        """The same, or what SQLAlchemy has put in front of an asyncio driver so that it looks like any other."""
+        """The same, or SQLAlchemy's adapter that gives an asyncio driver the interface of the DB API."""
         self.execute = execute
-        """Runs a statement without parameters and returns its rows, as the library has it. None: there is none."""
+        """Runs a statement without parameters through the library and returns its rows. None: there is no library."""
 
     def begin(self) -> None:
-        """Let the library begin its transaction, if it has not, and refuse if that cannot be committed any more."""
+        """Let the library begin its transaction, if it has not. Raises if that cannot be committed."""
         if self.execute is not None:
             self.execute("SELECT 1")
 
 
-def open_up(connection: Any, drivers: tuple[type, ...], wanted: str) -> CallerConnection:
-    """Find the driver's connection in *connection*; those of *drivers* are used as they are.
+def unwrap(connection: Any, drivers: tuple[type, ...], expected: str) -> ExternalConnection:
+    """Find the database driver's connection in *connection*; instances of *drivers* are used as they are.
 
-    Raises ``OptionInvalid`` for what has none inside, where *wanted* says what would do, and the library's own errors.
+    Raises ``OptionInvalid`` if there is none inside (*expected* names in its message what is accepted), and the
+    library's own errors.
     """
     if isinstance(connection, drivers):
-        return CallerConnection(connection, connection, None)
+        return ExternalConnection(connection, connection, None)
     if _is_of(connection, "sqlalchemy.ext.asyncio", "aiosqlite", "aiomysql", "asyncmy", "asyncio"):
         raise OptionInvalid(f"connection= got a {_name(connection)}: {_RUN_SYNC}")
     if isinstance(connection, type) or _is_of(connection, "sqlalchemy.orm.session.sessionmaker"):
-        raise OptionInvalid(f"connection= got a {_name(connection)}, which makes what is needed: call it")
+        raise OptionInvalid(f"connection= got a {_name(connection)}, which makes connections: call it")
     if _has(connection, "dispose", "raw_connection"):
         raise OptionInvalid(
             f"connection= got an {_name(connection)}, which has many connections: pass the one that your transaction "
@@ -69,16 +70,16 @@ def open_up(connection: Any, drivers: tuple[type, ...], wanted: str) -> CallerCo
     if _has(connection, "exec_driver_sql"):
         _refuse_outside_run_sync(connection)
         pooled = connection.connection
-        return CallerConnection(
+        return ExternalConnection(
             pooled.driver_connection, pooled.dbapi_connection, lambda text: _sqlalchemy(connection, text)
         )
     if _has(connection, "driver_connection", "dbapi_connection"):  # Engine.raw_connection()
-        return CallerConnection(connection.driver_connection, connection.dbapi_connection, None)
-    raise OptionInvalid(f"connection= must be {wanted}, not a {type(connection).__name__}")
+        return ExternalConnection(connection.driver_connection, connection.dbapi_connection, None)
+    raise OptionInvalid(f"connection= must be {expected}, got a {type(connection).__name__}")
 
 
-def cause_of(exc: BaseException) -> BaseException:
-    """The database driver's error, which SQLAlchemy's and Django's errors hold."""
+def driver_error(exc: BaseException) -> BaseException:
+    """The database driver's error inside of SQLAlchemy's or Django's, else *exc* itself."""
     inner = getattr(exc, "orig", None)
     if isinstance(inner, BaseException):
         return inner
@@ -88,7 +89,7 @@ def cause_of(exc: BaseException) -> BaseException:
 
 
 def _refuse_outside_run_sync(bind: Any) -> None:
-    """An asyncio driver's connection works inside ``run_sync`` alone."""
+    """Raise ``OptionInvalid`` for an asyncio driver's connection outside of ``run_sync``, where alone it works."""
     module = sys.modules.get("sqlalchemy.util.concurrency")
     if bind.dialect.is_async and module is not None and not module.in_greenlet():
         raise OptionInvalid(f"connection= got a connection of {bind.dialect.driver} outside run_sync: {_RUN_SYNC}")
@@ -99,7 +100,7 @@ def _sqlalchemy(connection: Any, text: str) -> list[tuple[Any, ...]]:
     return [tuple(row) for row in result.fetchall()] if result.returns_rows else []
 
 
-def _django(connection: Any) -> CallerConnection:
+def _django(connection: Any) -> ExternalConnection:
     """Django's wrapper of a connection, or the proxy that applications import."""
 
     def execute(text: str) -> list[tuple[Any, ...]]:
@@ -108,18 +109,18 @@ def _django(connection: Any) -> CallerConnection:
             return list(cursor.fetchall()) if cursor.description else []
 
     connection.ensure_connection()
-    return CallerConnection(connection.connection, connection.connection, execute)
+    return ExternalConnection(connection.connection, connection.connection, execute)
 
 
 def _has(thing: Any, *names: str) -> bool:
-    """Asked of the class, because an attribute of a closed connection may raise any error."""
+    """Looks at the class, because an attribute of a closed connection may raise any error."""
     return all(hasattr(thing.__class__, name) for name in names)
 
 
-def _is_of(thing: Any, *places: str) -> bool:
-    """Whether its class, or one that it extends, is in a module, or package, of one of these names, or is one."""
+def _is_of(thing: Any, *paths: str) -> bool:
+    """Whether the class of *thing*, or a base of it, is in a package or module of *paths*, or is named there itself."""
     names = [f"{base.__module__}.{base.__qualname__}." for base in type(thing).__mro__]
-    return any(name.startswith(f"{place}.") for name in names for place in places)
+    return any(name.startswith(f"{path}.") for name in names for path in paths)
 
 
 def _name(thing: Any) -> str:

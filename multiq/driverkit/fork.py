@@ -1,4 +1,4 @@
-"""How often this process was forked off, for what must not be shared with a parent: connections, names, counters."""
+"""The fork generation of this process, for what must not be shared with a parent: connections, names, counters."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ import os
 
 
 class _Forks:
-    """Counts the forks that this process came from: whoever keeps the count sees that it is in a child."""
+    """Counts the forks between the first process and this one.
+
+    An object that remembers the generation in which it was made finds out by it that it is in a forked child.
+    """
 
     generation = 0
 

@@ -1,4 +1,4 @@
-"""The way to a server, for drivers that own their sockets: names, addresses and connecting, all within a deadline."""
+"""Connecting to a server within a deadline, name resolution included, for drivers that own their sockets."""
 
 from __future__ import annotations
 
@@ -6,25 +6,26 @@ import socket
 import time
 from typing import Any, TypeAlias
 
-from .resolver import addresses
+from .resolver import resolve
 
 Address: TypeAlias = "tuple[str, int] | str"
 """Host and port, or the path of a UNIX socket."""
 
 
 def connect(address: Address, deadline: float) -> socket.socket:
-    """A connected socket, by the first of the host's addresses that answers. *deadline* is ``time.monotonic``'s.
+    """Return a socket connected to the first of the host's addresses that accepts.
 
-    Its timeout is what was left then: set the one that is wanted. Raises ``OSError``, ``TimeoutError`` at the
-    deadline, and ``NameTimeoutError`` if that was reached before the host's addresses were found.
+    *deadline* is in ``time.monotonic``'s seconds. The socket's timeout is what was left until then: the caller sets its
+    own. Raises ``OSError``, ``TimeoutError`` at the deadline, and ``NameTimeoutError`` if the host's addresses were not
+    found until then.
     """
     if isinstance(address, str):
         return _connected(socket.AF_UNIX, socket.SOCK_STREAM, 0, address, deadline)
     host, port = address
     failure: OSError = ConnectionError(f"{host} has no address")
-    for family, kind, protocol, _, place in addresses(host, port, deadline):
+    for family, kind, protocol, _, resolved in resolve(host, port, deadline):
         try:
-            sock = _connected(family, kind, protocol, place, deadline)
+            sock = _connected(family, kind, protocol, resolved, deadline)
         except OSError as exc:
             failure = exc
             continue
@@ -35,18 +36,18 @@ def connect(address: Address, deadline: float) -> socket.socket:
 
 
 def time_left(deadline: float) -> float:
-    """Seconds until *deadline*. Raises ``TimeoutError`` if there are none: a socket's timeout of 0 has a meaning."""
+    """Seconds until *deadline*, more than 0. Raises ``TimeoutError`` if it has passed: 0 would not block."""
     left = deadline - time.monotonic()
     if left <= 0:
         raise TimeoutError("the server did not answer in time")
     return left
 
 
-def _connected(family: int, kind: int, protocol: int, place: Any, deadline: float) -> socket.socket:
+def _connected(family: int, kind: int, protocol: int, address: Any, deadline: float) -> socket.socket:
     sock = socket.socket(family, kind, protocol)
     try:
         sock.settimeout(time_left(deadline))
-        sock.connect(place)
+        sock.connect(address)
     except BaseException:
         sock.close()
         raise

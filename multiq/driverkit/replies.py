@@ -1,4 +1,4 @@
-"""For drivers: what a server answers may be anything, and what cannot be understood is an error of multiq's."""
+"""Guards methods that parse a server's replies: a malformed reply raises ``BackendUnavailable``, not ``IndexError``."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _C = TypeVar("_C", bound=type)
 
-MISREAD: tuple[type[Exception], ...] = (
+PARSE_ERRORS: tuple[type[Exception], ...] = (
     ArithmeticError,
     AssertionError,
     AttributeError,
@@ -28,9 +28,9 @@ MISREAD: tuple[type[Exception], ...] = (
     msgspec.MsgspecError,
     struct.error,
 )
-"""What code stumbles over that reads a reply of another shape than it expects."""
+"""What code raises that parses a reply of an unexpected shape."""
 
-BACKEND_VERBS = (
+BACKEND_METHODS = (
     "enqueue",
     "peek",
     "jobs",
@@ -45,38 +45,38 @@ BACKEND_VERBS = (
     "purge",
     "doctor",
 )
-"""What of a ``Backend`` reads replies."""
+"""The methods of a ``Backend`` that parse replies."""
 
 
-def guarded(*verbs: str, server: str, more: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
-    """A class whose *verbs* raise ``BackendUnavailable`` for a reply that *server*, "a Redis", would not give.
+def guarded(*methods: str, server: str, also: tuple[type[Exception], ...] = ()) -> Callable[[_C], _C]:
+    """A class decorator: *methods* raise ``BackendUnavailable`` for a reply that *server*, "a Redis", would not give.
 
-    *more*: a client library's errors that mean the same. The connections may be out of step then: a class that
-    keeps any drops them in a method ``_out_of_step``.
+    *also*: a client library's errors that mean the same. Requests and replies on a connection may be out of step
+    afterwards, so a class that keeps connections closes them in a method ``_discard_connections``.
     """
 
     def guard(cls: _C) -> _C:
-        for verb in verbs:
-            setattr(cls, verb, _guarded(getattr(cls, verb), server, (*MISREAD, *more)))
+        for name in methods:
+            setattr(cls, name, _guarded(getattr(cls, name), server, (*PARSE_ERRORS, *also)))
         return cls
 
     return guard
 
 
-def _guarded(verb: Callable[..., Any], server: str, misread: tuple[type[Exception], ...]) -> Callable[..., Any]:
-    @functools.wraps(verb)
+def _guarded(method: Callable[..., Any], server: str, parse_errors: tuple[type[Exception], ...]) -> Callable[..., Any]:
+    @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
-            return verb(self, *args, **kwargs)
+            return method(self, *args, **kwargs)
         except MultiqError:
             raise
-        except misread as exc:
+        except parse_errors as exc:
             with contextlib.suppress(Exception):
-                self._out_of_step()
+                self._discard_connections()
             what = str(exc)[:200]
             raise BackendUnavailable(
-                f"the server's answer cannot be understood ({type(exc).__name__}: {what}): is it {server}, and does "
-                "nothing between here and there change what it says?"
+                f"the server's reply cannot be parsed ({type(exc).__name__}: {what}): check that it is {server}, "
+                "and that no proxy in between changes its replies"
             ) from exc
 
     return call

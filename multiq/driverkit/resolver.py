@@ -1,13 +1,13 @@
-"""From a host's name to its addresses, within a deadline: the system's resolver knows none.
+"""Name resolution with a deadline, which the system's resolver does not have.
 
-A name is looked up in a thread, which a slow resolver keeps for as long as it likes; whoever wants the same name
-meanwhile waits for the same answer, so that there is one such thread for each name at most.
+A name is resolved in a thread, which may outlive the deadline if the resolver is slow. Callers that want the same name
+meanwhile wait for the same thread, so that there is one per name at most.
 """
 
 from __future__ import annotations
 
 import contextlib
-import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way when somebody forks never ends there
+import encodings.idna  # noqa: F401 - getaddrinfo needs it, and an import that is under way during a fork never ends in the child
 import os
 import socket
 import threading
@@ -16,32 +16,32 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-_under_way: dict[tuple[int, str, int], Future[list[Any]]] = {}  # by process: a forked child has none of its threads
+_pending: dict[tuple[int, str, int], Future[list[Any]]] = {}  # by pid, too: a forked child has none of the threads
 
 
 class NameTimeoutError(TimeoutError):
-    """A name was not found in time."""
+    """A name was not resolved in time."""
 
 
-def addresses(host: str, port: int, deadline: float) -> list[Any]:
-    """What ``socket.getaddrinfo`` returns for TCP. Raises ``OSError``; ``NameTimeoutError`` at the deadline."""
-    with contextlib.suppress(socket.gaierror):  # an address in digits needs nobody's help
+def resolve(host: str, port: int, deadline: float) -> list[Any]:
+    """Return what ``socket.getaddrinfo`` does for TCP. Raises ``OSError``, and ``NameTimeoutError`` at the deadline."""
+    with contextlib.suppress(socket.gaierror):  # an address in digits needs no resolver
         return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
     key = os.getpid(), host, port
     mine: Future[list[Any]] = Future()
-    answer = _under_way.setdefault(key, mine)
+    answer = _pending.setdefault(key, mine)
     if answer is mine:
         _start(key, mine)
     try:
         return answer.result(max(0.0, deadline - time.monotonic()))
     except FutureTimeoutError as exc:
-        raise NameTimeoutError(f"{host} was not found in time") from exc
+        raise NameTimeoutError(f"{host} was not resolved in time") from exc
 
 
 def _start(key: tuple[int, str, int], answer: Future[list[Any]]) -> None:
     try:
         threading.Thread(target=_look_up, args=(key, answer), name=f"multiq-name-{key[1]}", daemon=True).start()
-    except RuntimeError:  # no thread is to be had, so it takes what it takes
+    except RuntimeError:  # no thread can be started: resolve here, without a deadline
         _look_up(key, answer)
 
 
@@ -50,8 +50,8 @@ def _look_up(key: tuple[int, str, int], answer: Future[list[Any]]) -> None:
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as exc:
-        _under_way.pop(key, None)
+        _pending.pop(key, None)
         answer.set_exception(exc)
     else:
-        _under_way.pop(key, None)
+        _pending.pop(key, None)
         answer.set_result(found)

@@ -1,4 +1,4 @@
-"""A pipe by which other threads end a wait, for drivers that wait on sockets."""
+"""A self-pipe by which another thread ends a wait, for drivers that wait in ``poll`` on sockets."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import os
 from .fork import forks
 
 
-class Ear:
-    """Opens at the first wait. A forked child makes its own: the parent listens to the other one."""
+class Wakeup:
+    """Opens its pipe at the first wait. A forked child opens its own, as its parent still polls the inherited one."""
 
     def __init__(self) -> None:
         self._pipe: tuple[int, int] | None = None
@@ -20,28 +20,28 @@ class Ear:
         return self._pipe is not None
 
     def open(self) -> int:
-        """The file number to wait for."""
+        """Return the file descriptor to poll for reading."""
         if self._pipe is None or self._generation != forks.generation:
-            ear, mouth = os.pipe()
-            os.set_blocking(ear, False)
-            os.set_blocking(mouth, False)
-            self._pipe, self._generation = (ear, mouth), forks.generation
+            read_end, write_end = os.pipe()
+            os.set_blocking(read_end, False)
+            os.set_blocking(write_end, False)
+            self._pipe, self._generation = (read_end, write_end), forks.generation
         return self._pipe[0]
 
-    def nudge(self) -> None:
-        """From any thread: end the wait, if there is one."""
+    def notify(self) -> None:
+        """End the wait, if there is one. Callable from any thread."""
         if self._pipe is not None and self._generation == forks.generation:
             with contextlib.suppress(BlockingIOError):
                 os.write(self._pipe[1], b"!")
 
-    def forget(self) -> None:
-        """What was heard until now is done with."""
+    def drain(self) -> None:
+        """Discard pending wake-ups."""
         if self._pipe is not None and self._generation == forks.generation:
             with contextlib.suppress(BlockingIOError):
                 os.read(self._pipe[0], 4096)
 
     def close(self) -> None:
-        """It opens again when it is needed."""
+        """Close the pipe; the next ``open`` makes a new one."""
         pipe, self._pipe = self._pipe, None
         if pipe is not None and self._generation == forks.generation:
             for end in pipe:

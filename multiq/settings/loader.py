@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from multiq.errors import NameInvalid, SettingsInvalid
-from multiq.names import check_name
+from multiq.validation import check_name
 
 from .file_ownership import distrust
 from .model import KEYS, LogSettings, Settings, WorkerSettings, check_setting, no_connection

@@ -89,7 +89,7 @@ def split(text: str) -> SplitResult:
     if parts is None:
         raise _invalid(text, f"its host is malformed (IPv6 goes in brackets); {_QUOTING}")
     if not parts.scheme or not text.lower().startswith(f"{parts.scheme}://"):
-        raise UrlInvalid(f"{_shown(text)} is no URL: write it like 'sqlite:///jobs.db' or 'redis://localhost'")
+        raise UrlInvalid(f"a backend's URL must be like 'sqlite:///jobs.db' or 'redis://localhost', got {_shown(text)}")
     if parts.netloc and "@" in parts.path:  # half of a password is taken for the host, and the other half for the path
         raise _invalid(text, f"there is an '@' after the '/'; {_QUOTING}")
     if "#" in text:
@@ -245,7 +245,7 @@ def seconds(low: float, high: float) -> Callable[[str], float]:
         try:
             value = float(text)
         except ValueError:
-            raise ValueError(f"{text!r} is no number of seconds") from None
+            raise ValueError(f"must be a number of seconds, got {text!r}") from None
         if not low <= value <= high:  # also refuses NaN
             raise ValueError(f"must be from {low:g} to {high:g} seconds")
         return value

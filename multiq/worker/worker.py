@@ -16,22 +16,22 @@ import msgspec
 from multiq.control.flags import Control
 from multiq.errors import MultiqError, OptionInvalid
 from multiq.logging import log_events
-from multiq.options import check_count, check_timeout
 from multiq.queue_weights import check_policy, read_queues, shares
+from multiq.validation import check_count, check_timeout
 
-from .monitoring.health_file import HealthFile, check_place
+from .monitoring.health_file import HealthFile, check_path
 from .monitoring.http import Pages, Server, check_libraries, listen, parse_address
-from .monitoring.metrics import Meters
-from .monitoring.status import Vitals
+from .monitoring.metrics import Metrics
+from .monitoring.status import Status
 from .processes import fork
-from .processes.inflight import InFlight
-from .processes.process import EXIT_CUT_SHORT, EXIT_OK, Child, ChildSettings
-from .processes.reload import Before, noted, taking_over, was_rolled
-from .processes.shared_state import Board
-from .processes.sidecar import Keeper
+from .processes.inflight import InflightWriter
+from .processes.process import EXIT_CUT_SHORT, EXIT_OK, ProcessSettings, WorkerProcess
+from .processes.reload import PreviousGeneration, noted_signals, taking_over, was_reloaded
+from .processes.shared_state import SharedState
+from .processes.sidecar import Sidecar
 from .processes.signals import SignalInbox
-from .processes.supervisor import HEEDED, NOW, OVERTIME, Supervisor, tell_of_waiting
-from .processes.watchdog import aside
+from .processes.supervisor import ABORT, HANDLED, KILL_MARGIN, Supervisor, log_waiting
+from .processes.watchdog import run_in_thread
 
 if TYPE_CHECKING:
     import socket
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
 
     from multiq.app import App
 
-    from .processes.slot import Post
+    from .processes.slot import Assignment
 
 
 _SPARE_SLOTS = 8
-_LAST_WORDS = 1.0  # seconds that the log and the standard streams get when a process must end
+_FLUSH_WAIT = 1.0  # seconds that the log and the standard streams get when a process must end
 
 
 class Worker:
@@ -62,7 +62,7 @@ class Worker:
     *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
     due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
     in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
-    connection is down (``multiq down``). *health_file* is where the supervisor's keeper says every few seconds how the
+    connection is down (``multiq down``). *health_file* is where the supervisor's sidecar says every few seconds how the
     worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
     With *log_jobs* each job that is done is a line in the log. What is not given comes from the settings.
 
@@ -108,7 +108,7 @@ class Worker:
                     "coroutines on one event loop"
                 )
             concurrency = concurrency or 0  # over one in the settings
-        self._settings = ChildSettings(
+        self._settings = ProcessSettings(
             queues=tuple(weights),
             shares=shares(policy, weights),
             threads=default.threads if threads is None else check_count(threads, "threads"),
@@ -136,7 +136,7 @@ class Worker:
                 "recycle_jobs and recycle_time need somebody who replaces the process: processes=1 or more"
             )
         health_file = default.health_file if health_file is None else health_file
-        self._health_file = None if health_file is None else check_place(Path(health_file))
+        self._health_file = None if health_file is None else check_path(Path(health_file))
         http = default.http if http is None else http
         self._http = None if http is None else parse_address(http)
         if not self._processes and (health_file is not None or http is not None):
@@ -145,9 +145,9 @@ class Worker:
             check_libraries()
         if self._processes and not app.backend.capabilities.shared:
             raise app.backend.unsupported("shared")
-        self._running: Child | Supervisor | None = None
+        self._running: WorkerProcess | Supervisor | None = None
         self._stop_early = False
-        self._is_over = False
+        self._has_ended = False
 
     @property
     def queues(self) -> tuple[str, ...]:
@@ -160,19 +160,19 @@ class Worker:
         In the main thread it takes the signals: the first TERM or INT finishes what runs and gives back the rest, a
         second one gives back everything at once; USR2 pauses, CONT resumes.
         """
-        self._is_over = False
+        self._has_ended = False
         try:
             return self._run()
         finally:
-            self._is_over, self._running, self._stop_early = True, None, False
+            self._has_ended, self._running, self._stop_early = True, None, False
 
     def stop(self) -> None:
         """From any thread: as the first SIGTERM does; called again, as the second. After ``run`` it does nothing."""
-        if self._is_over:
+        if self._has_ended:
             return
         self._stop_early = True
         running = self._running
-        if isinstance(running, Child):
+        if isinstance(running, WorkerProcess):
             _stop(running)
         elif running is not None:
             running.stop()
@@ -186,14 +186,14 @@ class Worker:
         if self._processes == 0:
             return self._run_alone()
         settings = self._settings
-        self._board = Board(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
+        self._shared_state = SharedState(self._processes, _SPARE_SLOTS + 2 * settings.most_held)
         if self._http is not None:
             self._listener = listen(self._http)
-            self._meters = Meters(self._app.tasks, self._processes + 1)
+            self._metrics = Metrics(self._app.tasks, self._processes + 1)
         supervisor = Supervisor(
-            self._run_child,
-            self._run_keeper,
-            self._board,
+            self._run_process,
+            self._run_sidecar,
+            self._shared_state,
             grace=settings.grace,
             once=settings.stop_when_empty or settings.max_jobs is not None or self._max_time is not None,
             check=self.check,
@@ -218,95 +218,104 @@ class Worker:
 
     def _run_alone(self) -> int:
         """Without a supervisor. A roll may have left the children of one to this process, if that is a worker's own."""
-        if not (self.owns_process and was_rolled()):
-            return self._run_child(None)
-        before = Before.take()  # told to stop just now
-        gone = aside(before.reap)
+        if not (self.owns_process and was_reloaded()):
+            return self._run_process(None)
+        previous = PreviousGeneration.take()  # told to stop just now
+        all_ended = run_in_thread(previous.reap)
         with taking_over():
-            code = self._run_child(None, before, gone)
-        return EXIT_CUT_SHORT if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(before.codes) else code
+            code = self._run_process(None, previous, all_ended)
+        return EXIT_CUT_SHORT if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(previous.codes) else code
 
-    def _run_child(self, post: Post | None, before: Before | None = None, gone: threading.Event | None = None) -> int:
+    def _run_process(
+        self,
+        assignment: Assignment | None,
+        previous: PreviousGeneration | None = None,
+        all_ended: threading.Event | None = None,
+    ) -> int:
         """One process's work; under a supervisor it has a *post*. The children of *before* a roll end beside it."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
-        if post is None:
+        if assignment is None:
             # with its terminal, a command ends; a program of the user's has its own way with that
             inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
         else:
             if self._http is not None:
                 self._listener.close()
-                self._meters.count(self._app.events, post.place)
-            inbox = SignalInbox([*taken, NOW], post.lifeline)
+                self._metrics.count(self._app.events, assignment.index)
+            inbox = SignalInbox([*taken, ABORT], assignment.lifeline)
         # before any thread is started: it would inherit that signals are blocked
-        with inbox, _showing_threads(on=inbox.installed):
-            child = self._make_child(post, inbox)
-            self._running = child
+        with inbox, _dump_threads_on_sigquit(on=inbox.installed):
+            process = self._make_process(assignment, inbox)
+            self._running = process
             if self._stop_early:
-                child.stop()
-            if before is not None:
-                if before.is_paused:
-                    child.pause()
-                for number in noted():
+                process.stop()
+            if previous is not None:
+                if previous.is_paused:
+                    process.pause()
+                for number in noted_signals():
                     inbox.put(number)
-            inbox.serve(_actions(child, before, is_supervised=post is not None))
-            with child.interrupting() if inbox.installed else contextlib.nullcontext():
-                code = child.run()
-            if before is not None and gone is not None and not gone.wait(self._settings.grace + OVERTIME):
-                before.tell(signal.SIGKILL)  # their keeper would have done so, if it lived
-                gone.wait(OVERTIME)
+            inbox.serve(_actions(process, previous, is_supervised=assignment is not None))
+            with process.interrupting() if inbox.installed else contextlib.nullcontext():
+                code = process.run()
+            if (
+                previous is not None
+                and all_ended is not None
+                and not all_ended.wait(self._settings.grace + KILL_MARGIN)
+            ):
+                previous.send(signal.SIGKILL)  # their sidecar would have done so, if it lived
+                all_ended.wait(KILL_MARGIN)
             return code
 
-    def _make_child(self, post: Post | None, inbox: SignalInbox) -> Child:
-        def leave(code: int) -> None:
+    def _make_process(self, assignment: Assignment | None, inbox: SignalInbox) -> WorkerProcess:
+        def exit_process(code: int) -> None:
             """End the process although a job still has its main thread, or another thread a stream's lock."""
-            aside(_flush).wait(_LAST_WORDS)
-            if post is not None:
-                post.table.leave(code)
+            run_in_thread(_flush).wait(_FLUSH_WAIT)
+            if assignment is not None:
+                assignment.table.note_exit(code)
             os._exit(code)
 
-        child = Child(
+        process = WorkerProcess(
             self._app,
             self._settings,
-            inflight=None if post is None else InFlight(post.table),
-            row=None if post is None else self._board.children[post.place],
-            worker=None if post is None else self._board.worker,
-            is_handing_on=(lambda: False) if post is None else (lambda: self._board.is_handing_on),
-            leave=leave if inbox.installed else None,
-            reassert=inbox.reassert,
-            owns_process=post is not None or self.owns_process,
+            inflight=None if assignment is None else InflightWriter(assignment.table),
+            row=None if assignment is None else self._shared_state.children[assignment.index],
+            worker=None if assignment is None else self._shared_state.worker,
+            is_handing_on=(lambda: False) if assignment is None else (lambda: self._shared_state.is_handing_on),
+            exit_process=exit_process if inbox.installed else None,
+            reclaim_signals=inbox.reclaim_signals,
+            owns_process=assignment is not None or self.owns_process,
         )
         if not self._force:
-            child.heed_down(lambda: _is_down(self._app))
-        return child
+            process.obey_down(lambda: _is_down(self._app))
+        return process
 
-    def _run_keeper(self, bell: socket.socket, lifeline: int) -> int:
-        """The keeper's work. It ends when the supervisor does, and not by a signal to the whole group."""
-        vitals = Vitals(self._board, self._settings)
-        keeper = Keeper(
+    def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
+        """The sidecar's work. It ends when the supervisor does, and not by a signal to the whole group."""
+        status = Status(self._shared_state, self._settings)
+        sidecar = Sidecar(
             self._app,
-            self._board,
-            bell,
+            self._shared_state,
+            notifications,
             lifeline,
-            self._settings.grace + OVERTIME,
+            self._settings.grace + KILL_MARGIN,
             force=self._force,
             shares_loop=self._settings.concurrency > 0,
-            vitals=vitals,
+            status=status,
             health_file=None if self._health_file is None else HealthFile(self._health_file),
-            server=None if self._http is None else self._serve(vitals),
+            server=None if self._http is None else self._serve(status),
         )
         # the supervisor's handlers for the others stay, and do nothing here
-        fork.take(NOW, lambda _number, _frame: keeper.kill())
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {NOW, *HEEDED})
-        return keeper.run()
+        fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
+        return sidecar.run()
 
-    def _serve(self, vitals: Vitals) -> Server:
-        """Answer for probes and Prometheus, from the keeper's process."""
-        from .monitoring.prometheus import Exposition  # needs an extra
+    def _serve(self, status: Status) -> Server:
+        """Answer for probes and Prometheus, from the sidecar's process."""
+        from .monitoring.prometheus import WorkerCollector  # needs an extra
 
-        self._meters.count(self._app.events, self._processes)
-        exposition = Exposition(self._meters, vitals, self._app.backend, self._settings.queues)
+        self._metrics.count(self._app.events, self._processes)
+        collector = WorkerCollector(self._metrics, status, self._app.backend, self._settings.queues)
         names = () if self._http is None else (self._http.host,)
-        return Server(self._listener, Pages(vitals, exposition.text, names))
+        return Server(self._listener, Pages(status, collector.text, names))
 
 
 def _is_down(app: App) -> bool:
@@ -317,7 +326,7 @@ def _is_down(app: App) -> bool:
 
 
 @contextlib.contextmanager
-def _showing_threads(*, on: bool) -> Iterator[None]:
+def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
     """While it lasts, SIGQUIT shows where each thread is, also while C code keeps the interpreter to itself."""
     with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stderr, or none that has a file
         if on:
@@ -330,37 +339,39 @@ def _showing_threads(*, on: bool) -> Iterator[None]:
 
 
 def _actions(
-    child: Child, before: Before | None, *, is_supervised: bool
+    process: WorkerProcess, previous: PreviousGeneration | None, *, is_supervised: bool
 ) -> Mapping[signal.Signals, Callable[[], None]]:
-    """What a process does at which signal. A supervised one is paused by its board, and signals only make it look."""
+    """What a process does at each signal. A supervised one reads the shared state; signals only wake it for that."""
     if is_supervised:
         return {
-            signal.SIGTERM: child.stop,
-            NOW: child.abort,
-            signal.SIGUSR2: child.look,
-            signal.SIGCONT: child.look,
+            signal.SIGTERM: process.stop,
+            ABORT: process.abort,
+            signal.SIGUSR2: process.wake,
+            signal.SIGCONT: process.wake,
         }
     return {
-        signal.SIGTERM: lambda: _stop(child, before, by_signal=True),
-        signal.SIGINT: lambda: _stop(child, before, by_signal=True),
-        signal.SIGHUP: child.stop,
-        signal.SIGUSR2: child.pause,
-        signal.SIGCONT: child.resume,
+        signal.SIGTERM: lambda: _stop(process, previous, by_signal=True),
+        signal.SIGINT: lambda: _stop(process, previous, by_signal=True),
+        signal.SIGHUP: process.stop,
+        signal.SIGUSR2: process.pause,
+        signal.SIGCONT: process.resume,
     }
 
 
-def _stop(child: Child, before: Before | None = None, *, by_signal: bool = False) -> None:
-    if child.is_asked_to_stop:
-        if before is not None:
-            before.tell(NOW)
-        child.abort(by_signal=by_signal)
+def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *, by_signal: bool = False) -> None:
+    if process.is_stop_requested:
+        if previous is not None:
+            previous.send(ABORT)
+        process.abort(by_signal=by_signal)
         return
     if by_signal:
-        running = child.running
-        aside(lambda: tell_of_waiting(running, child.grace))  # who reads the log may hang, and the next signal counts
-    child.stop()
+        running = process.running
+        run_in_thread(
+            lambda: log_waiting(running, process.grace)
+        )  # who reads the log may hang, and the next signal counts
+    process.stop()
 
 
 def _flush() -> None:
     logging.shutdown()
-    fork.flush()
+    fork.flush_streams()

@@ -9,10 +9,13 @@ What a page can say in a comment right before a block:
 ``<!-- not run: REASON -->``    it cannot run here; the reasons that count are in ``REASONS``
 ``<!-- in the background -->``  its last command goes on running until the page ends
 ``<!-- exits with N -->``       its last command is shown to fail, with this code
+``<!-- prints this -->``        each line that it shows is a line of what it prints, or begins one
+``<!-- with SERVER -->``        the same, and the page has a private server, meant by the usual URL (``SERVERS``)
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -22,10 +25,13 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import multiq
 from multiq.settings.loader import load_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/**/*.md")])
@@ -36,14 +42,23 @@ PATIENCE = 60  # seconds for one block
 REASONS = frozenset({
     "a sketch of an interface",
     "a unit of systemd",
+    "code of another library",
     "installs packages",
     "needs a server",
+    "needs a container engine",
     "needs a terminal",
     "needs Go",
     "needs PHP",
     "runs this suite",
     "takes minutes",
 })  # fmt: skip
+
+#: servers that a page can have, and the URL by which it names each
+SERVERS = {
+    "beanstalkd": "beanstalk://localhost",
+    "mysql": "mysql://shop:secret@localhost/shop",
+    "redis": "redis://localhost",
+}
 
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[^\n`]*)\n(?P<code>.*?)^(?P=indent)```[ ]*$", re.MULTILINE | re.DOTALL
@@ -77,15 +92,48 @@ class Block(NamedTuple):
     @property
     def commands(self) -> str:
         """The shell's lines of a console block: those after ``$ ``, with what a backslash continues."""
-        if "$ " not in self.code:
-            return self.code
-        lines: list[str] = []
+        return "\n".join(line for is_command, line in self._console() if is_command)
+
+    @property
+    def printed(self) -> list[str]:
+        """What a console block shows of its commands' output, without empty lines."""
+        return [line for is_command, line in self._console() if not is_command and line]
+
+    def _console(self) -> Iterator[tuple[bool, str]]:
+        """Each line, and whether it is a command's."""
+        has_prompts = "$ " in self.code
         continued = False
         for line in self.code.splitlines():
-            if continued or line.startswith("$ "):
-                lines.append(line.removeprefix("$ ").removeprefix("> "))
-                continued = line.endswith("\\")
-        return "\n".join(lines)
+            is_command = not has_prompts or continued or line.startswith("$ ")
+            yield is_command, line.removeprefix("$ ").removeprefix("> ") if is_command and has_prompts else line
+            continued = is_command and line.endswith("\\")
+
+
+@contextlib.contextmanager
+def _redis() -> Iterator[str]:
+    from servers.redis import RedisServer
+
+    with RedisServer() as server:
+        yield server.url
+
+
+@contextlib.contextmanager
+def _mysql() -> Iterator[str]:
+    from servers.mysql import MysqlServer
+
+    with MysqlServer() as server, server.database() as place:
+        yield place.url
+
+
+@contextlib.contextmanager
+def _beanstalkd() -> Iterator[str]:
+    from servers.beanstalk import BeanstalkServer
+
+    with BeanstalkServer() as server:
+        yield server.url
+
+
+_SERVED = {"beanstalkd": _beanstalkd, "mysql": _mysql, "redis": _redis}
 
 
 def blocks_of(page: Path) -> list[Block]:
@@ -114,9 +162,14 @@ class PageRun:
         self._folder = folder
         self._namespace: dict[str, Any] = {"__name__": "page"}
         self._groups: list[int] = []
+        self._urls: dict[str, str] = {}
+        self._servers = contextlib.ExitStack()
 
     def run(self, block: Block) -> None:
         """Run one block. Raises ``AssertionError`` with the place and what it printed."""
+        server = block.note.removeprefix("with ")
+        if server in SERVERS:
+            block = block._replace(code=block.code.replace(SERVERS[server], self._url_of(server)))
         if block.file is not None:
             path = self._folder / block.file
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +190,7 @@ class PageRun:
                 raise AssertionError(f"{block}: nobody knows how to run a block of {other!r}; mark it, or call it text")
 
     def close(self) -> None:
-        """End what the page left in the background, and forget the modules it made."""
+        """End what the page left in the background and its servers, and forget the modules it made."""
         for group in self._groups:
             try:
                 os.killpg(group, signal.SIGKILL)
@@ -148,6 +201,13 @@ class PageRun:
                 app.close()
         for name in self._own_modules():
             del sys.modules[name]
+        self._servers.close()
+
+    def _url_of(self, server: str) -> str:
+        """The URL of a private server, started at its first use."""
+        if server not in self._urls:
+            self._urls[server] = self._servers.enter_context(_SERVED[server]())
+        return self._urls[server]
 
     def _forget_stranger(self, name: str) -> None:
         """A module of that name which some other test has left."""
@@ -196,7 +256,12 @@ class PageRun:
                 raise AssertionError(
                     f"{block}: did not end within {PATIENCE} s:\n{script}\n{log.read_text()}"
                 ) from None
-        assert ended_with == code, f"{block}: exit code {ended_with}, not {code}:\n{script}\n{log.read_text()}"
+        text = log.read_text()
+        assert ended_with == code, f"{block}: exit code {ended_with}, not {code}:\n{script}\n{text}"
+        if block.note == "prints this" or block.note.startswith("with "):
+            lines = text.splitlines()
+            missing = [shown for shown in block.printed if not any(line.startswith(shown) for line in lines)]
+            assert missing == [], f"{block}: is not printed:\n{missing}\n{script}\n{text}"
 
 
 def _environment() -> dict[str, str]:

@@ -68,10 +68,10 @@ def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path:
 @pytest.mark.long
 def test_what_is_said_is_in_no_listing(url: str, shell: Shell) -> None:
     control = Control(app.backend)
-    assert control.hear().last_restart is None
+    assert control.read().last_restart is None
     shell.run("down")
     shell.run("restart")
-    assert control.hear().last_restart is not None
+    assert control.read().last_restart is not None
     quick.enqueue(1)
     listed = [row["queue"] for row in shell.run("stats", "--json").json["queues"]]
     assert listed == ["default"]

@@ -18,7 +18,16 @@ BLOCKS = {str(page.relative_to(ROOT)): blocks_of(page) for page in PAGES}
 NOT_RUN = [block for blocks in BLOCKS.values() for block in blocks if block.reason_not_to_run is not None]
 
 #: pages whose blocks take the most time
-_LONG = frozenset({"docs/bench.md", "docs/cli.md", "docs/first-hour.md", "docs/soak.md", "docs/writing-a-driver.md"})
+_LONG = frozenset(
+    {
+        "docs/bench.md",
+        "docs/cli.md",
+        "docs/soak.md",
+        "docs/troubleshooting.md",
+        "docs/tutorial.md",
+        "docs/writing-a-driver.md",
+    }
+)
 
 _LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)#\s]*)(#[^)\s]*)?\)")
 
@@ -92,6 +101,12 @@ def test_a_command_shown_to_fail_must_fail_with_its_code(page_run: PageRun) -> N
     page_run.run(Block("page.md", 1, "console", "$ echo hello\nhello\n$ exit 3\n", "exits with 3"))
     with pytest.raises(AssertionError, match="exit code 4, not 3"):
         page_run.run(Block("page.md", 1, "console", "$ exit 4\n", "exits with 3"))
+
+
+def test_output_that_a_block_promises_must_be_printed(page_run: PageRun) -> None:
+    page_run.run(Block("page.md", 1, "console", "$ echo hello; echo world \\\n  peace\nhello\nworld\n", "prints this"))
+    with pytest.raises(AssertionError, match="is not printed"):
+        page_run.run(Block("page.md", 1, "console", "$ echo hello\nhallo\n", "prints this"))
 
 
 def test_a_page_s_file_can_be_imported_and_its_background_ends_with_it(page_run: PageRun, tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ from processes import until, worker
 from worker_app import app, nap, quick
 
 from multiq.control import presence
-from multiq.control.flags import ROLL_CALLS
-from multiq.control.presence import RollCall
+from multiq.control.flags import PRESENCE_QUEUES
+from multiq.control.presence import Viewer
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -35,9 +35,9 @@ def look(shell: Shell) -> dict[str, Any]:
     return {worker["worker"].rpartition(":")[2]: worker for worker in workers}
 
 
-def heard(call: RollCall, pid: int) -> Answer | None:
+def heard(call: Viewer, pid: int) -> Answer | None:
     """What the worker of this pid says."""
-    return next((answer for answer in call.hear() if answer.worker.endswith(f":{pid}")), None)
+    return next((answer for answer in call.read() if answer.worker.endswith(f":{pid}")), None)
 
 
 @pytest.mark.long
@@ -69,8 +69,8 @@ def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, 
 def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: Shell) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
-        call = RollCall(app.backend)
-        call.begin()
+        call = Viewer(app.backend)
+        call.start()
 
         def state() -> str | None:
             answer = heard(call, process.process.pid)
@@ -88,19 +88,19 @@ def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: She
         until(lambda: (answer := heard(call, process.process.pid)) and answer.running == 1)
         process.send(signal.SIGTERM)
         until(lambda: state() == "draining")
-        call.end()
+        call.close()
 
 
 def test_several_look_at_a_time_and_each_hears_all(tmp_path: Path, url: str) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
-        calls = [RollCall(app.backend) for _ in range(3)]
+        calls = [Viewer(app.backend) for _ in range(3)]
         for call in calls:
-            call.begin()
+            call.start()
         for call in calls:
             until(lambda call=call: heard(call, process.process.pid))  # type: ignore[misc]  # bound at once
         for call in calls:
-            call.end()
+            call.close()
 
 
 def test_one_who_looked_and_was_killed_leaves_nothing(
@@ -110,10 +110,10 @@ def test_one_who_looked_and_was_killed_leaves_nothing(
         process.wait_until_working()
         # Given somebody who has heard an answer, and will not come back
         monkeypatch.setattr(presence, "_LASTS", 8.0)
-        call = RollCall(app.backend)
-        call.begin()
+        call = Viewer(app.backend)
+        call.start()
         until(lambda: heard(call, process.process.pid))
-        asked = set(ROLL_CALLS)
+        asked = set(PRESENCE_QUEUES)
         until(lambda: any(app.backend.stats(queue).ready for queue in asked))
         # When its call has ended, then what was said to it is cleared, also what is said in the meantime
         until(lambda: not asked & set(app.backend.queues()))

@@ -203,7 +203,7 @@ def test_a_job_that_keeps_the_interpreter_to_itself_for_three_leases_is_run_once
 def test_w5_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_what_others_took_over(
     tmp_path: Path, url: str
 ) -> None:
-    # Given a worker that is stopped in the middle of a job, its keeper included
+    # Given a worker that is stopped in the middle of a job, its sidecar included
     handle = nap.options(ttr=1).enqueue(1, 3)
     with worker(tmp_path, url, "processes=1") as first:
         pid_of(first, 1)
@@ -222,7 +222,7 @@ def test_w5_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_wh
             assert "lost" not in second.log
 
 
-def test_a_stopped_child_s_job_is_not_kept_alive_by_the_keeper(tmp_path: Path, url: str) -> None:
+def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, url: str) -> None:
     # Given a child that somebody has stopped, alone
     nap.options(ttr=1).enqueue(1, 3)
     with worker(tmp_path, url, "processes=2") as process:
@@ -354,15 +354,15 @@ def test_when_the_supervisor_is_killed_nothing_is_left_of_it(tmp_path: Path, url
     assert counts() == (0, 0, 0, 0)
 
 
-def test_a_keeper_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Path, url: str) -> None:
+def test_a_sidecar_that_is_killed_is_replaced_and_the_work_goes_on(tmp_path: Path, url: str) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
         supervisor = psutil.Process(process.process.pid)
         quick.enqueue(1)
         child = pid_of(process, 1)
-        (keeper,) = [member.pid for member in supervisor.children() if member.pid != child]
-        os.kill(keeper, signal.SIGKILL)
-        until(lambda: "the keeper died" in process.log)
+        (sidecar,) = [member.pid for member in supervisor.children() if member.pid != child]
+        os.kill(sidecar, signal.SIGKILL)
+        until(lambda: "the sidecar died" in process.log)
         until(lambda: len(supervisor.children()) == 2)
         quick.enqueue(2)
         until(lambda: 2 in words(process, "end"))

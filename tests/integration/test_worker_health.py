@@ -16,10 +16,10 @@ from worker_app import app, nap, quick
 import multiq
 from multiq.backend import Ack, Lease
 from multiq.worker.monitoring.health_file import HealthFile
-from multiq.worker.monitoring.status import Report, Vitals
-from multiq.worker.processes.inflight import Held, InFlight
-from multiq.worker.processes.process import ChildSettings
-from multiq.worker.processes.shared_state import Board
+from multiq.worker.monitoring.status import HealthReport, Status
+from multiq.worker.processes.inflight import Held, InflightWriter
+from multiq.worker.processes.process import ProcessSettings
+from multiq.worker.processes.shared_state import SharedState
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -95,74 +95,74 @@ def test_a_roll_keeps_the_file(tmp_path: Path, server: RedisServer) -> None:
         assert read(file)["pid"] == before["pid"] == process.process.pid
 
 
-def report(tmp_path: Path, board: Board) -> Report:
-    return Vitals(board, ChildSettings(queues=("q",))).report()
+def report(tmp_path: Path, shared_state: SharedState) -> HealthReport:
+    return Status(shared_state, ProcessSettings(queues=("q",))).report()
 
 
 @pytest.fixture
-def board() -> Board:
+def shared_state() -> SharedState:
     """Of a worker in good health, begun ten minutes ago."""
-    board = Board(2, 4)
-    board.worker.started_at -= 600
-    board.worker.contact = board.worker.supervisor_beat
-    for number, row in enumerate(board.children):
+    shared_state = SharedState(2, 4)
+    shared_state.worker.started_at -= 600
+    shared_state.worker.contact = shared_state.worker.supervisor_beat
+    for number, row in enumerate(shared_state.children):
         row.table = number
-        row.pid, row.beat = 10**7 + number, board.worker.supervisor_beat
-    return board
+        row.pid, row.beat = 10**7 + number, shared_state.worker.supervisor_beat
+    return shared_state
 
 
-def test_what_is_wrong_with_a_worker(tmp_path: Path, board: Board) -> None:
+def test_what_is_wrong_with_a_worker(tmp_path: Path, shared_state: SharedState) -> None:
     def wrong() -> tuple[list[str], bool, bool]:
-        now = report(tmp_path, board)
+        now = report(tmp_path, shared_state)
         return now.waits_for, now.is_well, now.is_ready
 
-    start = board.worker.contact
+    start = shared_state.worker.contact
     assert wrong() == ([], True, True)
-    board.worker.contact = start - 20
+    shared_state.worker.contact = start - 20
     assert wrong() == (["the backend has not answered for 20 s"], True, False)
-    board.worker.contact = start - 61
+    shared_state.worker.contact = start - 61
     assert wrong() == (["the backend has not answered for 61 s"], False, False)
-    board.worker.contact = start
-    board.children[1].beat -= 31
+    shared_state.worker.contact = start
+    shared_state.children[1].beat -= 31
     assert wrong() == (["process 10000001 has not gone round for 31 s"], False, False)
-    board.children[1].beat = start
-    board.worker.supervisor_beat -= 11
+    shared_state.children[1].beat = start
+    shared_state.worker.supervisor_beat -= 11
     assert wrong() == (["the supervisor has not gone round for 11 s"], False, False)
-    board.worker.supervisor_beat = start
-    board.children[0].pid = board.children[1].pid = 0
+    shared_state.worker.supervisor_beat = start
+    shared_state.children[0].pid = shared_state.children[1].pid = 0
     assert wrong() == (["no process works: each died young and waits to be replaced"], False, False)
-    board.worker.stops = 1
+    shared_state.worker.stops = 1
     assert wrong() == (["it is draining"], True, False)
 
 
-def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, board: Board) -> None:
-    row = board.children[0]
-    board.tables[int(row.table)].give()
-    inflight = InFlight(board.tables[int(row.table)])
+def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, shared_state: SharedState) -> None:
+    row = shared_state.children[0]
+    shared_state.tables[int(row.table)].assign()
+    inflight = InflightWriter(shared_state.tables[int(row.table)])
     lease = Lease("q", "1", "token", b"", 1024, 60.0, 1, 0, 0, 0.0)
     held = Held(lease, None, 20.0, 60.0, began_at=1.0)
     inflight.hold([held])
     inflight.begin(held)
     row.beat -= 300
-    assert report(tmp_path, board).is_well
+    assert report(tmp_path, shared_state).is_well
     held.verdict = Ack(lease)
     inflight.end(held)
-    assert not report(tmp_path, board).is_well
+    assert not report(tmp_path, shared_state).is_well
 
 
-def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, board: Board) -> None:
+def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, shared_state: SharedState) -> None:
     file = HealthFile(tmp_path / "health")
-    board.worker.supervisor_beat -= 60
-    file.write(report(tmp_path, board))
+    shared_state.worker.supervisor_beat -= 60
+    file.write(report(tmp_path, shared_state))
     assert (tmp_path / "health").stat().st_mtime == 0
     shell = Shell(tmp_path)
     assert "has not been well yet: the supervisor" in shell("health", str(tmp_path / "health")).out
-    board.worker.supervisor_beat += 60
-    file.write(report(tmp_path, board))
+    shared_state.worker.supervisor_beat += 60
+    file.write(report(tmp_path, shared_state))
     well_at = (tmp_path / "health").stat().st_mtime
     assert well_at > 0
-    board.worker.supervisor_beat -= 60
-    file.write(report(tmp_path, board))
+    shared_state.worker.supervisor_beat -= 60
+    file.write(report(tmp_path, shared_state))
     assert (tmp_path / "health").stat().st_mtime == well_at
     assert read(tmp_path / "health")["is_well"] is False
 

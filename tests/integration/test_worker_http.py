@@ -147,15 +147,15 @@ def test_a_roll_keeps_the_address(tmp_path: Path, server: RedisServer) -> None:
         assert process.wait() == 0
 
 
-def test_a_keeper_that_dies_is_followed_by_one_that_answers(tmp_path: Path, server: RedisServer) -> None:
+def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
         quick.enqueue(1)
         until(lambda: figures(port)["multiq_jobs_total", "done", "quick"] == 1)
         children = json.loads(ask(port, "/healthz")[1])["children"]
-        (keeper,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
-        os.kill(keeper, signal.SIGKILL)
-        until(lambda: "another one starts" in process.log)
+        (sidecar,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
+        os.kill(sidecar, signal.SIGKILL)
+        until(lambda: "starting another one" in process.log)
         # whoever asks meanwhile waits for the next one, which goes on with the same counts
         assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 

@@ -119,6 +119,7 @@ def test_a_configuration_that_disables_all_other_loggers_does_not_silence_the_wo
     assert [line for line in lines if " done  " in line]
 
 
+@pytest.mark.long
 def test_levels_have_colours_on_a_terminal_only(shell: Shell) -> None:
     prepare(shell, address="bad")
     arguments = "worker", "shop.tasks:app", "-q", "default", "--stop-when-empty"

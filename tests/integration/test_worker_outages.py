@@ -142,7 +142,7 @@ def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell
             pid = int(process.stdout.readline())
             server.kill()
             os.kill(pid, signal.SIGKILL)
-            until(lambda: having("handed on yet", lines), "the keeper tells of it")
+            until(lambda: having("handed on yet", lines), "the sidecar tells of it")
             time.sleep(2)
             assert len(having("handed on yet", lines)) == 1, lines
             server.start()
@@ -164,9 +164,9 @@ def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) 
         with listening(process) as lines:
             assert process.stdout is not None
             process.stdout.readline()
-            # When the backend answers neither it nor the keeper
+            # When the backend answers neither it nor the sidecar
             server.pause()
-            until(lambda: having("cannot be touched", lines), "the keeper tells that it cannot touch leases either")
+            until(lambda: having("cannot be touched", lines), "the sidecar tells that it cannot touch leases either")
             server.go_on()
         # Then the log does not say what nobody knows
         assert not having("stuck", lines), lines

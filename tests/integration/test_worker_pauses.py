@@ -86,7 +86,7 @@ def test_a_child_that_starts_while_its_connection_is_down_works_when_it_is_up(
     # Given a worker that does not know yet that its connection is down
     with worker(tmp_path, url, mode) as process:
         process.wait_until_working()
-        time.sleep(0.3)  # its keeper has just looked
+        time.sleep(0.3)  # its sidecar has just looked
         Control(app.backend).take_down()
         # When a child starts anew, and the connection comes up before anybody has looked again
         os.kill(child_of(process), signal.SIGKILL)
@@ -174,7 +174,7 @@ def test_sighup_while_the_interpreter_is_replaced_ends_nobody(tmp_path: Path, ur
         for turn in range(1, 4):
             # When it rolls, and is told to roll again all the time, until the new program works
             process.send_signal(signal.SIGHUP)
-            until(lambda turn=turn: log(tmp_path).count("rolling:") >= turn)  # type: ignore[misc]  # bound at once
+            until(lambda turn=turn: log(tmp_path).count("reloading:") >= turn)  # type: ignore[misc]  # bound at once
             rolled_at = len(log(tmp_path))
             give_up_at = time.monotonic() + 60
             while " working " not in log(tmp_path)[rolled_at:] and process.poll() is None:

@@ -131,7 +131,7 @@ def test_a_job_whose_worker_is_stopped_beyond_its_limit_is_told_when_it_goes_on(
 
 
 @pytest.mark.parametrize("moment", range(4))
-def test_the_keeper_ends_without_an_error_when_children_die_at_the_end(tmp_path: Path, url: str, moment: int) -> None:
+def test_the_sidecar_ends_without_an_error_when_children_die_at_the_end(tmp_path: Path, url: str, moment: int) -> None:
     nap_through.enqueue_many([(number, 0.4) for number in range(4)])
     with worker(tmp_path, url, code=program("processes=2, threads=2")) as process:
         until(lambda: len(words(tmp_path, "start")) == 4)

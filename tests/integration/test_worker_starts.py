@@ -142,7 +142,7 @@ def test_a_worker_with_more_than_a_thousand_open_files_hears_signals(tmp_path: P
         until(lambda: "paused" in process.log)
         process.send(signal.SIGTERM)
         assert process.wait(30) == 0, process.log
-        assert "keeper died" not in process.log
+        assert "sidecar died" not in process.log
         assert "Traceback" not in process.log
 
 

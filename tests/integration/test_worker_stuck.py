@@ -17,7 +17,7 @@ from worker_app import app, clutch, nap, quick, read_diary, suicide
 import multiq
 from multiq import State
 from multiq.worker.execution.daemon_threads import DaemonThreads
-from multiq.worker.processes.shared_state import Board
+from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def test_a_roll_onto_a_program_that_takes_long_to_start_kills_no_job(tmp_path: P
     app.connect(url)
     nap.options(ttr=600).enqueue(1, 14)
     code = (
-        "import os, sys, time; time.sleep(11 if 'MULTIQ_ROLLED' in os.environ else 0);"
+        "import os, sys, time; time.sleep(11 if 'MULTIQ_RELOADED' in os.environ else 0);"
         "import multiq, worker_app; from multiq.logging import setup_logging; setup_logging('info');"
         "sys.exit(multiq.Worker(worker_app.app, processes=1, grace=5).run())"
     )
@@ -122,11 +122,11 @@ def test_a_second_signal_reaches_the_children_of_before_a_roll(tmp_path: Path) -
 
 def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
     # Given a trial of new code that takes long
-    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
         pass  # its sockets are closed
     supervisor._check = [sys.executable, "-c", "import time; time.sleep(300)"]
-    supervisor._begin_roll()
+    supervisor._begin_reload()
     trial = supervisor._checking
     assert trial is not None
     # When the worker ends meanwhile
@@ -170,7 +170,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
     handle = nap.options(ttr=600).enqueue(1, 60)
     code = (
         "import sys, multiq, worker_app; import multiq.worker.processes.supervisor as s, multiq.worker.worker as w;"
-        "s.OVERTIME = w.OVERTIME = 0.5;"
+        "s.KILL_MARGIN = w.KILL_MARGIN = 0.5;"
         "worker = multiq.Worker(worker_app.app, processes=1, grace=0.5, force=True);"
         "sys.exit(worker.run())"
     )
@@ -251,13 +251,13 @@ def test_a_worker_runs_again_after_a_stop_that_came_too_late() -> None:
 
 
 @pytest.mark.long
-def test_a_subscriber_that_hangs_in_the_keeper_stops_no_worker(tmp_path: Path) -> None:
+def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) -> None:
     # Given a subscriber that never returns, called where dead children's jobs are handed on
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
         "import sys, time, multiq, worker_app; from multiq import events; from multiq.logging import setup_logging;"
-        "setup_logging('info'); import multiq.worker.processes.supervisor as s; s._KEEPER_LIMIT = 3;"
+        "setup_logging('info'); import multiq.worker.processes.supervisor as s; s._SIDECAR_LIMIT = 3;"
         "worker_app.app.on(events.JobCrashed)(lambda event: time.sleep(300));"
         "sys.exit(multiq.Worker(worker_app.app, processes=1).run())"
     )
@@ -267,7 +267,7 @@ def test_a_subscriber_that_hangs_in_the_keeper_stops_no_worker(tmp_path: Path) -
         # Then the jobs go on all the same, and the log says why they waited
         until(lambda: _unfinished() == 0 and app.queue().stats().buried == 6, timeout=90)
         assert all(starts(process)[number] == 1 for number in range(100, 120))
-        assert "the keeper has not gone round" in process.log
+        assert "the sidecar has made no round" in process.log
 
 
 def test_a_command_without_a_supervisor_ends_although_a_job_has_left_a_process(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import multiq
-from multiq.worker.execution.fetcher import Pump
+from multiq.worker.execution.fetcher import Fetcher
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -252,8 +252,8 @@ def kill_a_thread(number: int) -> None:
         note("end", number)
         return
 
-    def die(self: Pump) -> None:
+    def die(self: Fetcher) -> None:
         raise RuntimeError("an error that nobody thought of")
 
-    Pump.beat = die  # type: ignore[method-assign]  # this process is lost anyway
+    Fetcher.touch_due = die  # type: ignore[method-assign]  # this process is lost anyway
     time.sleep(300)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 BACKENDS = ("sqlite", "redis", "beanstalk", "mysql")
-_WITH_KEEPER = ("sqlite", "redis", "mysql")  # on beanstalkd a lease ends with its connection
+_WITH_SIDECAR = ("sqlite", "redis", "mysql")  # on beanstalkd a lease ends with its connection
 _CLASSES = {
     "sqlite": ("multiq_sqlite", "SqliteBackend", "SqliteConsumer"),
     "redis": ("multiq_redis", "RedisBackend", "RedisConsumer"),
@@ -154,19 +154,19 @@ def _drops_a_job(backend: Any, _consumer: Any) -> None:
 
 
 def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
-    """The keeper acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
+    """The sidecar acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
     from multiq.backend import Ack
     from multiq.worker.processes import sidecar
 
-    sidecar._unsaid = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
+    sidecar._pending_verdict = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
     """What a dead child was running counts as done: an exit that is taken for an end."""
     from multiq.backend import Ack
-    from multiq.worker.processes.sidecar import Keeper
+    from multiq.worker.processes.sidecar import Sidecar
 
-    Keeper._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
+    Sidecar._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
@@ -541,11 +541,11 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
 
 def _never_touches(_backend: Any, _consumer: Any) -> None:
     """The thread that extends leases is dead."""
-    from multiq.worker.execution.fetcher import Pump
-    from multiq.worker.processes.sidecar import Keeper
+    from multiq.worker.execution.fetcher import Fetcher
+    from multiq.worker.processes.sidecar import Sidecar
 
-    Pump._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
-    Keeper._touch_for_the_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
+    Fetcher._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
+    Sidecar._touch_for_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
 
 
 def _acks_into_the_void(_backend: Any, consumer: Any) -> None:
@@ -579,8 +579,8 @@ _CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
 
 MUTANTS = {
     "drops a job": Mutant("I1", _drops_a_job),
-    "acks for the dead": Mutant("I1", _acks_for_the_dead, _WITH_KEEPER),
-    "acks what crashed": Mutant("I1", _acks_what_crashed, _WITH_KEEPER),
+    "acks for the dead": Mutant("I1", _acks_for_the_dead, _WITH_SIDECAR),
+    "acks what crashed": Mutant("I1", _acks_what_crashed, _WITH_SIDECAR),
     "deletes another": Mutant("I1", _deletes_another),
     "denies what it did": Mutant("I2", _denies_what_it_did),
     "changes a body": Mutant("I2", _changes_a_body),
@@ -595,14 +595,14 @@ MUTANTS = {
     ),
     "hands out to two": Mutant("I4", _hands_out_to_two, faults=("slow down", "kill job process"), load=_LATE),
     "promotes twice": Mutant("I4", _promotes_twice, ("redis",), load=_LATE_AND_RELEASED),
-    "clock runs ahead": Mutant("I4", _clock_runs_ahead, _WITH_KEEPER, load=_LATE),
-    "short leases": Mutant("I4", _short_leases, _WITH_KEEPER, faults=_HARMLESS, load=_LATE),
+    "clock runs ahead": Mutant("I4", _clock_runs_ahead, _WITH_SIDECAR, load=_LATE),
+    "short leases": Mutant("I4", _short_leases, _WITH_SIDECAR, faults=_HARMLESS, load=_LATE),
     "believes stale verdicts": Mutant("I5", _believes_stale_verdicts),
     "forgets answers": Mutant("I5", _forgets_answers),
     "believes in tickets": Mutant("I3", _believes_in_tickets, ("mysql",), ("lose requests", "cut", "lose acks")),
     "ignores tickets": Mutant("I5", _ignores_tickets, ("mysql",), ("lose acks",)),
     "forgets calls": Mutant("I5", _forgets_calls, ("redis",), ("lose acks",)),
-    "no fence": Mutant("I5", _no_fence, _WITH_KEEPER, faults=_HARMLESS, load=_LATE_AND_RELEASED),
+    "no fence": Mutant("I5", _no_fence, _WITH_SIDECAR, faults=_HARMLESS, load=_LATE_AND_RELEASED),
     "releases what others hold": Mutant(
         "I5", _releases_what_others_hold, ("redis",), _HARMLESS, load=_LATE_AND_RELEASED
     ),
@@ -613,13 +613,13 @@ MUTANTS = {
     "hurries what is put off": Mutant("I8", _hurries_what_is_put_off, faults=_HARMLESS, load=_IDLE),
     "counts no attempts": Mutant("I9", _counts_no_attempts),
     "counts too many": Mutant("I9", _counts_too_many, ("sqlite", "redis", "mysql")),
-    "crashes are no attempts": Mutant("I9", _crashes_are_no_attempts, _WITH_KEEPER, load=_LATE),
+    "crashes are no attempts": Mutant("I9", _crashes_are_no_attempts, _WITH_SIDECAR, load=_LATE),
     "never gives up": Mutant("I10", _never_gives_up),
     "gives up at once": Mutant("I10", _gives_up_at_once, faults=("kill consumer",), load=_CALM),
     "runs again": Mutant("I11", _runs_again, faults=("kill consumer",)),
     "never touches": Mutant("I11", _never_touches, faults=("kill consumer",), load=_CALM),
     "miscounts": Mutant("I12", _miscounts),
-    "keeps leases": Mutant("I13", _keeps_leases, _WITH_KEEPER),
+    "keeps leases": Mutant("I13", _keeps_leases, _WITH_SIDECAR),
     "is late": Mutant("I14", _is_late),
     "raises its own": Mutant("I15", _raises_its_own),
     "takes its time": Mutant("I15", _takes_its_time),

@@ -192,7 +192,7 @@ def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
     app: multiq.App, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Given room for three, and a subscriber that is stuck until the end
-    monkeypatch.setattr(async_subscribers, "MOST", 3)
+    monkeypatch.setattr(async_subscribers, "MAX_PENDING", 3)
     monkeypatch.setattr("multiq.worker.processes.process._LAST_EVENTS", 0.1)
     heard: list[str] = []
 

@@ -131,6 +131,7 @@ def test_every_chart_is_an_image_with_a_name_and_its_marks_have_titles(calm: str
     assert any(re.fullmatch(r"mysql: p99 [\d.]+ ms", title or "") for title in titles)
 
 
+@pytest.mark.long
 def test_each_kind_of_chart_is_there_where_its_figures_are(calm: str) -> None:
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", calm)
     assert captions.count("latency by percentile") == 2
@@ -158,6 +159,7 @@ def test_promises_stand_beside_speeds(calm: str) -> None:
     assert "each accounted for. None lost, doubled, early." in text
 
 
+@pytest.mark.long
 def test_a_red_run_says_so_before_all_else(red: str) -> None:
     text = Page(red).text
     assert text.index("2 broken promises") < text.index("lost: 3 on mysql in drain: job <b>17</b> never ran")

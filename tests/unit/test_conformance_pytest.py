@@ -49,6 +49,7 @@ def run_pytest(folder: Path, text: str, *options: str) -> subprocess.CompletedPr
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.long
 def test_one_line_makes_the_suite_a_drivers(tmp_path: Path) -> None:
     done = run_pytest(tmp_path, ALL, "-k", "Ack or Capabilities or Walk", "-rs")
     assert done.returncode == 0, done.stdout

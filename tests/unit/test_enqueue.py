@@ -310,7 +310,7 @@ def test_an_id_that_some_backend_could_not_keep_is_refused_everywhere(wrong: Any
 @pytest.mark.parametrize(
     ("ids", "says"),
     [
-        ("ab", "ids='ab' is one id: pass a list of them"),
+        ("ab", "ids must be a list with one id for each job, got 'ab'"),
         (["a"], "ids must have one id for each job, got 1 for 2 jobs"),
         (["a", "b", "c"], "got 3 for 2 jobs"),
         (["a", "a"], "ids must name each job once, got 'a' twice"),
@@ -325,7 +325,7 @@ def test_ids_that_do_not_fit_the_jobs_are_refused(ids: Any, says: str) -> None:
 
 def test_one_id_for_many_jobs_is_refused() -> None:
     task = multiq.App("memory://").task(do)
-    with pytest.raises(OptionInvalid, match=r"id='a' is one id, and enqueue_many makes many jobs: pass it ids="):
+    with pytest.raises(OptionInvalid, match=r"enqueue_many must have ids=, one for each call, got id='a'"):
         task.options(id="a").enqueue_many([("a",), ("b",)])
 
 

@@ -19,8 +19,8 @@ from multiq.worker.processes.inflight import (
     NEVER,
     WAITING,
     Held,
-    InFlight,
-    Table,
+    InflightTable,
+    InflightWriter,
     make_tables,
 )
 
@@ -29,21 +29,21 @@ def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
     return Lease("default", f"job-{number}", f"{token}-{number}", b"", 1024, 60.0, 1, 0, 0, 0.0)
 
 
-def held_in(inflight: InFlight, one: Lease) -> Held:
+def held_in(inflight: InflightWriter, one: Lease) -> Held:
     held = Held(one, None, 0.0, NEVER)
     inflight.hold([held])
     return held
 
 
 @pytest.fixture
-def table() -> Table:
+def table() -> InflightTable:
     (table,) = make_tables(1, 4)
-    table.give()
+    table.assign()
     return table
 
 
-def test_a_lease_that_is_held_waits(table: Table) -> None:
-    inflight = InFlight(table)
+def test_a_lease_that_is_held_waits(table: InflightTable) -> None:
+    inflight = InflightWriter(table)
     held_in(inflight, lease(1))
     (entry,) = table.entries()
     assert (entry.held.queue, entry.held.id, entry.held.token, entry.held.ttr) == ("default", "job-1", "t-1", 60.0)
@@ -51,14 +51,14 @@ def test_a_lease_that_is_held_waits(table: Table) -> None:
     assert not entry.is_running
 
 
-def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: Table) -> None:
+def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: InflightTable) -> None:
     # Given a lease that ran under a time limit, was acked and is settled
-    inflight = InFlight(table)
+    inflight = InflightWriter(table)
     for number in range(4):
         held = held_in(inflight, lease(number))
         held.began_at = 5.0
         inflight.begin(held)
-        inflight.limit(held, 7.0)
+        inflight.set_kill_at(held, 7.0)
         held.verdict = Ack(held.lease)
         inflight.end(held)
         inflight.drop([held])
@@ -73,9 +73,9 @@ def test_a_slot_that_is_used_again_has_nothing_of_the_lease_before(table: Table)
     assert table.kill_at() == NEVER
 
 
-def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(table: Table) -> None:
+def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(table: InflightTable) -> None:
     # Given a job that runs on although its lease was given back and its slot taken by others
-    inflight = InFlight(table)
+    inflight = InflightWriter(table)
     aborted = held_in(inflight, lease(1))
     aborted.began_at = 5.0
     inflight.begin(aborted)
@@ -87,14 +87,14 @@ def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(tab
     # When it ends
     aborted.verdict = Ack(aborted.lease)
     inflight.end(aborted)
-    inflight.limit(aborted, 1.0)
+    inflight.set_kill_at(aborted, 1.0)
     # Then the others wait as before: what it writes stands with its own lease, which the backend refuses
     others = [entry for entry in table.entries() if entry.held.id != "job-1"]
     assert [(entry.mark, entry.kill_at) for entry in others] == [(WAITING, NEVER)] * 3
 
 
-def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table) -> None:
-    inflight = InFlight(table)
+def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: InflightTable) -> None:
+    inflight = InflightWriter(table)
     verdicts: list[Verdict] = [
         Ack(lease(0)),
         Release(lease(1), 30.0, 7, "x" * 5000),
@@ -116,8 +116,8 @@ def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: Table
     assert given_back.mark == WAITING
 
 
-def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(table: Table) -> None:
-    inflight = InFlight(table)
+def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(table: InflightTable) -> None:
+    inflight = InflightWriter(table)
     for reason in ("x" * 5000, "原因" * 500, "\ud800" * 400):
         held = held_in(inflight, lease(1))
         held.began_at = 5.0
@@ -127,38 +127,38 @@ def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(tab
     assert [(entry.mark, entry.held.verdict) for entry in table.entries()] == [(ENDED, "bury")] * 3
 
 
-def test_a_lease_without_room_is_left_to_its_end(table: Table) -> None:
-    inflight = InFlight(table)
-    helds = [Held(one, None, 0.0, NEVER) for one in (lease(1, token="t" * 2000), *map(lease, range(5)))]
-    inflight.hold(helds)
-    assert [held.slot is None for held in helds] == [True, False, False, False, False, True]
+def test_a_lease_without_room_is_left_to_its_end(table: InflightTable) -> None:
+    inflight = InflightWriter(table)
+    jobs = [Held(one, None, 0.0, NEVER) for one in (lease(1, token="t" * 2000), *map(lease, range(5)))]
+    inflight.hold(jobs)
+    assert [held.slot is None for held in jobs] == [True, False, False, False, False, True]
     assert len(table.entries()) == 4
 
 
-def test_a_child_leaves_in_order_only_if_it_wrote_so(table: Table) -> None:
+def test_a_child_leaves_in_order_only_if_it_wrote_so(table: InflightTable) -> None:
     for write, left in ((False, None), (True, 0)):
         pid = os.fork()
         if not pid:
             if write:
-                table.leave(0)
+                table.note_exit(0)
             os._exit(0)
         os.waitpid(pid, 0)
-        assert table.left == left
+        assert table.exit_code == left
 
 
-def test_a_table_is_given_buried_and_freed(table: Table) -> None:
-    inflight = InFlight(table)
+def test_a_table_is_given_buried_and_freed(table: InflightTable) -> None:
+    inflight = InflightWriter(table)
     held_in(inflight, lease(1))
-    inflight.touched_until(1.0)
+    inflight.set_next_touch(1.0)
     assert table.has_held
-    table.leave(3)
+    table.note_exit(3)
     assert (table.state, table.life) == (LIVE, 1)
-    table.bury(-9, 12.0, is_late=True)
+    table.mark_dead(-9, 12.0, is_late=True)
     assert (table.state, table.status, table.is_late, table.died_at, len(table.entries())) == (DEAD, -9, True, 12.0, 1)
     table.free()
     assert table.state == FREE
-    table.give()
-    assert (table.state, table.life, table.left, table.entries(), table.has_held) == (LIVE, 2, None, [], False)
+    table.assign()
+    assert (table.state, table.life, table.exit_code, table.entries(), table.has_held) == (LIVE, 2, None, [], False)
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -167,10 +167,10 @@ def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(see
     (table,) = make_tables(1, 8)
     luck = random.Random(seed)
     for _ in range(12):
-        table.give()
+        table.assign()
         pid = os.fork()
         if not pid:
-            _churn(InFlight(table))
+            _churn(InflightWriter(table))
         time.sleep(luck.uniform(0.002, 0.02))
         living = table.entries()  # reads while it is written must hold, too
         os.kill(pid, signal.SIGKILL)
@@ -187,7 +187,7 @@ def test_a_child_killed_at_any_moment_leaves_no_mark_of_one_lease_at_another(see
         table.free()
 
 
-def _churn(inflight: InFlight) -> None:
+def _churn(inflight: InflightWriter) -> None:
     """Hold, run and settle leases until this process is killed."""
     number = 0
     while True:
@@ -199,7 +199,7 @@ def _churn(inflight: InFlight) -> None:
             if kind != "wait":
                 held.began_at = 5.0
                 inflight.begin(held)
-                inflight.limit(held, 9.0)
+                inflight.set_kill_at(held, 9.0)
             if kind == "ack":
                 held.verdict = Ack(held.lease)
                 inflight.end(held)

@@ -16,7 +16,7 @@ from multiq.backend import PRIORITY_MAX
 from multiq.backend.memory import MemoryBackend
 from multiq.driverkit.clock import ManualClock
 from multiq.job import describe
-from multiq.options import REASON_MAX
+from multiq.validation import REASON_MAX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -248,7 +248,7 @@ def test_a_job_is_rescheduled_to_a_delay_or_a_point_in_time(queue: Queue) -> Non
     due_in = handle.peek().due_in
     assert due_in is not None
     assert 50 < due_in <= 60
-    with pytest.raises(OptionInvalid, match="give one of them"):
+    with pytest.raises(OptionInvalid, match="must not both be given"):
         handle.reschedule(1, at=dt.datetime.now(dt.UTC))
 
 

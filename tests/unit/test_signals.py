@@ -102,7 +102,7 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
         signal.signal(signal.SIGTERM, theirs)
         signal.set_wakeup_fd(other.fileno(), warn_on_full_buffer=False)
         # When it has ended
-        inbox.reassert(also_wakeups=True)
+        inbox.reclaim_signals(also_wakeups=True)
         # Then both are ours
         os.kill(os.getpid(), signal.SIGTERM)
         assert inbox.wait(10) == [signal.SIGTERM]
@@ -150,7 +150,7 @@ def test_a_forked_process_has_the_handler_that_the_program_had_and_nothing_block
 
 def test_the_worker_s_own_forks_keep_its_signals() -> None:
     with SignalInbox(TAKEN):
-        pid = fork.fork()
+        pid = fork.fork_worker_process()
         if pid == 0:
             kept = callable(signal.getsignal(signal.SIGTERM)) and signal.set_wakeup_fd(-1) >= 0
             os._exit(0 if kept else 1)
@@ -160,7 +160,7 @@ def test_the_worker_s_own_forks_keep_its_signals() -> None:
 def test_an_inbox_of_a_parent_hears_nothing_from_a_child() -> None:
     # the supervisor's handlers are there until a child has its own: Ctrl-C comes to the whole group
     with SignalInbox(TAKEN) as inbox:
-        pid = fork.fork()
+        pid = fork.fork_worker_process()
         if pid == 0:
             signal.set_wakeup_fd(-1)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -175,4 +175,4 @@ def test_after_the_block_everything_is_as_before() -> None:
         pass
     assert signal.getsignal(signal.SIGTERM) is before
     assert signal.set_wakeup_fd(-1) == -1
-    assert fork._before == {}
+    assert fork._previous_handlers == {}

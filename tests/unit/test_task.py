@@ -80,7 +80,7 @@ def test_what_is_no_call_is_refused_and_keeps_all_of_them_out(app: multiq.App, c
     @app.task
     def send(address: str) -> None: ...
 
-    with pytest.raises(ArgumentsInvalid, match="is no call: enqueue_many takes tuples of arguments, or dicts"):
+    with pytest.raises(ArgumentsInvalid, match="enqueue_many takes tuples of arguments, or dicts of named ones, got"):
         send.enqueue_many([("fine",), call])
     assert app.queue().stats().ready == 0
 

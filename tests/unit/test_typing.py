@@ -143,6 +143,7 @@ def test_every_line_of_the_api_passes_mypy_strict(complaints: dict[str, list[str
     assert complaints["right.py"] == []
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("line", WRONG)
 def test_mypy_refuses(complaints: dict[str, list[str]], first_wrong_line: int, line: str) -> None:
     number = first_wrong_line + list(WRONG).index(line)

@@ -608,32 +608,32 @@ class TestPrefetch:
     def test_it_grows_while_jobs_are_short_and_batches_full(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(20):
-            prefetch.saw_job(0.00001)
-            prefetch.saw_batch(prefetch.size, prefetch.size)
+            prefetch.note_job(0.00001)
+            prefetch.note_batch(prefetch.size, prefetch.size)
         assert prefetch.size == 101  # one that runs, and those beyond it
 
     def test_one_long_job_ends_it(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(20):
-            prefetch.saw_job(0.00001)
-            prefetch.saw_batch(prefetch.size, prefetch.size)
-        prefetch.saw_job(1.0)
-        prefetch.saw_batch(1, 1)
+            prefetch.note_job(0.00001)
+            prefetch.note_batch(prefetch.size, prefetch.size)
+        prefetch.note_job(1.0)
+        prefetch.note_batch(1, 1)
         assert prefetch.size == 1
 
     def test_it_never_holds_more_work_than_its_budget(self) -> None:
         prefetch = Prefetch(1, 100)
         for _ in range(100):
-            prefetch.saw_job(0.002)
-            prefetch.saw_batch(prefetch.size, prefetch.size)
+            prefetch.note_job(0.002)
+            prefetch.note_batch(prefetch.size, prefetch.size)
         assert prefetch.size <= BUDGET / 0.002
 
     def test_many_slots_share_what_waits(self) -> None:
         # of 50 slots one is free every 0.4 ms: 24 more may wait without one of them waiting for longer than the budget
         prefetch = Prefetch(50, 100)
         for _ in range(100):
-            prefetch.saw_job(2 * BUDGET)
-            prefetch.saw_batch(prefetch.size, prefetch.size)
+            prefetch.note_job(2 * BUDGET)
+            prefetch.note_batch(prefetch.size, prefetch.size)
         assert prefetch.size == 50 - 1 + 25
         assert (prefetch.size - 50 + 1) / 50 * 2 * BUDGET <= BUDGET
 

@@ -21,12 +21,12 @@ from multiq import BuryJob, ReleaseJob, State, events
 from multiq.backend import Consumer, Lease, Verdict
 from multiq.control.flags import Control
 from multiq.errors import BackendTimeout, LeaseLost
-from multiq.options import REASON_MAX
+from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
-from multiq.worker.processes.inflight import DEAD, Held, InFlight
-from multiq.worker.processes.reload import Before
-from multiq.worker.processes.shared_state import Board
-from multiq.worker.processes.sidecar import Keeper
+from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
+from multiq.worker.processes.reload import PreviousGeneration
+from multiq.worker.processes.shared_state import SharedState
+from multiq.worker.processes.sidecar import Sidecar
 from multiq.worker.processes.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -166,94 +166,94 @@ class Away(Consumer):
 
     queues = ("default",)
 
-    def __init__(self, board: Board) -> None:
-        self._board = board
+    def __init__(self, shared_state: SharedState) -> None:
+        self._shared_state = shared_state
         self.beats: list[float] = []
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         raise NotImplementedError
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        self.beats.append(self._board.worker.keeper_beat)
+        self.beats.append(self._shared_state.worker.sidecar_beat)
         raise BackendTimeout("no answer")
 
     def interrupt(self) -> None: ...
     def close(self) -> None: ...
 
 
-def keeper_of(app: multiq.App, board: Board) -> Keeper:
+def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     unused: Any = None
-    return Keeper(
-        app, board, unused, 0, 1.0, force=False, shares_loop=False, vitals=unused, health_file=None, server=None
+    return Sidecar(
+        app, shared_state, unused, 0, 1.0, force=False, shares_loop=False, status=unused, health_file=None, server=None
     )
 
 
-def test_a_keeper_that_waits_for_the_backend_goes_round(app: multiq.App) -> None:
+def test_a_sidecar_that_waits_for_the_backend_goes_round(app: multiq.App) -> None:
     # Given three dead children, each of which held a job, and a backend that does not answer
-    board = Board(3, 2)
-    for number, table in enumerate(board.tables[:3]):
-        table.give()
+    shared_state = SharedState(3, 2)
+    for number, table in enumerate(shared_state.tables[:3]):
+        table.assign()
         lease = Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)
-        InFlight(table).hold([Held(lease, None, 0.0, time.monotonic() + 60)])
-        table.bury(-9, time.monotonic())
-    keeper = keeper_of(app, board)
-    keeper._can_settle = True
-    consumer = keeper._consumer = Away(board)
+        InflightWriter(table).hold([Held(lease, None, 0.0, time.monotonic() + 60)])
+        table.mark_dead(-9, time.monotonic())
+    sidecar = sidecar_of(app, shared_state)
+    sidecar._can_settle = True
+    consumer = sidecar._consumer = Away(shared_state)
     # When it tries to hand on their jobs, then it goes round with each try, and keeps the tables for the next time
-    keeper._hand_on()
+    sidecar._settle_dead()
     assert len(set(consumer.beats)) == 3
-    assert [table.state for table in board.tables[:3]] == [DEAD] * 3
+    assert [table.state for table in shared_state.tables[:3]] == [DEAD] * 3
 
 
-def test_a_restart_that_is_said_while_the_keeper_is_replaced_is_heard(app: multiq.App) -> None:
-    # Given a keeper that has listened, and died
-    board = Board(1)
-    keeper_of(app, board)._listen(time.monotonic())
-    assert board.worker.restarts == 0
-    # When it is said now that all workers are to restart, then the next keeper passes it on, once
+def test_a_restart_that_is_said_while_the_sidecar_is_replaced_is_heard(app: multiq.App) -> None:
+    # Given a sidecar that has listened, and died
+    shared_state = SharedState(1)
+    sidecar_of(app, shared_state)._poll_control(time.monotonic())
+    assert shared_state.worker.restarts == 0
+    # When it is said now that all workers are to restart, then the next sidecar passes it on, once
     Control(app.backend).restart()
-    keeper = keeper_of(app, board)
-    keeper._listen(time.monotonic())
-    assert board.worker.restarts == 1
-    keeper_of(app, board)._listen(time.monotonic())
-    assert board.worker.restarts == 1
+    sidecar = sidecar_of(app, shared_state)
+    sidecar._poll_control(time.monotonic())
+    assert shared_state.worker.restarts == 1
+    sidecar_of(app, shared_state)._poll_control(time.monotonic())
+    assert shared_state.worker.restarts == 1
 
 
 def test_a_restart_that_was_said_before_the_worker_began_is_none_of_its_own(app: multiq.App) -> None:
     Control(app.backend).restart()
-    board = Board(1)
-    keeper_of(app, board)._listen(time.monotonic())
-    assert board.worker.restarts == 0
+    shared_state = SharedState(1)
+    sidecar_of(app, shared_state)._poll_control(time.monotonic())
+    assert shared_state.worker.restarts == 0
 
 
-def test_a_new_supervisor_leaves_it_to_the_old_keeper_to_kill_the_children_of_before() -> None:
-    # Given a supervisor after a roll, with a child and a keeper of before
+def test_a_new_supervisor_leaves_it_to_the_old_sidecar_to_kill_the_children_of_before() -> None:
+    # Given a supervisor after a roll, with a child and a sidecar of before
     code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
-    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with contextlib.ExitStack() as stack:
         child = stack.enter_context(subprocess.Popen(["sleep", "60"]))
         stack.callback(child.kill)
-        keeper = stack.enter_context(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
-        stack.callback(keeper.kill)
-        assert keeper.stdout is not None
-        keeper.stdout.readline()
+        sidecar = stack.enter_context(subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE))
+        stack.callback(sidecar.kill)
+        assert sidecar.stdout is not None
+        sidecar.stdout.readline()
         with supervisor._inbox:
             pass  # its sockets are closed
-        supervisor._before = Before({child.pid}, {keeper.pid})
-        # When it is time to kill, then the keeper is told, which knows that they have not crashed
+        supervisor._previous = PreviousGeneration({child.pid}, {sidecar.pid})
+        # When it is time to kill, then the sidecar is told, which knows that they have not crashed
         supervisor._kill_at = 0.0
-        supervisor._kill_the_late()
-        assert keeper.wait(20) == 7
+        supervisor._kill_overdue()
+        assert sidecar.wait(20) == 7
         assert child.poll() is None
         # And should that be of no use, they are killed
         supervisor._kill_at = 0.0
-        supervisor._kill_the_late()
+        supervisor._kill_overdue()
         assert child.wait(20) == -signal.SIGKILL
 
 
 def test_a_process_that_has_got_the_number_of_one_of_before_is_not_killed() -> None:
     # Given a supervisor after a roll, whose processes of before were waited for by somebody else
-    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, Board(1), grace=1, once=False)
+    supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
         pass  # its sockets are closed
     told = subprocess.run(["sh", "-c", "sleep 60 >&- & echo $!"], stdout=subprocess.PIPE, check=True)
@@ -262,12 +262,12 @@ def test_a_process_that_has_got_the_number_of_one_of_before_is_not_killed() -> N
     try:
         ended = select.poll()
         ended.register(descriptor, select.POLLIN)
-        for before in (Before(set(), {stranger}), Before({stranger}, set())):
-            supervisor._before = before
+        for previous in (PreviousGeneration(set(), {stranger}), PreviousGeneration({stranger}, set())):
+            supervisor._previous = previous
             supervisor._kill_at = 0.0
-            supervisor._kill_the_late()
+            supervisor._kill_overdue()
             supervisor._kill_at = 0.0
-            supervisor._kill_the_late()
+            supervisor._kill_overdue()
         assert ended.poll(300) == []
     finally:
         with contextlib.suppress(ProcessLookupError):

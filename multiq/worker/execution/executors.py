@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from contextvars import Context
 
     from multiq.backend import Verdict
-    from multiq.worker.processes.inflight import Held, InFlight
+    from multiq.worker.processes.inflight import Held, InflightWriter
 
     from .prefetch import Prefetch
     from .runner import Runner
-    from .timeouts import Limit, Limits
+    from .timeouts import TimedJob, Timeouts
 
 _log = logging.getLogger("multiq.worker")
 
@@ -48,7 +48,7 @@ class Executor(ABC):
     """The event loop that all jobs which are coroutines run on, if there is one."""
 
     def __init__(
-        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InFlight | None = None
+        self, runner: Runner, prefetch: Prefetch, on_done: Callable[[], None], inflight: InflightWriter | None = None
     ) -> None:
         self._runner = runner
         self._prefetch = prefetch
@@ -61,10 +61,10 @@ class Executor(ABC):
         self._held = 0
         self._counting = threading.Lock()
 
-    def start(self, helds: Sequence[Held]) -> None:
+    def start(self, jobs: Sequence[Held]) -> None:
         """Run these jobs: inline before returning, elsewhere soon."""
-        self._count(len(helds))
-        self._start(helds)
+        self._count(len(jobs))
+        self._start(jobs)
 
     def take_back(self) -> list[Held]:
         """What has not begun, and now never will here."""
@@ -118,16 +118,16 @@ class Executor(ABC):
         running = self.running()
         return time.monotonic() - running[0].began_at if running else 0.0
 
-    def stack_of(self, limit: Limit) -> str | None:
+    def stack_of(self, timed: TimedJob) -> str | None:
         """Where an overdue job is in its code."""
-        return stack_of(frame_of(limit.thread))
+        return stack_of(frame_of(timed.thread))
 
     @abstractmethod
     def close(self) -> None:
         """Let go of threads and loops; what still runs is left alone."""
 
     @abstractmethod
-    def _start(self, helds: Sequence[Held]) -> None: ...
+    def _start(self, jobs: Sequence[Held]) -> None: ...
 
     @abstractmethod
     def _take_waiting(self) -> list[Held]: ...
@@ -167,7 +167,7 @@ class Executor(ABC):
             self._inflight.end(held)
         del self._running[held]
         self._finished.append(held)
-        self._prefetch.saw_job(time.monotonic() - held.began_at)
+        self._prefetch.note_job(time.monotonic() - held.began_at)
 
 
 class InlineExecutor(Executor):
@@ -181,7 +181,7 @@ class InlineExecutor(Executor):
         runner: Runner,
         prefetch: Prefetch,
         on_done: Callable[[], None],
-        inflight: InFlight | None = None,
+        inflight: InflightWriter | None = None,
         *,
         after_job: Callable[[], None] | None = None,
     ) -> None:
@@ -189,11 +189,11 @@ class InlineExecutor(Executor):
         self._waiting: deque[Held] = deque()
         self._after_job = after_job or (lambda: None)
 
-    def _start(self, helds: Sequence[Held]) -> None:
-        self._waiting.extend(helds)
-        # hot path: _begin, _end and InFlight's begin and end are inlined on purpose
+    def _start(self, jobs: Sequence[Held]) -> None:
+        self._waiting.extend(jobs)
+        # hot path: _begin, _end and InflightWriter's begin and end are inlined on purpose
         take, run, running, finished = self._waiting.popleft, self._runner.run, self._running, self._finished
-        inflight, saw_job, clock = self._inflight, self._prefetch.saw_job, time.monotonic
+        inflight, note_job, clock = self._inflight, self._prefetch.note_job, time.monotonic
         marks: Any = None if inflight is None else inflight.marks  # without a table no job has a slot
         look_at = clock() + _AFTER_JOB_EVERY
         while True:
@@ -218,7 +218,7 @@ class InlineExecutor(Executor):
             del running[held]
             finished.append(held)
             ended_at = clock()
-            saw_job(ended_at - now)
+            note_job(ended_at - now)
             if ended_at >= look_at:
                 look_at = ended_at + _AFTER_JOB_EVERY
                 self._after_job()
@@ -251,7 +251,7 @@ class ThreadExecutor(Executor):
         prefetch: Prefetch,
         on_done: Callable[[], None],
         threads: int,
-        inflight: InFlight | None = None,
+        inflight: InflightWriter | None = None,
     ) -> None:
         super().__init__(runner, prefetch, on_done, inflight)
         self._inbox: queue.SimpleQueue[Held | None] = queue.SimpleQueue()
@@ -261,8 +261,8 @@ class ThreadExecutor(Executor):
         for thread in self._threads:
             thread.start()
 
-    def _start(self, helds: Sequence[Held]) -> None:
-        for held in helds:
+    def _start(self, jobs: Sequence[Held]) -> None:
+        for held in jobs:
             self._inbox.put(held)
 
     def _take_waiting(self) -> list[Held]:
@@ -313,9 +313,9 @@ class CoroutineExecutor(Executor):
         prefetch: Prefetch,
         on_done: Callable[[], None],
         concurrency: int,
-        inflight: InFlight | None = None,
+        inflight: InflightWriter | None = None,
         *,
-        limits: Limits | None = None,
+        timeouts: Timeouts | None = None,
     ) -> None:
         super().__init__(runner, prefetch, on_done, inflight)
         self._concurrency = concurrency
@@ -328,8 +328,8 @@ class CoroutineExecutor(Executor):
         self._threads_of_loop = threads_of_loop()
         self.loop = self._loop = new_event_loop(self._threads_of_loop)
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
-        if limits is not None:
-            limits.share(self._loop, self)
+        if timeouts is not None:
+            timeouts.share_loop(self._loop, self)
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
@@ -337,8 +337,8 @@ class CoroutineExecutor(Executor):
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
-    def _start(self, helds: Sequence[Held]) -> None:
-        self._waiting.extend(helds)
+    def _start(self, jobs: Sequence[Held]) -> None:
+        self._waiting.extend(jobs)
         self._asked_at = self._asked_at or time.monotonic()
         self._loop.call_soon_threadsafe(self._fill)
 
@@ -378,13 +378,13 @@ class CoroutineExecutor(Executor):
     def _at_work(self) -> int:
         return len(self._tasks) + self._in_pool
 
-    def stack_of(self, limit: Limit) -> str | None:
-        if limit.thread is not None:
-            return super().stack_of(limit)
-        if self.holder() is limit.held:
+    def stack_of(self, timed: TimedJob) -> str | None:
+        if timed.thread is not None:
+            return super().stack_of(timed)
+        if self.holder() is timed.held:
             return self.stack()
         for task, (held, _) in list(self._tasks.items()):
-            if held is limit.held:
+            if held is timed.held:
                 return "".join(f"{frame.f_code.co_filename}:{frame.f_lineno}\n" for frame in task.get_stack())
         return None
 

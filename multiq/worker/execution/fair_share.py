@@ -15,12 +15,12 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
 
-def sharing(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
+def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
     """A consumer that hands out its queues' jobs by *shares*; without any, strictly, which is what it does anyway."""
-    return consumer if shares is None else SharingConsumer(consumer, Shares(shares))
+    return consumer if shares is None else FairShareConsumer(consumer, FairShare(shares))
 
 
-class Shares:
+class FairShare:
     """The order in which to ask queues, so that each gives jobs in proportion to its weight while it has any.
 
     A job that a queue gave is charged to it as 1 / weight, and who was charged least is asked first. So the shares
@@ -61,10 +61,10 @@ class Shares:
         self._charged[first] = 0.0
 
 
-class SharingConsumer(Consumer):
+class FairShareConsumer(Consumer):
     """A driver's consumer whose queues take turns by their shares."""
 
-    def __init__(self, inner: Consumer, shares: Shares) -> None:
+    def __init__(self, inner: Consumer, shares: FairShare) -> None:
         self.queues = inner.queues
         self._inner = inner
         self._shares = shares

@@ -1,4 +1,4 @@
-"""The pump: the one owner of a consumer. Batches go through it, leases are kept alive by it, outages end in it."""
+"""The fetcher: the one owner of a consumer. Batches go through it, leases are kept alive by it, outages end in it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from multiq.errors import BackendError
 from multiq.events import BackendDown, BackendUp, JobLost
 from multiq.job import task_of
 from multiq.worker.processes.inflight import Held
-from multiq.worker.processes.watchdog import aside
+from multiq.worker.processes.watchdog import run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease, Verdict
     from multiq.errors import LeaseLost
     from multiq.events import Event, Events
-    from multiq.worker.processes.inflight import InFlight
+    from multiq.worker.processes.inflight import InflightWriter
 
 _FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
 _LONGEST_PAUSE = 0.5  # ...growing to this: what was down for an hour is at work within a second, reconnecting included
 
-_TELL_WAIT = 0.25  # seconds that a call waits for subscribers
-_MOST_UNTOLD = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
+_EMIT_WAIT = 0.25  # seconds that a call waits for subscribers
+_MAX_PENDING_EVENTS = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
 
 _verdict_of = attrgetter("verdict")
 
@@ -38,13 +38,13 @@ _verdict_of = attrgetter("verdict")
 _TOUCH_SHARE = 1 / 3
 
 
-class Pump:
+class Fetcher:
     """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls.
 
     With *inflight*, what is held and when it is touched next can be read by those outside of the process.
     """
 
-    def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InFlight | None = None) -> None:
+    def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
         self._consumer = consumer
         self._events = events
         self._worker = worker
@@ -56,11 +56,11 @@ class Pump:
         self._is_partial = False  # whether only a part of the backend is gone
         self._held: dict[Held, None] = {}  # in the order in which they were reserved
         self._next_touch = float("inf")
-        self._tries = 0
+        self._failures = 0
         self._retry_at = 0.0
-        self._nudge = threading.Event()
-        self._untold: deque[Event] = deque(maxlen=_MOST_UNTOLD)
-        self._telling = threading.Lock()
+        self._interrupted = threading.Event()
+        self._pending_events: deque[Event] = deque(maxlen=_MAX_PENDING_EVENTS)
+        self._emitting = threading.Lock()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
         """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing.
@@ -68,12 +68,12 @@ class Pump:
         While only a part of it is gone, the verdicts for that part wait, and the rest has jobs.
         """
         with self._lock:
-            helds, pause = self._exchange(finished, limit, timeout)
-        self._tell()
+            jobs, pause = self._exchange(finished, limit, timeout)
+        self._emit_events()
         if pause:  # until the next try, but not beyond an interruption
-            self._nudge.wait(pause)
-            self._nudge.clear()
-        return helds
+            self._interrupted.wait(pause)
+            self._interrupted.clear()
+        return jobs
 
     def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
         """The jobs, or the seconds until the backend is to be tried again."""
@@ -86,26 +86,26 @@ class Pump:
         if pause and not self._is_partial:
             self._unsettled = to_settle
             return [], pause
-        if self._tries and not waiting:
+        if self._failures and not waiting:
             timeout = 0.0  # that the backend is back is told at once, not with the next job
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
         except BackendError as exc:
             self._unsettled = waiting + to_settle
-            helds = self._reserve_elsewhere(limit) if exc.is_partial else []
-            pause = self._went_down(exc)
-            return helds, 0.0 if helds else pause
+            jobs = self._reserve_elsewhere(limit) if exc.is_partial else []
+            pause = self._note_failure(exc)
+            return jobs, 0.0 if jobs else pause
         self._unsettled = waiting
         self._settled(to_settle, lost)
         if leases or not to_settle:
-            self._was_answered()
+            self._note_answer()
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
         """Settle these now. False: the backend is gone, they go along with the next call."""
         with self._lock:
             is_settled = self._settle(finished)
-        self._tell()
+        self._emit_events()
         return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
@@ -115,9 +115,9 @@ class Pump:
                 self._settle(take())
             finally:
                 self._lock.release()
-            self._tell()
+            self._emit_events()
 
-    def beat(self) -> None:
+    def touch_due(self) -> None:
         """Touch every lease of which a third has passed.
 
         While another thread is in a call, nothing happens: that call ends in time for the next beat.
@@ -128,19 +128,19 @@ class Pump:
             self._touch(time.monotonic())
         finally:
             self._lock.release()
-        self._tell()
+        self._emit_events()
 
-    def next_beat_in(self) -> float:
+    def next_touch_in(self) -> float:
         """Seconds until ``beat`` has something to do."""
         return max(0.0, self._next_touch - time.monotonic())
 
     def interrupt(self) -> None:
         """End a wait, or skip the next one."""
-        self._nudge.set()
+        self._interrupted.set()
         self._consumer.interrupt()
 
     @property
-    def owes(self) -> bool:
+    def has_unsettled(self) -> bool:
         """Whether verdicts wait for the backend to come back."""
         return bool(self._unsettled)
 
@@ -155,27 +155,27 @@ class Pump:
     @property
     def is_down(self) -> bool:
         """Whether the last call did not reach the backend."""
-        return self._tries > 0
+        return self._failures > 0
 
     def close(self) -> None:
         self._consumer.close()
 
-    def _tell(self) -> None:
+    def _emit_events(self) -> None:
         """Tell of what has happened, without the lock and in a thread of its own: a subscriber may hang.
 
         By one thread at a time, so that events come in their order.
         """
-        if self._untold and not self._telling.locked():
-            aside(self._tell_all).wait(_TELL_WAIT)
+        if self._pending_events and not self._emitting.locked():
+            run_in_thread(self._emit_all).wait(_EMIT_WAIT)
 
-    def _tell_all(self) -> None:
-        while self._untold and self._telling.acquire(blocking=False):
+    def _emit_all(self) -> None:
+        while self._pending_events and self._emitting.acquire(blocking=False):
             try:
                 with contextlib.suppress(IndexError):
                     while True:
-                        self._events.emit(self._untold.popleft())
+                        self._events.emit(self._pending_events.popleft())
             finally:
-                self._telling.release()
+                self._emitting.release()
 
     def _settle(self, finished: Sequence[Held]) -> bool:
         to_settle = self._collect(finished)
@@ -188,7 +188,7 @@ class Pump:
             lost = self._consumer.settle(_verdicts(to_settle))
         except BackendError as exc:
             self._unsettled = to_settle
-            self._went_down(exc)
+            self._note_failure(exc)
             return False
         self._settled(to_settle, lost)
         return True
@@ -204,22 +204,22 @@ class Pump:
     def _touch(self, now: float) -> None:
         pause = self._pause_left()
         if pause and not self._is_partial:
-            self._plan(now + pause)
+            self._set_next_touch(now + pause)
             return
         due = []
         for held in self._held:
             if held.touch_at > now or held.verdict is not None:
                 continue
             if held.ends_at <= now and not held.began_at:
-                held.touch_at = float("inf")  # it never begins here, and the keeper may give it back at any moment
+                held.touch_at = float("inf")  # it never begins here, and the sidecar may give it back at any moment
                 continue
             due.append(held)
-            if self._inflight is not None:  # the keeper goes by what stands there, so first
+            if self._inflight is not None:  # the sidecar goes by what stands there, so first
                 self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
         except BackendError as exc:
-            self._plan(now + self._went_down(exc))
+            self._set_next_touch(now + self._note_failure(exc))
             return
         for held, error in zip(due, lost, strict=True):
             if error is None:
@@ -227,9 +227,9 @@ class Pump:
                 held.ends_at = now + held.lease.ttr
             else:
                 held.touch_at = float("inf")  # the verdict will be refused, and that is told then
-        self._plan(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
+        self._set_next_touch(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
         if None in lost:
-            self._was_answered()
+            self._note_answer()
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
         """What is to be settled now: an abort may have settled some of these before their jobs ended."""
@@ -252,13 +252,13 @@ class Pump:
         if self._inflight is not None:
             self._inflight.hold(taken)
         self._held.update(dict.fromkeys(taken))
-        self._plan(next_touch)
+        self._set_next_touch(next_touch)
         return taken
 
-    def _plan(self, next_touch: float) -> None:
+    def _set_next_touch(self, next_touch: float) -> None:
         self._next_touch = next_touch
         if self._inflight is not None:
-            self._inflight.touched_until(next_touch)
+            self._inflight.set_next_touch(next_touch)
 
     def _settled(self, settled: Sequence[Held], lost: Sequence[LeaseLost | None]) -> None:
         all_held = self._held
@@ -268,40 +268,40 @@ class Pump:
         if any(lost):
             refused = [held for held, error in zip(settled, lost, strict=True) if error is not None]
             counted = [held for held, error in zip(settled, lost, strict=True) if error is None]
-            self._refused(refused)
+            self._note_lost(refused)
         self.settled.update(map(type, _verdicts(counted)))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
         if None in lost:  # a lease may be known to be lost without a word from the backend
-            self._was_answered()
+            self._note_answer()
 
-    def _refused(self, refused: Sequence[Held]) -> None:
+    def _note_lost(self, refused: Sequence[Held]) -> None:
         for held in refused:
             held.is_lost = True
             if held.began_at:  # of a job that has not begun, nothing is lost
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
-                self._untold.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
+                self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
-    def _was_answered(self) -> None:
+    def _note_answer(self) -> None:
         """The backend has answered a call: if it was gone, and nothing waits for another part of it, it is back."""
-        if self._tries and not self._unsettled:
-            self._tries = 0
+        if self._failures and not self._unsettled:
+            self._failures = 0
             self._is_partial = False
-            self._untold.append(BackendUp(worker=self._worker))
+            self._pending_events.append(BackendUp(worker=self._worker))
 
     def _pause_left(self) -> float:
         """Seconds until the backend, or the part of it that is gone, is to be tried again."""
-        return max(0.0, self._retry_at - time.monotonic()) if self._tries else 0.0
+        return max(0.0, self._retry_at - time.monotonic()) if self._failures else 0.0
 
-    def _went_down(self, failure: BackendError) -> float:
+    def _note_failure(self, failure: BackendError) -> float:
         """Note a failed call. Returns the pause before the next, longer each time, with jitter against stampedes."""
         self._is_partial = failure.is_partial
-        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._tries)
+        longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._failures)
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing
-        self._tries = min(self._tries + 1, 20)
+        self._failures = min(self._failures + 1, 20)
         self._retry_at = time.monotonic() + pause
-        self._untold.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
+        self._pending_events.append(BackendDown(worker=self._worker, error=failure, retry_in=pause))
         return pause
 
 

@@ -26,14 +26,14 @@ class Prefetch:
         """Jobs to hold at most, running and waiting."""
         return self._size
 
-    def saw_job(self, seconds: float) -> None:
+    def note_job(self, seconds: float) -> None:
         """A job ran for so long."""
         self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
         if seconds > BUDGET:
             self._mean = max(self._mean, seconds)
             self._size = min(self._size, self._affordable())
 
-    def saw_batch(self, asked: int, got: int) -> None:
+    def note_batch(self, asked: int, got: int) -> None:
         """A reserve came back."""
         if self._mean is None:
             return

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from multiq.worker.processes.process import ChildSettings
+    from multiq.worker.processes.process import ProcessSettings
 
 _log = logging.getLogger("multiq.worker")
 
@@ -26,10 +26,10 @@ _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
 
 
-class Lifetime:
+class Recycling:
     """Asked between jobs; ``reason`` and ``code`` say why the process is to end, once it is."""
 
-    def __init__(self, settings: ChildSettings) -> None:
+    def __init__(self, settings: ProcessSettings) -> None:
         now = time.monotonic()
         self.reason = ""
         self.code = 0

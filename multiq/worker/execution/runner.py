@@ -15,17 +15,16 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from multiq.backend import Ack, Bury, GiveBack, Lease, Release, Verdict
-from multiq.backoff import DEFAULT, exponential
 from multiq.driverkit.fork import forks
 from multiq.envelope import Envelope, decode_envelope
 from multiq.errors import ArgumentsInvalid, PayloadInvalid
 from multiq.events import JobBuried, JobDone, JobFailed, JobRetried, JobStarted, JobTimedOut
 from multiq.job import JobContext, describe, running
 from multiq.logging import log_slow, slow_after
-from multiq.options import check_reason
-from multiq.retry import BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, tighter
-from multiq.time_limit_notices import Notice
-from multiq.worker.processes.fork import LeavingClones, leave_clone
+from multiq.retry import DEFAULT, BuryJob, ReleaseJob, RetryPolicy, SoftTimeout, exponential, tighter
+from multiq.timeout_notices import Notice
+from multiq.validation import check_reason
+from multiq.worker.processes.fork import ExitInForks, exit_forked_copy
 
 from .event_loop import JobLoop
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from multiq.task import Task
     from multiq.worker.processes.inflight import Held
 
-    from .timeouts import Limit, Limits
+    from .timeouts import TimedJob, Timeouts
 
 _log = logging.getLogger("multiq.worker")
 
@@ -48,7 +47,7 @@ _LATE = 0.05  # seconds that other jobs have held the loop: less than that is no
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
 
 
-class Call(msgspec.Struct, frozen=True):
+class TaskCall(msgspec.Struct, frozen=True):
     """A job that may run: everything known about it."""
 
     job: JobContext
@@ -67,12 +66,12 @@ class Call(msgspec.Struct, frozen=True):
 class Runner:
     """Runs jobs of one app; used by all threads of a worker. Each job gets a copy of the context this was made in."""
 
-    def __init__(self, app: App, limits: Limits) -> None:
+    def __init__(self, app: App, timeouts: Timeouts) -> None:
         self._tasks = app.tasks
         self._events = app.events
-        self._around = app.around
+        self._middleware = app.around
         self._max_body = app.settings.max_body
-        self._limits = limits
+        self._timeouts = timeouts
         self._slow_after = slow_after(app)
         self._counts_given_back = not app.backend.capabilities.give_back
         self._threads = threading.local()
@@ -85,21 +84,21 @@ class Runner:
         try:
             return self._context.copy().run(self._run, held)
         except BaseException as exc:  # noqa: BLE001 - an error that cannot even be put into words
-            return _unjudged(held.lease, exc)
+            return _fallback_verdict(held.lease, exc)
 
     async def arun(self, held: Held) -> Verdict:
         """Run a coroutine job on the running event loop, in a ``fresh_context``. Never raises."""
         try:
             return await self._arun(held)
         except BaseException as exc:  # noqa: BLE001 - as in run
-            return _unjudged(held.lease, exc)
+            return _fallback_verdict(held.lease, exc)
 
     async def _arun(self, held: Held) -> Verdict:
-        call = self._open(held.lease)
-        if not isinstance(call, Call):
+        call = self._prepare(held.lease)
+        if not isinstance(call, TaskCall):
             return call
         if self._events.listeners[JobStarted]:
-            self._tell_start(call)
+            self._emit_started(call)
         running.set(call.job)
         started = time.perf_counter()
         try:
@@ -130,10 +129,10 @@ class Runner:
 
         Nothing is said of it yet: the second result says it, and is to be called once the verdict has counted.
         """
-        call = self._open(lease)
-        if not isinstance(call, Call):
+        call = self._prepare(lease)
+        if not isinstance(call, TaskCall):
             return call, lambda: None
-        return self._judged(call, SoftTimeout(), call.timeout or 0.0, stack)
+        return self._judge_safely(call, SoftTimeout(), call.timeout or 0.0, stack)
 
     def close_loop(self) -> None:
         """Close this thread's event loop, if it has one."""
@@ -142,17 +141,17 @@ class Runner:
             loop.close()
 
     def _run(self, held: Held) -> Verdict:
-        call = self._open(held.lease)
-        if not isinstance(call, Call):
+        call = self._prepare(held.lease)
+        if not isinstance(call, TaskCall):
             return call
         if self._events.listeners[JobStarted]:
-            self._tell_start(call)
+            self._emit_started(call)
         running.set(call.job)
         started = time.perf_counter()
         try:
             if call.task.is_coroutine:
                 result = self._drive(call, held)
-            elif call.timeout is None and not self._around:
+            elif call.timeout is None and not self._middleware:
                 result = self._plain_result(call, None)
             else:
                 result = self._call(call, held)
@@ -165,7 +164,7 @@ class Runner:
 
     # --- before ---
 
-    def _open(self, lease: Lease) -> Call | Verdict:
+    def _prepare(self, lease: Lease) -> TaskCall | Verdict:
         """The call that a lease stands for, or the verdict on one that must not run."""
         try:
             envelope = decode_envelope(lease.body, max_body=self._max_body)
@@ -186,10 +185,10 @@ class Runner:
             return self._bury(job, str(exc), task)
         timeout = task.timeout_of(envelope)
         if not timeout:  # 0: no limit, as everywhere
-            return Call(job, task, envelope, policy, None)
+            return TaskCall(job, task, envelope, policy, None)
         deadline = time.monotonic() + timeout
         job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=deadline, notice=Notice())
-        return Call(job, task, envelope, policy, timeout)
+        return TaskCall(job, task, envelope, policy, timeout)
 
     def _unknown(self, job: JobContext, envelope: Envelope) -> Verdict:
         known = ", ".join(sorted(self._tasks)) or "none"
@@ -200,52 +199,52 @@ class Runner:
         verdict = policy.after_failure(job.lease, reason)
         return self._announce(job, verdict, reason)
 
-    def _tell_start(self, call: Call) -> None:
+    def _emit_started(self, call: TaskCall) -> None:
         self._events.emit(JobStarted(job=call.job))
         if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
             msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
 
     # --- the call itself ---
 
-    def _call(self, call: Call, held: Held) -> Any:
+    def _call(self, call: TaskCall, held: Held) -> Any:
         if call.timeout is None:
             return self._result(call, None)
-        limit = self._limits.begin(call, held, thread=threading.get_ident())
+        timed = self._timeouts.begin(call, held, thread=threading.get_ident())
         try:
-            return self._result(call, limit)
+            return self._result(call, timed)
         finally:
-            self._limits.end(limit)
+            self._timeouts.end(timed)
 
-    def _result(self, call: Call, limit: Limit | None) -> Any:
-        if self._around:
+    def _result(self, call: TaskCall, timed: TimedJob | None) -> Any:
+        if self._middleware:
             with contextlib.ExitStack() as stack:
-                for is_async, middleware in self._around:
+                for is_async, middleware in self._middleware:
                     if not is_async:
                         stack.enter_context(middleware(call.job))
-                return self._plain_result(call, limit)
-        return self._plain_result(call, limit)
+                return self._plain_result(call, timed)
+        return self._plain_result(call, timed)
 
-    def _plain_result(self, call: Call, limit: Limit | None) -> Any:
-        generation = forks.generation  # as LeavingClones does it, without the cost of a block for each job
+    def _plain_result(self, call: TaskCall, timed: TimedJob | None) -> Any:
+        generation = forks.generation  # as ExitInForks does it, without the cost of a block for each job
         try:
             result = call.task.function(*call.envelope.args, **call.envelope.kwargs)
             if result is not None and isinstance(result, _NOT_RUN):
-                result = self._run_result(result, limit)
+                result = self._run_result(result, timed)
         except BaseException as exc:
             if forks.generation != generation:
-                leave_clone(exc)
+                exit_forked_copy(exc)
             raise
         if forks.generation != generation:
-            leave_clone(None)
+            exit_forked_copy(None)
         return result
 
-    def _run_result(self, result: Any, limit: Limit | None) -> Any:
+    def _run_result(self, result: Any, timed: TimedJob | None) -> Any:
         """A decorator may hide that its function is a coroutine or a generator: not awaited, it would never run."""
         if isinstance(result, GeneratorType | AsyncGeneratorType):
             raise BuryJob(f"the task returned {type(result).__name__}, whose code has not run: a task is no generator")
-        return self._loop().run(self._within(limit, result))
+        return self._loop().run(self._within(timed, result))
 
-    def _drive(self, call: Call, held: Held) -> Any:
+    def _drive(self, call: TaskCall, held: Held) -> Any:
         return self._loop().run(self._await(call, held, thread=threading.get_ident()))
 
     def _loop(self) -> JobLoop:
@@ -255,26 +254,26 @@ class Runner:
             loop = self._threads.loop = JobLoop()
         return loop
 
-    async def _await(self, call: Call, held: Held, *, thread: int | None) -> Any:
+    async def _await(self, call: TaskCall, held: Held, *, thread: int | None) -> Any:
         """*thread*: the one whose loop runs this job alone; None on the loop that jobs share."""
-        limit = None if call.timeout is None else self._limits.begin(call, held, thread=thread)
+        timed = None if call.timeout is None else self._timeouts.begin(call, held, thread=thread)
         try:
-            with LeavingClones():
+            with ExitInForks():
                 work = (
                     self._wrapped(call)
-                    if self._around
+                    if self._middleware
                     else call.task.function(*call.envelope.args, **call.envelope.kwargs)
                 )
-                return await self._within(limit, work)
+                return await self._within(timed, work)
         finally:
-            if limit is not None:
-                self._limits.end(limit)
+            if timed is not None:
+                self._timeouts.end(timed)
 
-    async def _within(self, limit: Limit | None, work: Awaitable[Any]) -> Any:
+    async def _within(self, timed: TimedJob | None, work: Awaitable[Any]) -> Any:
         """Await *work*, cancelled when its time is over."""
-        if limit is None:
+        if timed is None:
             return await work
-        timer = _Timer(limit, self._limits)
+        timer = _Timer(timed, self._timeouts)
         try:
             async with timer.patience:
                 return await work
@@ -285,32 +284,32 @@ class Runner:
         finally:
             timer.cancel()
 
-    async def _wrapped(self, call: Call) -> Any:
+    async def _wrapped(self, call: TaskCall) -> Any:
         async with contextlib.AsyncExitStack() as stack:
-            for is_async, middleware in self._around:
+            for is_async, middleware in self._middleware:
                 entered = middleware(call.job)
                 await stack.enter_async_context(entered) if is_async else stack.enter_context(entered)
-            with LeavingClones():
+            with ExitInForks():
                 return await call.task.function(*call.envelope.args, **call.envelope.kwargs)
 
     # --- after ---
 
-    def _done(self, call: Call, result: Any, seconds: float) -> Verdict:
+    def _done(self, call: TaskCall, result: Any, seconds: float) -> Verdict:
         if self._events.listeners[JobDone]:
             self._events.emit(JobDone(job=call.job, seconds=seconds))
         if seconds > self._slow_after:
             log_slow(call.job, seconds)
         if call.task.on_success is not None:
-            _isolated(call, call.task.on_success, result)
+            _call_hook(call, call.task.on_success, result)
         return Ack(call.job.lease)
 
-    def _failed(self, call: Call, exc: BaseException, seconds: float) -> Verdict:
-        verdict, say = self._judged(call, exc, seconds)
-        say()
+    def _failed(self, call: TaskCall, exc: BaseException, seconds: float) -> Verdict:
+        verdict, emit = self._judge_safely(call, exc, seconds)
+        emit()
         return verdict
 
-    def _judged(
-        self, call: Call, exc: BaseException, seconds: float, stack: str | None = None
+    def _judge_safely(
+        self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None = None
     ) -> tuple[Verdict, Callable[[], None]]:
         """The verdict on a failed run, and what says so."""
         try:
@@ -321,7 +320,7 @@ class Runner:
             return self._judge(msgspec.structs.replace(call, policy=policy), exc, seconds, stack)
 
     def _judge(
-        self, call: Call, exc: BaseException, seconds: float, stack: str | None
+        self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None
     ) -> tuple[Verdict, Callable[[], None]]:
         lease = call.job.lease
         reason = describe(exc)
@@ -341,13 +340,13 @@ class Runner:
             else:
                 verdict = call.policy.after_failure(lease, reason)
 
-        def say() -> None:
+        def emit() -> None:
             for event in events:
                 if self._events.listeners[type(event)]:
                     self._events.emit(event)
             self._announce(call.job, verdict, reason, call.task, exc)
 
-        return verdict, say
+        return verdict, emit
 
     def _bury(self, job: JobContext, reason: str, task: Task[Any, Any] | None = None) -> Verdict:
         return self._announce(job, Bury(job.lease, check_reason(reason)), reason, task)
@@ -368,11 +367,11 @@ class Runner:
             self._events.emit(JobBuried(job=job, reason=reason))
             hook = None if task is None else task.on_failure
         if hook is not None:
-            _isolated(job, hook, BuryJob(reason) if error is None else error)
+            _call_hook(job, hook, BuryJob(reason) if error is None else error)
         return verdict
 
 
-def _unjudged(lease: Lease, exc: BaseException) -> Verdict:
+def _fallback_verdict(lease: Lease, exc: BaseException) -> Verdict:
     with contextlib.suppress(BaseException):  # its traceback may be what cannot be put into words
         _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
         _log.debug("it failed like this", exc_info=exc)
@@ -382,36 +381,36 @@ def _unjudged(lease: Lease, exc: BaseException) -> Verdict:
 class _Timer:
     """Ends a coroutine's ``asyncio.timeout`` at its limit. Time in which others block a shared loop does not count."""
 
-    def __init__(self, limit: Limit, limits: Limits) -> None:
+    def __init__(self, timed: TimedJob, timeouts: Timeouts) -> None:
         self.patience = asyncio.timeout(None)
-        self._limit = limit
-        self._limits = limits
+        self._timed = timed
+        self._timeouts = timeouts
         self._loop = asyncio.get_running_loop()
-        self._plan(self._loop.time() + limit.tell_at - time.monotonic())
+        self._plan(self._loop.time() + timed.notify_at - time.monotonic())
 
     def cancel(self) -> None:
         self._handle.cancel()
 
     def _plan(self, at: float) -> None:
         self._at = at
-        self._handle = self._loop.call_at(at, self._ring)
+        self._handle = self._loop.call_at(at, self._expire)
 
-    def _ring(self) -> None:
+    def _expire(self) -> None:
         now = self._loop.time()
-        owed = self._limits.owed(self._limit, self._at) if self._limit.thread is None else 0.0
-        if self._limit.is_told:
+        lost_time = self._timeouts.lost_time(self._timed, self._at) if self._timed.thread is None else 0.0
+        if self._timed.is_notified:
             return  # by check(): it tidies up
-        if owed > _LATE:
-            self._limits.postpone(self._limit, owed)
-            self._plan(now + owed)
+        if lost_time > _LATE:
+            self._timeouts.postpone(self._timed, lost_time)
+            self._plan(now + lost_time)
         else:
-            self._limits.told(self._limit)
+            self._timeouts.mark_notified(self._timed)
             self.patience.reschedule(now)
 
 
-def _isolated(call: Call | JobContext, hook: Any, what: Any) -> None:
+def _call_hook(call: TaskCall | JobContext, hook: Any, what: Any) -> None:
     """Call a task's own hook; its error is logged and changes nothing."""
-    job = call.job if isinstance(call, Call) else call
+    job = call.job if isinstance(call, TaskCall) else call
     try:
         hook(job, what)
     except BaseException:  # noqa: BLE001 - whatever it raises, the job is over, and its thread is not the hook's

@@ -9,7 +9,7 @@ How a job is told depends on where it runs, and never breaks code that is not th
   in its own code (``stepping``).
 - A plain function on any other thread asks: ``current_job().check()`` raises. An exception that is raised from
   outside would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
-- A call of multiq's own (``enqueue``) raises on its way out (``multiq.time_limit_notices``).
+- A call of multiq's own (``enqueue``) raises on its way out (``multiq.timeout_notices``).
 
 What goes on for ``kill_after`` seconds after it was told is overdue.
 """
@@ -25,7 +25,7 @@ import time
 import traceback
 from typing import TYPE_CHECKING, Protocol
 
-from multiq import time_limit_notices
+from multiq import timeout_notices
 from multiq.retry import SoftTimeout
 from multiq.worker.processes import fork
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from types import FrameType
 
-    from multiq.worker.processes.inflight import Held, InFlight
+    from multiq.worker.processes.inflight import Held, InflightWriter
 
-    from .runner import Call
+    from .runner import TaskCall
 
 _log = logging.getLogger("multiq.worker")
 
@@ -50,7 +50,7 @@ _RUNNER = "multiq.worker.execution.runner"
 
 #: packages in whose code, and in whatever that code calls, nothing is ever raised: they hold locks or connections, or
 #: swallow what is raised
-_UNTOUCHABLE = frozenset(
+_PROTECTED = frozenset(
     [
         "multiq",
         "_weakrefset",
@@ -73,13 +73,11 @@ _UNTOUCHABLE = frozenset(
     ]
 )
 #: packages that call the task's own code in between: only they themselves are spared
-_UNTOUCHABLE_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
-_UNTOUCHABLE_FUNCTIONS = frozenset(
-    {"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"}
-)
+_PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
+_PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
 
-class Limit:
+class TimedJob:
     """One running job and its moments, as ``time.monotonic``."""
 
     __slots__ = (
@@ -91,29 +89,29 @@ class Limit:
         "is_in_main_thread",
         "kill_at",
         "notice",
-        "tell_at",
+        "notify_at",
         "thread",
     )
 
-    def __init__(self, call: Call, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
+    def __init__(self, call: TaskCall, held: Held, deadline: float, kill_after: float, thread: int | None) -> None:
         self.call = call
         self.held = held
-        self.tell_at = deadline
+        self.notify_at = deadline
         self.kill_at = deadline + kill_after
         self.thread = thread  # None: a coroutine on a loop that other jobs use, too
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
-        self.notice = call.job.notice or time_limit_notices.Notice()
+        self.notice = call.job.notice or timeout_notices.Notice()
         self.has_notice = False
         self.blocked = 0.0  # seconds in which other jobs held the loop, and which it has not been given yet
         self.counted_at = time.monotonic()
 
     @property
-    def is_told(self) -> bool:
-        return self.notice.is_told
+    def is_notified(self) -> bool:
+        return self.notice.is_notified
 
-    @is_told.setter
-    def is_told(self, value: bool) -> None:
-        self.notice.is_told = value
+    @is_notified.setter
+    def is_notified(self, value: bool) -> None:
+        self.notice.is_notified = value
 
 
 class SharedLoop(Protocol):
@@ -132,98 +130,100 @@ class SharedLoop(Protocol):
         """Where it is in its code."""
 
 
-class Limits:
+class Timeouts:
     """The limits of all jobs that run now. ``look`` is called by the heartbeat, the rest by the jobs' own threads.
 
     *untouchable* are top-level packages in whose code nothing is ever raised, beside those that are known here.
     """
 
-    def __init__(self, kill_after: float, untouchable: Iterable[str] = (), inflight: InFlight | None = None) -> None:
+    def __init__(
+        self, kill_after: float, protected: Iterable[str] = (), inflight: InflightWriter | None = None
+    ) -> None:
         self._kill_after = kill_after
-        self._untouchable = _UNTOUCHABLE.union(untouchable)
+        self._protected = _PROTECTED.union(protected)
         self._inflight = inflight
-        self._running: dict[Limit, None] = {}
+        self._running: dict[TimedJob, None] = {}
         self._lock = threading.Lock()
-        self._interrupts = False
+        self._can_interrupt = False
         self._handler = self._interrupt  # one object: a bound method is another one each time
         self._steps = Steps(self._raise_if_over)
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
-        self._told_of = 0.0  # the moment since which the loop was held, when that was told
-        self._looked_at = 0.0
+        self._logged_stall = 0.0  # the moment since which the loop was held, when that was told
+        self._checked_at = 0.0
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
         """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
-        before = fork.take(INTERRUPT, self._handler)
-        self._interrupts = True
+        before = fork.take_signal(INTERRUPT, self._handler)
+        self._can_interrupt = True
         try:
             yield
         finally:
-            self._interrupts = False
-            fork.give_back(INTERRUPT, before)
+            self._can_interrupt = False
+            fork.restore_signal(INTERRUPT, before)
 
-    def share(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
+    def share_loop(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
         """Coroutines share this loop; *shared* tells whose job it runs at this moment."""
         self._loop, self._shared = loop, shared
 
-    def begin(self, call: Call, held: Held, *, thread: int | None) -> Limit:
+    def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:
         """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
-        limit = Limit(call, held, call.deadline, self._kill_after, thread)
-        if self._interrupts and limit.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
+        timed = TimedJob(call, held, call.deadline, self._kill_after, thread)
+        if self._can_interrupt and timed.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
             signal.signal(INTERRUPT, self._handler)  # a job before it has taken that
         with self._lock:
-            self._running[limit] = None
-        self._write(limit)
-        return limit
+            self._running[timed] = None
+        self._publish(timed)
+        return timed
 
-    def end(self, limit: Limit) -> None:
+    def end(self, timed: TimedJob) -> None:
         """It has ended: nothing is raised any more."""
         with self._lock:
-            if limit in self._running:
-                del self._running[limit]
-                self._take_back_notice(limit)
-        if limit.is_in_main_thread:
+            if timed in self._running:
+                del self._running[timed]
+                self._take_back_notice(timed)
+        if timed.is_in_main_thread:
             self._steps.end()
 
-    def told(self, limit: Limit) -> None:
+    def mark_notified(self, timed: TimedJob) -> None:
         """Its loop has cancelled it just now."""
         with self._lock:
-            limit.is_told = True
-            self._take_back_notice(limit)
-        self._move(limit, time.monotonic() + self._kill_after)
+            timed.is_notified = True
+            self._take_back_notice(timed)
+        self._set_kill_at(timed, time.monotonic() + self._kill_after)
 
-    def owed(self, limit: Limit, since: float) -> float:
+    def lost_time(self, timed: TimedJob, since: float) -> float:
         """Seconds in which other jobs held a coroutine's loop, not given back yet. Its time was over *since*.
 
         Where the heartbeat could not look either, one call into C has held the interpreter, and nobody knows whose.
         """
-        owed, limit.blocked = limit.blocked, 0.0
-        return owed if self._looked_at >= since else max(owed, time.monotonic() - since)
+        lost_time, timed.blocked = timed.blocked, 0.0
+        return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
 
-    def postpone(self, limit: Limit, seconds: float) -> None:
+    def postpone(self, timed: TimedJob, seconds: float) -> None:
         """It gets so many seconds from now on, and whoever would kill its process has to know."""
-        limit.tell_at = time.monotonic() + seconds
-        self._move(limit, limit.tell_at + self._kill_after)
+        timed.notify_at = time.monotonic() + seconds
+        self._set_kill_at(timed, timed.notify_at + self._kill_after)
 
-    def look(self) -> list[Limit]:
+    def check(self) -> list[TimedJob]:
         """Tell each job that runs longer than it may. Returns those that are overdue, each once."""
         if not self._running:
             self._loop_answered_at = float("inf")
             return []
         now = time.monotonic()
         holder = self._blocks_the_loop(now)
-        self._looked_at = now
+        self._checked_at = now
         with self._lock:
             running = list(self._running)
-        for limit in running:
-            if limit.thread is None and holder is not False and holder is not limit.held:
-                limit.blocked += now - max(limit.counted_at, self._loop_answered_at)
-            limit.counted_at = now
+        for timed in running:
+            if timed.thread is None and holder is not False and holder is not timed.held:
+                timed.blocked += now - max(timed.counted_at, self._loop_answered_at)
+            timed.counted_at = now
         if holder is None:
-            self._tell_of_stuck_loop(running, now)
-        return [limit for limit in running if self._is_overdue(limit, now, holder)]
+            self._log_stuck_loop(running, now)
+        return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
         """Whether code of no job that runs has held the shared loop for longer than any of them may.
@@ -235,7 +235,7 @@ class Limits:
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
             return False
         with self._lock:
-            longest = [limit.call.timeout or 0.0 for limit in self._running if limit.thread is None]
+            longest = [timed.call.timeout or 0.0 for timed in self._running if timed.thread is None]
         if not longest or time.monotonic() - self._loop_answered_at <= max(longest) + self._kill_after:
             return False
         return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
@@ -244,82 +244,84 @@ class Limits:
         """Whether a job that has ended holds the shared loop: none of those that run is to blame."""
         return self._shared is not None and self._shared.is_held_by_leftover()
 
-    def _is_overdue(self, limit: Limit, now: float, holder: Held | bool | None) -> bool:
+    def _is_overdue(self, timed: TimedJob, now: float, holder: Held | bool | None) -> bool:
         """*holder* is False while the loop goes round, else the job that keeps it from doing so, if that is known."""
-        if now < limit.tell_at:
+        if now < timed.notify_at:
             return False
-        if limit.thread is None and holder is not False and holder is not limit.held:
-            self._move(limit, now + self._kill_after)  # another one's doing: this one cannot even be told
+        if timed.thread is None and holder is not False and holder is not timed.held:
+            self._set_kill_at(timed, now + self._kill_after)  # another one's doing: this one cannot even be told
             return False
-        if limit.thread is not None and not limit.is_told:
-            self._tell(limit, limit.thread, now)
-        if now < limit.kill_at or (limit.thread is None and holder is False and not limit.is_told):
+        if timed.thread is not None and not timed.is_notified:
+            self._notify(timed, timed.thread, now)
+        if now < timed.kill_at or (timed.thread is None and holder is False and not timed.is_notified):
             return False
-        limit.kill_at = float("inf")
+        timed.kill_at = float("inf")
         return True
 
-    def _tell_of_stuck_loop(self, running: Sequence[Limit], now: float) -> None:
+    def _log_stuck_loop(self, running: Sequence[TimedJob], now: float) -> None:
         """Once, as soon as a job cannot be told of its limit for it."""
         since, shared = self._loop_answered_at, self._shared
-        if shared is None or since == self._told_of:
+        if shared is None or since == self._logged_stall:
             return
-        if not any(limit.thread is None and now >= limit.tell_at for limit in running):
+        if not any(timed.thread is None and now >= timed.notify_at for timed in running):
             return
-        self._told_of = since
+        self._logged_stall = since
         whose = "a job that has ended" if shared.is_held_by_leftover() else "a callback of no job that is known"
         _log.error("the event loop is held by %s, for %.1f s now:\n%s", whose, now - since, shared.stack())
 
-    def _tell(self, limit: Limit, thread: int, now: float) -> None:
-        if not limit.has_notice:
-            self._move(limit, max(limit.kill_at, now + self._kill_after))  # it is always told before it is ended
+    def _notify(self, timed: TimedJob, thread: int, now: float) -> None:
+        if not timed.has_notice:
+            self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))  # it is always told before it is ended
         with self._lock:
-            if limit not in self._running or limit.is_told:
+            if timed not in self._running or timed.is_notified:
                 return
             if (
-                limit.has_notice and thread not in time_limit_notices.waiting
+                timed.has_notice and thread not in timeout_notices.pending
             ):  # a call of multiq's has raised on its way out
-                limit.is_told = True
+                timed.is_notified = True
                 return
-            time_limit_notices.waiting.add(thread)
-            limit.has_notice = True  # last: with it, a notice that does not wait any more has been heeded
-        if limit.is_in_main_thread and self._interrupts:
+            timeout_notices.pending.add(thread)
+            timed.has_notice = True  # last: with it, a notice that does not wait any more has been heeded
+        if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
-    def _take_back_notice(self, limit: Limit) -> None:
-        if limit.thread is not None:
-            time_limit_notices.waiting.discard(limit.thread)
+    def _take_back_notice(self, timed: TimedJob) -> None:
+        if timed.thread is not None:
+            timeout_notices.pending.discard(timed.thread)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
         """The handler: it runs in the main thread, in the middle of whatever that does."""
         self._raise_if_over(frame)
-        if any(limit.is_in_main_thread and limit.has_notice and not limit.is_told for limit in tuple(self._running)):
+        if any(
+            timed.is_in_main_thread and timed.has_notice and not timed.is_notified for timed in tuple(self._running)
+        ):
             # it is in a library: as soon as it is back in its own code
             self._steps.begin(each for each in _down_to_the_runner(frame) if each is not None)
 
     def _raise_if_over(self, frame: FrameType | None) -> None:
         now, thread = time.monotonic(), threading.get_ident()
-        for limit in tuple(self._running):
-            if limit.thread != thread or limit.tell_at > now or limit.is_told:
+        for timed in tuple(self._running):
+            if timed.thread != thread or timed.notify_at > now or timed.is_notified:
                 continue
             if (
-                limit.has_notice and thread not in time_limit_notices.waiting
+                timed.has_notice and thread not in timeout_notices.pending
             ):  # a call of multiq's has raised on its way out
-                limit.is_told = True
+                timed.is_notified = True
             elif self._may_raise(frame):
-                limit.is_told = True
-                time_limit_notices.waiting.discard(thread)
+                timed.is_notified = True
+                timeout_notices.pending.discard(thread)
                 raise SoftTimeout
 
     def _may_raise(self, frame: FrameType | None) -> bool:
         """Whether the line that is interrupted is the task's own, or of a library that blocks for it."""
-        if frame is None or _package(frame) in _UNTOUCHABLE_AT_THE_TOP:
+        if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
             return False
         if frame.f_globals.get("__name__") == _RUNNER:  # no task's code at all, and its job's books may be open
             return False
         for each in _down_to_the_runner(frame):
             if each is None:
                 return False
-            if _package(each) in self._untouchable or each.f_code.co_name in _UNTOUCHABLE_FUNCTIONS:
+            if _package(each) in self._protected or each.f_code.co_name in _PROTECTED_FUNCTIONS:
                 return False
         return True
 
@@ -338,13 +340,13 @@ class Limits:
     def _loop_answers(self) -> None:
         self._loop_answered_at = time.monotonic()
 
-    def _move(self, limit: Limit, kill_at: float) -> None:
-        limit.kill_at = kill_at
-        self._write(limit)
+    def _set_kill_at(self, timed: TimedJob, kill_at: float) -> None:
+        timed.kill_at = kill_at
+        self._publish(timed)
 
-    def _write(self, limit: Limit) -> None:
+    def _publish(self, timed: TimedJob) -> None:
         if self._inflight is not None:
-            self._inflight.limit(limit.held, limit.kill_at)
+            self._inflight.set_kill_at(timed.held, timed.kill_at)
 
 
 def stack_of(frame: FrameType | None) -> str | None:

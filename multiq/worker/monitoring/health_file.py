@@ -14,9 +14,9 @@ from multiq.errors import OptionInvalid
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from .status import Report
+    from .status import HealthReport
 
-_log = logging.getLogger("multiq.keeper")
+_log = logging.getLogger("multiq.sidecar")
 
 
 class HealthFile:
@@ -27,7 +27,7 @@ class HealthFile:
         self._well_at = 0.0
         self._is_refused = False
 
-    def write(self, report: Report) -> None:
+    def write(self, report: HealthReport) -> None:
         """Replace it in one go. What the file system refuses is logged, once."""
         if report.is_well:
             self._well_at = time.time()
@@ -47,7 +47,7 @@ class HealthFile:
             self._is_refused = False
 
 
-def check_place(path: Path) -> Path:
+def check_path(path: Path) -> Path:
     """Where a health file can be written, in full. Raises ``OptionInvalid``."""
     path = path.absolute()
     if path.is_dir():

@@ -1,6 +1,6 @@
 """Health and metrics over HTTP: three pages for probes and for Prometheus, and nothing else.
 
-They are served beside the jobs, from the keeper's process, so no task keeps them waiting. Nothing of a request is
+They are served beside the jobs, from the sidecar's process, so no task keeps them waiting. Nothing of a request is
 used but its method, its path and its ``Host``. There is no login: what is shown has no job's arguments in it, and the
 address is this host's own unless somebody says otherwise.
 
@@ -32,9 +32,9 @@ from multiq.errors import ExtraNotInstalled, OptionInvalid
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from .status import Vitals
+    from .status import Status
 
-_log = logging.getLogger("multiq.keeper")
+_log = logging.getLogger("multiq.sidecar")
 
 _LOOPBACK = "127.0.0.1"
 _PATIENCE = 3.0  # seconds: when a worker rolls, the one of before gives its address up when it notices
@@ -119,8 +119,8 @@ class Request(NamedTuple):
 class Pages:
     """The three pages. *names*: what this server may be called beside its addresses."""
 
-    def __init__(self, vitals: Vitals, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
-        self._vitals = vitals
+    def __init__(self, status: Status, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
+        self._status = status
         self._metrics = metrics
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
@@ -135,7 +135,7 @@ class Pages:
         return None
 
     def health(self, path: str) -> Reply:
-        report = self._vitals.report()
+        report = self._status.report()
         is_fine = report.is_well if path == "/healthz" else report.is_ready
         status = "200 OK" if is_fine else "503 Service Unavailable"
         return Reply(status, "application/json", msgspec.json.encode(report) + b"\n")

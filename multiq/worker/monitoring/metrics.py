@@ -55,7 +55,7 @@ class Counts:
         self.backend_errors = cells[_BACKEND_ERRORS]
 
 
-class Meters:
+class Metrics:
     """The shared memory of so many processes, made before they are."""
 
     def __init__(self, tasks: Iterable[str], processes: int) -> None:
@@ -67,7 +67,7 @@ class Meters:
     def count(self, events: Events, process: int) -> None:
         """From now on, note what happens in this process, which is the one of that number."""
         places = {task: _COMMON + _TASK_ROOM * number for number, task in enumerate(self._tasks)}
-        _Meter(self._rows[process], places).listen(events)
+        _ProcessMetrics(self._rows[process], places).listen(events)
 
     def read(self) -> Counts:
         """What all of them have noted so far."""
@@ -77,7 +77,7 @@ class Meters:
         return Counts(counts, cells)
 
 
-class _Meter:
+class _ProcessMetrics:
     """One process's side: a subscriber."""
 
     def __init__(self, cells: memoryview[float], places: dict[str, int]) -> None:

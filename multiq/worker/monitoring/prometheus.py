@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend, QueueStats
 
-    from .metrics import Meters, TaskCounts
-    from .status import Report, Vitals
+    from .metrics import Metrics, TaskCounts
+    from .status import HealthReport, Status
 
 _LOOK_EVERY = 5.0  # seconds: whoever asks more often gets the counts of before
 _PATIENCE = 1.5  # seconds for the backend's counts: a connection has three for its whole page
 _STATES = ("ready", "delayed", "reserved", "buried")
 
 
-class Exposition(Collector):
+class WorkerCollector(Collector):
     """Gathers all figures when it is asked for them. From any thread."""
 
-    def __init__(self, meters: Meters, vitals: Vitals, backend: Backend, queues: Sequence[str]) -> None:
-        self._meters = meters
-        self._vitals = vitals
+    def __init__(self, metrics: Metrics, status: Status, backend: Backend, queues: Sequence[str]) -> None:
+        self._metrics = metrics
+        self._status = status
         self._backend = backend
         self._queues = queues
         self._stats: list[QueueStats] = []
@@ -55,7 +55,7 @@ class Exposition(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        counts = self._meters.read()
+        counts = self._metrics.read()
         yield from _of_tasks(counts.tasks)
         for name, help_text, number in (
             ("jobs_lost", "Verdicts that came after the end of their leases.", counts.lost),
@@ -63,7 +63,7 @@ class Exposition(Collector):
             ("backend_errors", "Calls that did not reach the backend.", counts.backend_errors),
         ):
             yield CounterMetricFamily(f"multiq_{name}", help_text, number)
-        yield from _of_worker(self._vitals.report())
+        yield from _of_worker(self._status.report())
         yield from _of_queues(self._counts())
 
     def _counts(self) -> list[QueueStats]:
@@ -102,7 +102,7 @@ def _of_tasks(tasks: Sequence[TaskCounts]) -> Iterator[Metric]:
     yield from (jobs, timed_out, seconds)
 
 
-def _of_worker(report: Report) -> Iterator[Metric]:
+def _of_worker(report: HealthReport) -> Iterator[Metric]:
     for name, help_text, number in (
         ("jobs_running", "Jobs that run now.", report.running),
         ("processes", "Processes that work now.", len(report.children)),

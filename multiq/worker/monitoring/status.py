@@ -1,4 +1,4 @@
-"""How a worker is, as one of its processes can tell without asking another: from its board and its in-flight tables."""
+"""How a worker is, as one of its processes can tell without asking another: from shared memory alone."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from multiq.control.presence import Answer, Process, Run
 
 if TYPE_CHECKING:
     from multiq.worker.processes.inflight import Entry
-    from multiq.worker.processes.process import ChildSettings
-    from multiq.worker.processes.shared_state import Board, ChildRow
+    from multiq.worker.processes.process import ProcessSettings
+    from multiq.worker.processes.shared_state import ProcessRow, SharedState
 
 _BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server needs to be restarted
 _BACKEND_PATIENCE = 15.0  # seconds: it is asked every five
@@ -23,7 +23,7 @@ _SUPERVISOR_LIMIT = 10.0  # seconds: it goes round twice in one
 _LISTED = 100  # jobs of one worker: an answer must fit into what the smallest backend takes for a job
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     """A worker's health, as programs read it. Seconds all."""
 
     pid: int
@@ -52,11 +52,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Children that ended because they were to be replaced, so far."""
 
 
-class Vitals:
+class Status:
     """Looks at the worker whose supervisor has forked this process. From any thread."""
 
-    def __init__(self, board: Board, settings: ChildSettings) -> None:
-        self._board = board
+    def __init__(self, shared_state: SharedState, settings: ProcessSettings) -> None:
+        self._shared_state = shared_state
         self._settings = settings
         self._pid = os.getppid()
         self._name = f"{socket.gethostname()}:{self._pid}"
@@ -66,7 +66,7 @@ class Vitals:
         now = time.monotonic()
         room = _LISTED
         processes, running = [], 0
-        for row in self._board.children:
+        for row in self._shared_state.children:
             if not row.pid:
                 continue
             entries = self.entries(row)
@@ -82,21 +82,21 @@ class Vitals:
         return Answer(
             worker=self._name,
             state=self._state,
-            up_for=now - self._board.worker.started_at,
+            up_for=now - self._shared_state.worker.started_at,
             queues=list(self._settings.queues),
             at_a_time=self._settings.at_a_time,
             processes=processes,
             running=running,
         )
 
-    def report(self) -> Report:
+    def report(self) -> HealthReport:
         """What those see who decide whether it goes on."""
-        now, worker = time.monotonic(), self._board.worker
-        rows = [row for row in self._board.children if row.pid]
+        now, worker = time.monotonic(), self._shared_state.worker
+        rows = [row for row in self._shared_state.children if row.pid]
         entries = [self.entries(row) for row in rows]
         faults = self._faults(now, rows, entries)
         waits_for = [*faults, *self._reasons(now)]
-        return Report(
+        return HealthReport(
             pid=self._pid,
             worker=self._name,
             state=self._state,
@@ -106,26 +106,26 @@ class Vitals:
             up_for=now - worker.started_at,
             backend_answered=now - worker.contact if worker.contact else None,
             children=[int(row.pid) for row in rows],
-            jobs=max(0, int(sum(row.taken for row in self._board.children)) - sum(map(_count_held, entries))),
+            jobs=max(0, int(sum(row.taken for row in self._shared_state.children)) - sum(map(_count_held, entries))),
             running=sum(entry.is_running for each in entries for entry in each),
             crashed=int(worker.crashed),
             replaced=int(worker.replaced),
         )
 
-    def entries(self, row: ChildRow) -> list[Entry]:
+    def entries(self, row: ProcessRow) -> list[Entry]:
         """What a child holds."""
-        return self._board.tables[int(row.table)].entries() if row.pid else []
+        return self._shared_state.tables[int(row.table)].entries() if row.pid else []
 
     @property
     def _state(self) -> str:
-        worker = self._board.worker
+        worker = self._shared_state.worker
         if worker.stops:
             return "draining"
         return "down" if worker.is_down else "paused" if worker.is_paused else "working"
 
-    def _faults(self, now: float, rows: list[ChildRow], entries: list[list[Entry]]) -> list[str]:
+    def _faults(self, now: float, rows: list[ProcessRow], entries: list[list[Entry]]) -> list[str]:
         """What a new start would mend."""
-        worker = self._board.worker
+        worker = self._shared_state.worker
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:
             faults.append(f"the supervisor has not gone round for {now - worker.supervisor_beat:.0f} s")
@@ -143,7 +143,7 @@ class Vitals:
     def _reasons(self, now: float) -> list[str]:
         """What keeps a worker in good health from taking jobs."""
         reasons = []
-        contact = self._board.worker.contact
+        contact = self._shared_state.worker.contact
         if not contact:
             reasons.append("the backend has not answered yet")
         elif _BACKEND_PATIENCE < now - contact <= _BACKEND_LIMIT:

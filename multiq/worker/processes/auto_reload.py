@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from multiq.errors import ExtraNotInstalled
 
-from .reload import HELD_BACK, noted, was_rolled
+from .reload import BLOCKED_SIGNALS, noted_signals, was_reloaded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.supervisor")
 
 _WATCHER = "MULTIQ_WATCHER"  # in the environment: whose watcher runs already, and which one it is
-_LOOK_MS = 500  # so often the watcher looks whether its supervisor is still there
+_POLL_MS = 500  # so often the watcher looks whether its supervisor is still there
 _QUIET_MS = 300  # changes that follow one another so closely are one: an editor's, or a checkout's
 
 
@@ -49,13 +49,13 @@ def folders_of(module: str) -> list[Path]:
 
 
 @contextlib.contextmanager
-def watching(folders: Iterable[Path]) -> Iterator[None]:
+def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
     """While it lasts, this process gets a SIGHUP whenever a file of code or settings in these folders has changed."""
     # until the supervisor takes signals, a change waits; once it does not any more, nothing comes of one. Ignoring it
     # instead would throw away the one that came while a rolled program starts: sigaction(2) of POSIX says so
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
-    watcher = _ours() or _start(folders)
+    watcher = _running_watcher() or _start(folders)
     os.environ[_WATCHER] = f"{os.getpid()} {watcher}"
     try:
         yield
@@ -66,21 +66,21 @@ def watching(folders: Iterable[Path]) -> Iterator[None]:
             os.waitpid(watcher, 0)
 
 
-def wait_if_rolled(problem: Exception) -> None:
+def wait_if_reloaded(problem: Exception) -> None:
     """This program was begun anew and cannot start: when code changes, begin anew again. The old children work on.
 
     Code is tried before a roll; it may be changed in the moment between. Returns if this is no roll, or when told to
     stop.
     """
-    if not was_rolled():
+    if not was_reloaded():
         return
     _log.error("the new code does not start: %s; its old processes go on until it is changed", problem)
-    signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
+    signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:
-        came = [number for number in noted() if number in heeded]  # a thread of the app's may let them through
-        if not came and (info := signal.sigtimedwait(heeded, _LOOK_MS / 1000)) is not None:
+        came = [number for number in noted_signals() if number in heeded]  # a thread of the app's may let them through
+        if not came and (info := signal.sigtimedwait(heeded, _POLL_MS / 1000)) is not None:
             came = [info.si_signo]
     if came[0] == signal.SIGHUP:
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])  # noqa: S606 - ourselves
@@ -97,7 +97,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),
         step=_QUIET_MS,
-        rust_timeout=_LOOK_MS,
+        rust_timeout=_POLL_MS,
         yield_on_timeout=True,
     )
     first = next(changes)
@@ -109,7 +109,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
             os.kill(supervisor, signal.SIGHUP)
 
 
-def _ours() -> int | None:
+def _running_watcher() -> int | None:
     """The watcher that the program before a roll has left to us, if it still runs."""
     words = [int(word) for word in os.environ.get(_WATCHER, "").split()]
     if not words or words[0] != os.getpid():

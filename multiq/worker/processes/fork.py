@@ -4,7 +4,7 @@ A forked process inherits handlers, blocked signals and the wake-up socket. With
 would not end it but tell the worker to stop. So after a fork by anybody but the worker itself, each signal has the
 handler that it had before, nothing that the worker takes is blocked, and the wake-up socket is left alone.
 
-A job's code may come back in a process that it has forked: then that process ends (``LeavingClones``).
+A job's code may come back in a process that it has forked: then that process ends (``ExitInForks``).
 """
 
 from __future__ import annotations
@@ -34,44 +34,46 @@ _log = logging.getLogger("multiq.worker")
 handler_of = import_module("_signal").getsignal
 
 
-class _Taken(threading.local):
+class _ForkState(threading.local):
     """What this thread has to remember across a fork."""
 
     mask: set[Any] | None = None
     is_own = False
 
 
-_before: dict[int, Any] = {}  # a signal that a worker has taken -> its handler before that
-_taken = _Taken()
+_previous_handlers: dict[int, Any] = {}  # a signal that a worker has taken -> its handler before that
+_fork_state = _ForkState()
 
 
-def take(number: int, handler: Callable[[int, Any], object]) -> Any:
+def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
     """Have *handler* called for this signal, until ``give_back``. Returns what gives it back."""
-    known = number in _before
+    known = number in _previous_handlers
     old = signal.signal(number, handler)
     if not known:
-        _before[number] = signal.SIG_DFL if old is None else old  # None: a handler that Python does not know of
+        _previous_handlers[number] = (
+            signal.SIG_DFL if old is None else old
+        )  # None: a handler that Python does not know of
     return old, known
 
 
-def give_back(number: int, token: Any) -> None:
+def restore_signal(number: int, token: Any) -> None:
     """As it was before ``take``, which returned *token*."""
     old, known = token
     signal.signal(number, signal.SIG_DFL if old is None else old)
     if not known:
-        _before.pop(number, None)
+        _previous_handlers.pop(number, None)
 
 
-def fork() -> int:
+def fork_worker_process() -> int:
     """``os.fork`` for the worker's own processes, which keep its signals."""
-    _taken.is_own = True
+    _fork_state.is_own = True
     try:
         return os.fork()
     finally:
-        _taken.is_own = False
+        _fork_state.is_own = False
 
 
-class LeavingClones:
+class ExitInForks:
     """A block that runs a job's code: where it comes back in a process that it has forked, that process ends."""
 
     __slots__ = ("_generation",)
@@ -83,10 +85,10 @@ class LeavingClones:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if forks.generation != self._generation:
-            leave_clone(error)
+            exit_forked_copy(error)
 
 
-def leave_clone(error: BaseException | None) -> NoReturn:
+def exit_forked_copy(error: BaseException | None) -> NoReturn:
     """End this process, in which a job's code has come back that forked: the job is its parent's to settle."""
     code = 0
     if isinstance(error, SystemExit):
@@ -97,11 +99,11 @@ def leave_clone(error: BaseException | None) -> NoReturn:
             traceback.print_exception(error)
     with contextlib.suppress(BaseException):
         logging.shutdown()
-    flush()
+    flush_streams()
     os._exit(code & 0xFF)
 
 
-def flush() -> None:
+def flush_streams() -> None:
     """Have the standard streams write what they hold. There may be none, and nobody may read them any more."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
@@ -110,26 +112,26 @@ def flush() -> None:
 
 def _before_fork() -> None:
     """No signal may come between the fork and the moment in which the child has its own handlers."""
-    if _before and not _taken.is_own:
-        _taken.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _before)
+    if _previous_handlers and not _fork_state.is_own:
+        _fork_state.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers)
 
 
 def _in_parent() -> None:
-    if _taken.mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, _taken.mask)
-        _taken.mask = None
+    if _fork_state.mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, _fork_state.mask)
+        _fork_state.mask = None
 
 
 def _in_child() -> None:
-    if _taken.mask is None:
+    if _fork_state.mask is None:
         return
-    mask, _taken.mask = _taken.mask, None
+    mask, _fork_state.mask = _fork_state.mask, None
     signal.set_wakeup_fd(-1)
     faulthandler.unregister(signal.SIGQUIT)
-    for number, handler in _before.items():
+    for number, handler in _previous_handlers.items():
         signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_SETMASK, mask - _before.keys())
-    _before.clear()
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask - _previous_handlers.keys())
+    _previous_handlers.clear()
 
 
 if hasattr(os, "register_at_fork"):

@@ -117,7 +117,7 @@ class Entry(msgspec.Struct, frozen=True):
         return self.mark > 0
 
 
-class Table:
+class InflightTable:
     """The in-flight table of one child at a time."""
 
     def __init__(self, memory: memoryview, number: int, slots: int) -> None:
@@ -147,7 +147,7 @@ class Table:
         self._cells[_PID] = value
 
     @property
-    def left(self) -> int | None:
+    def exit_code(self) -> int | None:
         """The exit code that the child wrote right before it left in order; None: it did not leave in order."""
         left = int(self._cells[_LEFT])
         return left - 1 if left else None
@@ -181,7 +181,7 @@ class Table:
         """Whether the child has ever got a job."""
         return bool(self._cells[_HAS_HELD])
 
-    def give(self) -> None:
+    def assign(self) -> None:
         """To a child that is about to be forked. The table must be free."""
         life = self._cells[_LIFE] + 1
         self._bytes[:] = bytes(len(self._bytes))
@@ -189,11 +189,11 @@ class Table:
         self._cells[_NEXT_TOUCH] = NEVER
         self._cells[_STATE] = LIVE
 
-    def leave(self, code: int) -> None:
+    def note_exit(self, code: int) -> None:
         """By the child: it ends now, in order, with this exit code. The last that it does before it exits."""
         self._cells[_LEFT] = code + 1
 
-    def bury(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:
+    def mark_dead(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:
         """The child is dead: what it held is for the sidecar to settle."""
         self._cells[_STATUS] = status
         self._cells[_WHY] = _CUT if is_cut else _LATE if is_late else _DIED
@@ -227,7 +227,7 @@ class Table:
         return None  # a child that is busier than that is neither stuck nor dead
 
 
-class InFlight:
+class InflightWriter:
     """The child's side of its table.
 
     ``hold`` and ``drop`` are called by one thread at a time (under the fetcher's lock). What happens to a slot in
@@ -235,7 +235,7 @@ class InFlight:
     as a job may write to it: an aborted job's never is, as its process ends.
     """
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: InflightTable) -> None:
         self._bytes = table._bytes  # noqa: SLF001 - two sides of one thing
         self._cells = table._cells  # noqa: SLF001
         # slots by their first cell, the first one last: that is taken next
@@ -245,10 +245,10 @@ class InFlight:
         self.marks = self._cells
         """At ``Held.slot``: what ``begin`` writes, and ``end`` of a job that is acked."""
 
-    def hold(self, helds: Sequence[Held]) -> None:
+    def hold(self, jobs: Sequence[Held]) -> None:
         """Give each a slot, in which it stands from now on. One for which there is no room ends by itself."""
         cells, memory, free, serial = self._cells, self._bytes, self._free, self._serial
-        for held in helds:
+        for held in jobs:
             lease = held.lease
             encoded = _encode((lease.queue, lease.id, lease.token, lease.ttr))
             length = len(encoded)
@@ -270,7 +270,7 @@ class InFlight:
         if held.slot is not None:
             self._cells[held.slot] = held.began_at
 
-    def limit(self, held: Held, kill_at: float) -> None:
+    def set_kill_at(self, held: Held, kill_at: float) -> None:
         """Its job must have ended by then."""
         if held.slot is not None:
             self._cells[held.slot + _KILL_AT] = kill_at
@@ -294,10 +294,10 @@ class InFlight:
             cells[slot + _LENGTH] = len(encoded)
             cells[slot] = ENDED
 
-    def drop(self, helds: Sequence[Held]) -> None:
+    def drop(self, jobs: Sequence[Held]) -> None:
         """These are settled: their slots are for other leases."""
         cells, free = self._cells, self._free
-        for held in helds:
+        for held in jobs:
             slot = held.slot
             if slot is not None:
                 cells[slot] = NOTHING
@@ -305,17 +305,17 @@ class InFlight:
                     held.slot = None
                     free.append(slot)
 
-    def touched_until(self, moment: float) -> None:
+    def set_next_touch(self, moment: float) -> None:
         """All leases are alive; the next touch is due at *moment*."""
         self._cells[_NEXT_TOUCH] = moment
         self._cells[_HAS_HELD] = self._serial
 
 
-def make_tables(count: int, slots: int) -> list[Table]:
+def make_tables(count: int, slots: int) -> list[InflightTable]:
     """So many tables of so many slots each, to be shared with every process that is forked from now on."""
     size = (_HEAD + slots * _SLOT) * _CELL
     memory = memoryview(mmap.mmap(-1, size * count))
-    return [Table(memory[number * size : (number + 1) * size], number, slots) for number in range(count)]
+    return [InflightTable(memory[number * size : (number + 1) * size], number, slots) for number in range(count)]
 
 
 def _encode_verdict(verdict: Verdict | None) -> bytes | None:

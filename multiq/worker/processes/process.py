@@ -24,18 +24,18 @@ from multiq.events import (
     WorkerStopping,
 )
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
-from multiq.worker.execution.fair_share import sharing
-from multiq.worker.execution.fetcher import Pump
+from multiq.worker.execution.fair_share import fair_share
+from multiq.worker.execution.fetcher import Fetcher
 from multiq.worker.execution.heartbeat import TICK, Heartbeat
 from multiq.worker.execution.prefetch import Prefetch
-from multiq.worker.execution.recycling import Lifetime
+from multiq.worker.execution.recycling import Recycling
 from multiq.worker.execution.runner import Runner
-from multiq.worker.execution.timeouts import Limits
+from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
 from .inflight import NEVER
-from .shared_state import Board
-from .watchdog import Watchdog, aside
+from .shared_state import SharedState
+from .watchdog import Watchdog, run_in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.backend import Backend
-    from multiq.events import Stay
-    from multiq.worker.execution.timeouts import Limit
+    from multiq.events import EventSession
+    from multiq.worker.execution.timeouts import TimedJob
 
-    from .inflight import Held, InFlight
-    from .shared_state import ChildRow, WorkerRow
+    from .inflight import Held, InflightWriter
+    from .shared_state import ProcessRow, WorkerRow
 
 _log = logging.getLogger("multiq.worker")
 
@@ -68,12 +68,12 @@ _STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get
 _ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
 
 # A process that multiq owns ends although its end hangs, in a subscriber, say: so many seconds...
-_LATE_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
-_LATE_AFTER_ABORT = 4.0  # ...after a second signal
-_LATE_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
+_EXIT_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
+_EXIT_AFTER_ABORT = 4.0  # ...after a second signal
+_EXIT_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
 
 
-class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
+class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How one process works; ``Worker`` says what each of these means."""
 
     queues: tuple[str, ...]
@@ -105,83 +105,83 @@ class ChildSettings(msgspec.Struct, frozen=True, kw_only=True):
         return not self.concurrency and self.threads == 1
 
 
-class Child:
+class WorkerProcess:
     """Runs until it is told to stop, or until its own limits say so.
 
     ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
-    keeper read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
+    sidecar read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
     without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
-    on. While the keeper *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *leave* ends the
+    on. While the sidecar *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *exit_process* ends
     process where an aborted job cannot be left behind otherwise. Unless the process is the worker's own
     (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does not
     count. A process that is the worker's own also ends when anything else hangs at its end, like a subscriber.
-    *reassert* takes back signals that a job may have taken.
+    *reclaim_signals* takes back signals that a job may have taken.
     """
 
     def __init__(
         self,
         app: App,
-        settings: ChildSettings,
+        settings: ProcessSettings,
         *,
-        inflight: InFlight | None = None,
-        row: ChildRow | None = None,
+        inflight: InflightWriter | None = None,
+        row: ProcessRow | None = None,
         worker: WorkerRow | None = None,
         is_handing_on: Callable[[], bool] = lambda: False,
-        leave: Callable[[int], None] | None = None,
+        exit_process: Callable[[int], None] | None = None,
         owns_process: bool = False,
-        reassert: Callable[..., None] | None = None,
+        reclaim_signals: Callable[..., None] | None = None,
     ) -> None:
         self._app = app
         self._settings = settings
         self._inflight = inflight
-        board = Board(1)
-        self._row = row or board.children[0]
-        self._worker = worker or board.worker
+        shared_state = SharedState(1)
+        self._process_row = row or shared_state.children[0]
+        self._worker_row = worker or shared_state.worker
         self._is_handing_on = is_handing_on
-        self._leave = leave
+        self._exit_process = exit_process
         self._owns_process = owns_process
-        self._reassert = reassert
+        self._reclaim_signals = reclaim_signals
         self._events = app.events
-        self._stay: Stay | None = None
+        self._event_session: EventSession | None = None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
         self._stopping: str | None = None
         self._deadline = float("inf")  # when the grace ends
         self._aborted = False
         self._exit_code = EXIT_OK
-        self._limit = Lifetime(settings)
+        self._recycling = Recycling(settings)
         self._given_back = threading.Event()
         self._unsettled: Held | None = None  # what had ended and was not settled when the heartbeat looked last
         self._paused = False
-        self._ask_down: Callable[[], bool] | None = None
+        self._asks_down: Callable[[], bool] | None = None
         self._was_down_at: float | None = None  # when it was asked, if it was down then
         self._was_paused = False
         self._taken = 0
-        self._taken_before = int(self._row.taken)  # by those that filled this place before
-        self._is_asked = False
-        self._is_through = threading.Event()  # the loop has come to its end
+        self._taken_before = int(self._process_row.taken)  # by those that filled this place before
+        self._stop_requested = False
+        self._is_finished = threading.Event()  # the loop has come to its end
         self._ending = threading.Lock()
-        self._told = threading.Event()  # subscribers have heard that it stops
-        self._told.set()
-        self._is_end_told = False
-        self._told_end = threading.Event()  # and that it is through
+        self._stopping_emitted = threading.Event()  # subscribers have heard that it stops
+        self._stopping_emitted.set()
+        self._is_stopped_claimed = False
+        self._stopped_emitted = threading.Event()  # and that it is through
         self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
-        consumer = sharing(app.backend.consumer(settings.queues), settings.shares)
-        self._pump = Pump(consumer, app.events, self.name, inflight)
-        self._summary = Summary(self.name, self._pump.settled, app.settings.log.summary)
-        self._limits = Limits(settings.kill_after, untouchable=(_package_of(app.backend),), inflight=inflight)
-        self._runner = Runner(app, self._limits)
+        consumer = fair_share(app.backend.consumer(settings.queues), settings.shares)
+        self._fetcher = Fetcher(consumer, app.events, self.name, inflight)
+        self._summary = Summary(self.name, self._fetcher.settled, app.settings.log.summary)
+        self._timeouts = Timeouts(settings.kill_after, protected=(_package_of(app.backend),), inflight=inflight)
+        self._runner = Runner(app, self._timeouts)
         self._prefetch = Prefetch(settings.at_a_time, settings.prefetch)
         self._executor = self._make_executor()
-        self._heartbeat = Heartbeat(self._beat, on_death=self.abort)
-        self._watchdog = Watchdog(self._leave_late) if owns_process and leave is not None else None
+        self._heartbeat = Heartbeat(self._on_heartbeat, on_death=self.abort)
+        self._watchdog = Watchdog(self._exit_hung) if owns_process and exit_process is not None else None
 
     # --- from outside ---
 
     def interrupting(self) -> AbstractContextManager[None]:
         """While the block lasts, inline jobs are interrupted at their time limit. To be called in the main thread."""
-        return self._limits.interrupting()
+        return self._timeouts.interrupting()
 
     def run(self) -> int:
         """Work until stopped. Returns the exit code."""
@@ -190,10 +190,10 @@ class Child:
 
     def stop(self) -> None:
         """Take no more jobs, give back what has not begun, finish what runs within the grace."""
-        if not self._is_asked:
-            self._is_asked = True
+        if not self._stop_requested:
+            self._stop_requested = True
             self._deadline = time.monotonic() + self._settings.grace
-            self._leave_at(self._deadline + _LATE_AFTER_GRACE)
+            self._exit_at(self._deadline + _EXIT_AFTER_GRACE)
             self._hold(True)  # to watch that: the loop may hang in a hook of the user's
         self._end("asked to", EXIT_OK)
 
@@ -203,18 +203,18 @@ class Child:
         A job, or a hook, that has the main thread goes on there, unless this process may be ended: it is a worker's
         own, or the operator has sent a second signal (*by_signal*).
         """
-        self._aborted = self._is_asked = True
-        late = _LATE_AFTER_JOBS if self._is_through.is_set() else _LATE_AFTER_ABORT
-        self._leave_at(time.monotonic() + late)
+        self._aborted = self._stop_requested = True
+        late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
+        self._exit_at(time.monotonic() + late)
         self._end("asked to, at once", EXIT_OK)
-        self._let_go()
-        may_leave = self._owns_process or (by_signal and not self._is_through.is_set())
-        if self._leave is None or not may_leave:
+        self._settle_held()
+        may_leave = self._owns_process or (by_signal and not self._is_finished.is_set())
+        if self._exit_process is None or not may_leave:
             return
         is_elsewhere = threading.get_ident() != self._loop_thread
-        if self._is_inline or (is_elsewhere and not self._is_through.wait(_ABORT_WAIT)):
-            self._told.wait(_CUT_EVENTS)
-            self._leave(self._stopped(_STOPPED_EVENTS))
+        if self._is_inline or (is_elsewhere and not self._is_finished.wait(_ABORT_WAIT)):
+            self._stopping_emitted.wait(_CUT_EVENTS)
+            self._exit_process(self._stopped(_STOPPED_EVENTS))
 
     @property
     def grace(self) -> float:
@@ -227,56 +227,56 @@ class Child:
         return len(self._executor.running())
 
     @property
-    def is_asked_to_stop(self) -> bool:
+    def is_stop_requested(self) -> bool:
         """Whether a stop was asked for already; one that it began by itself does not count."""
-        return self._is_asked
+        return self._stop_requested
 
     def pause(self) -> None:
         """Reserve nothing until ``resume``; what runs goes on, and so do its heartbeats."""
         self._paused = True
-        self._nudge()
+        self._notify()
 
     def resume(self) -> None:
         """Reserve again."""
         self._paused = False
-        self._nudge()
+        self._notify()
 
-    def look(self) -> None:
-        """What the board says of the whole worker has changed: heed it now."""
-        self._nudge()
+    def wake(self) -> None:
+        """What the shared_state says of the whole worker has changed: heed it now."""
+        self._notify()
 
-    def heed_down(self, is_down: Callable[[], bool]) -> None:
-        """Ask whether the connection is down. If so, take no jobs: until the keeper has asked since, or, without one,
+    def obey_down(self, is_down: Callable[[], bool]) -> None:
+        """Ask whether the connection is down. If so, take no jobs: until the sidecar has asked since, or, without one,
         until another answer comes here.
         """
-        self._ask_down = is_down
-        self._look_for_down()
+        self._asks_down = is_down
+        self._check_down()
 
     # --- the loop ---
 
     def _run(self) -> int:
         self._loop_thread = threading.get_ident()
         self._heartbeat.start()
-        self._stay = self._events.join(self._executor.loop)
+        self._event_session = self._events.open_session(self._executor.loop)
         self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
         try:
             while self._goes_on():
                 self._turn()
             self._drain()
-            self._is_through.set()
+            self._is_finished.set()
             if not self._aborted:
-                self._told.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
-            self._leave_at(time.monotonic() + self._settings.grace + _LATE_AFTER_GRACE)
+                self._stopping_emitted.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
+            self._exit_at(time.monotonic() + self._settings.grace + _EXIT_AFTER_GRACE)
         finally:
-            self._is_through.set()
+            self._is_finished.set()
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
             self._heartbeat.close()
             self._finish_events()
             self._executor.close()
-            if self._reassert is not None:
-                self._reassert(also_wakeups=True)  # closing a job's loop gives back what that has taken
-            self._pump.close()
+            if self._reclaim_signals is not None:
+                self._reclaim_signals(also_wakeups=True)  # closing a job's loop gives back what that has taken
+            self._fetcher.close()
         return self._stopped()
 
     def _goes_on(self) -> bool:
@@ -287,9 +287,9 @@ class Child:
     def _turn(self) -> None:
         """Once round: settle what is finished, reserve what there is room for, have it run."""
         executor = self._executor
-        self._look_around()
-        if self._limit.is_reached(self._taken):
-            self._end(self._limit.reason, self._limit.code)
+        self._begin_turn()
+        if self._recycling.is_reached(self._taken):
+            self._end(self._recycling.reason, self._recycling.code)
             return
         finished = executor.take_finished()
         room = self._room()
@@ -297,7 +297,7 @@ class Child:
             self._wait(finished, self._patience())
             return
         if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
-            self._pump.settle(finished)  # hooks of the user's may take long
+            self._fetcher.settle(finished)  # hooks of the user's may take long
             finished = []
         if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
@@ -305,30 +305,30 @@ class Child:
             self._wait(finished, _VETOED if executor.busy == 0 else self._patience())
             return
         was_handing_on = self._is_handing_on()
-        helds = self._pump.exchange(finished, room, self._patience())
-        self._prefetch.saw_batch(room, len(helds))
-        self._count(len(helds))
-        if helds and self._stopping is not None:
-            self._give_back(helds)  # told to stop while it asked: none of these begins
-        elif helds:
+        jobs = self._fetcher.exchange(finished, room, self._patience())
+        self._prefetch.note_batch(room, len(jobs))
+        self._count(len(jobs))
+        if jobs and self._stopping is not None:
+            self._give_back(jobs)  # told to stop while it asked: none of these begins
+        elif jobs:
             self._hold(True)
-            executor.start(helds)
+            executor.start(jobs)
         elif executor.busy == 0 and not self._changed.is_set():  # else the call was interrupted: it proves nothing
             self._found_nothing(was_handing_on=was_handing_on)
 
-    def _look_around(self) -> None:
+    def _begin_turn(self) -> None:
         """What is to be done in each turn, whether there are jobs or not."""
-        self._row.beat = now = time.monotonic()
+        self._process_row.beat = now = time.monotonic()
         self._summary.look(now)
-        if self._reassert is not None:
-            self._reassert(also_wakeups=True)
-        self._pump.beat()
-        self._heed_board()
+        if self._reclaim_signals is not None:
+            self._reclaim_signals(also_wakeups=True)
+        self._fetcher.touch_due()
+        self._follow_shared_state()
         if self._inflight is None and self._was_down_at is not None and time.monotonic() >= self._was_down_at + _IDLE:
-            self._look_for_down()
+            self._check_down()
         if self._executor.waiting and self._executor.is_held_up:
             self._give_back_waiting()
-        self._tell_pause()
+        self._emit_pause_change()
 
     def _end(self, reason: str, code: int) -> None:
         """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits.
@@ -339,35 +339,35 @@ class Child:
             is_first = self._stopping is None
             if is_first:
                 self._exit_code = code
-                self._told.clear()
+                self._stopping_emitted.clear()
                 self._stopping = reason
-        self._nudge()
+        self._notify()
         if is_first:
-            aside(lambda: self._tell_stopping(reason))
+            run_in_thread(lambda: self._emit_stopping(reason))
 
     @property
     def _is_paused(self) -> bool:
-        return bool(self._paused or self._worker.is_paused or self._is_down)
+        return bool(self._paused or self._worker_row.is_paused or self._is_down)
 
     @property
     def _is_down(self) -> bool:
-        """As the keeper was told last; before it was, as this process was told at its start."""
-        if self._was_down_at is not None and self._worker.asked_at < self._was_down_at:
+        """As the sidecar was told last; before it was, as this process was told at its start."""
+        if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
-        return bool(self._worker.is_down)
+        return bool(self._worker_row.is_down)
 
-    def _look_for_down(self) -> None:
+    def _check_down(self) -> None:
         asked_at = time.monotonic()
-        self._was_down_at = asked_at if self._ask_down is not None and self._ask_down() else None
+        self._was_down_at = asked_at if self._asks_down is not None and self._asks_down() else None
 
-    def _heed_board(self) -> None:
-        """Should the supervisor's signals not arrive (a job has taken them for itself), its board tells the same."""
-        if self._worker.stops > 1 and not self._aborted:
+    def _follow_shared_state(self) -> None:
+        """Stop or abort by the shared state, for supervisor signals that a job has taken for itself."""
+        if self._worker_row.stops > 1 and not self._aborted:
             self.abort()
-        elif self._worker.stops and not self._is_asked:
+        elif self._worker_row.stops and not self._stop_requested:
             self.stop()
 
-    def _tell_pause(self) -> None:
+    def _emit_pause_change(self) -> None:
         """Told by the loop itself: from now on it reserves nothing, or again."""
         is_paused = self._is_paused
         if is_paused != self._was_paused:
@@ -402,27 +402,27 @@ class Child:
 
     def _wait(self, finished: list[Held], patience: float) -> None:
         """No room, or not allowed: settle, and sleep until something changes."""
-        if finished or self._pump.owes:
-            self._pump.settle(finished)
+        if finished or self._fetcher.has_unsettled:
+            self._fetcher.settle(finished)
         if self._jobs_left <= 0 and self._executor.busy == 0:
             self._end(f"took {self._settings.max_jobs} jobs", EXIT_OK)
             return
         if self._executor.busy == 0:
             self._hold(False)
-        self._changed.wait(min(patience, self._pump.retry_in()))
+        self._changed.wait(min(patience, self._fetcher.retry_in()))
 
     def _patience(self) -> float:
         """Seconds that the loop may sleep if nothing happens."""
         if self._executor.busy == 0:
             if self._settings.stop_when_empty and not self._is_paused:
                 return TICK if self._is_handing_on() else 0.0
-            return min(_IDLE, self._limit.ends_in())
-        return min(self._pump.next_beat_in(), TICK if self._executor.waiting else _BUSY)
+            return min(_IDLE, self._recycling.ends_in())
+        return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
         """Nothing is due and nothing runs: is that a reason to end?"""
         self._hold(False)
-        if self._settings.stop_when_empty and not self._pump.is_down and not was_handing_on:
+        if self._settings.stop_when_empty and not self._fetcher.is_down and not was_handing_on:
             self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
@@ -430,21 +430,21 @@ class Child:
         self._give_back_waiting()
         while not self._aborted:
             finished = self._executor.take_finished()
-            if finished or self._pump.owes:
-                self._pump.settle(finished)
-            if self._executor.busy == 0 and not self._pump.owes:
+            if finished or self._fetcher.has_unsettled:
+                self._fetcher.settle(finished)
+            if self._executor.busy == 0 and not self._fetcher.has_unsettled:
                 return
-            self._heed_board()
+            self._follow_shared_state()
             if time.monotonic() >= self._deadline:
                 self.abort()
                 return
-            self._pump.beat()
+            self._fetcher.touch_due()
             self._changed.wait(TICK)
             self._changed.clear()
 
     # --- beside the jobs ---
 
-    def _beat(self) -> None:
+    def _on_heartbeat(self) -> None:
         """The heartbeat's work, in its own thread: what a job, or a hook of the user's, must not keep from happening.
 
         Keep leases alive; let no long job keep finished or waiting ones; watch limits and the grace.
@@ -452,101 +452,101 @@ class Child:
         self._watch_limits()
         executor = self._executor
         if self._is_inline:
-            self._row.beat = time.monotonic()
-        self._pump.beat()
-        if executor.waiting and (executor.is_held_up or self._limit.is_memory_used_up()):
-            self._pump.settle_if_free(self._take_back)
+            self._process_row.beat = time.monotonic()
+        self._fetcher.touch_due()
+        if executor.waiting and (executor.is_held_up or self._recycling.is_memory_used_up()):
+            self._fetcher.settle_if_free(self._take_back)
         oldest = executor.oldest_finished
         if oldest is not None and (executor.running_for() > TICK or oldest is self._unsettled):
-            self._pump.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
+            self._fetcher.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
         self._unsettled = oldest
-        self._heed_board()
-        is_late = time.monotonic() >= self._deadline and not self._is_through.is_set()
+        self._follow_shared_state()
+        is_late = time.monotonic() >= self._deadline and not self._is_finished.is_set()
         if self._stopping is not None and is_late and not self._aborted:
             self.abort()
 
     def _watch_limits(self) -> None:
         """Tell jobs that run longer than they may; end the process for one that does not listen."""
-        overdue = self._limits.look()
+        overdue = self._timeouts.check()
         if overdue:
-            aside(lambda: self._tell_overdue(overdue)).wait(_CUT_EVENTS)
-        if self._inflight is None or self._leave is None:
+            run_in_thread(lambda: self._emit_overdue(overdue)).wait(_CUT_EVENTS)
+        if self._inflight is None or self._exit_process is None:
             return
         if overdue:
-            self._leave_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
-        elif self._limits.is_loop_stuck():
-            is_known = self._limits.is_held_by_leftover()
-            self._leave_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
+            self._exit_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
+        elif self._timeouts.is_loop_stuck():
+            is_known = self._timeouts.is_held_by_leftover()
+            self._exit_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
 
-    def _leave_for(self, overdue: Sequence[Limit], reason: str, code: int) -> None:
-        assert self._leave is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
+    def _exit_for(self, overdue: Sequence[TimedJob], reason: str, code: int) -> None:
+        assert self._exit_process is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
         self._end(reason, code)
-        self._let_go(overdue)
-        told_until = time.monotonic() + _CUT_EVENTS
-        self._told.wait(_CUT_EVENTS)
-        self._tell_stopped(code, max(0.0, told_until - time.monotonic()))
+        self._settle_held(overdue)
+        wait_until = time.monotonic() + _CUT_EVENTS
+        self._stopping_emitted.wait(_CUT_EVENTS)
+        self._emit_stopped_once(code, max(0.0, wait_until - time.monotonic()))
         self._close_events(_CUT_EVENTS)
-        self._leave(code)
+        self._exit_process(code)
 
-    def _leave_at(self, deadline: float) -> None:
+    def _exit_at(self, deadline: float) -> None:
         """Should the process not have ended by then, it ends, if it is multiq's to end."""
         if self._watchdog is not None:
-            self._watchdog.leave_at(deadline)
+            self._watchdog.set_deadline(deadline)
 
-    def _leave_late(self) -> None:
+    def _exit_hung(self) -> None:
         """What hangs at the end is not waited for any longer. Nothing that may hang is called here."""
-        assert self._leave is not None, "who cannot leave has no watchdog"  # noqa: S101 - for the reader, and mypy
+        assert self._exit_process is not None, "who cannot leave has no watchdog"  # noqa: S101 - for the reader, and mypy
         said = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
-        aside(lambda: _log.error(said)).wait(_CUT_EVENTS)
-        if not (self._is_through.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
-            self._let_go()
-        self._leave(EXIT_CUT_SHORT if self._is_asked else self._exit_code)
+        run_in_thread(lambda: _log.error(said)).wait(_CUT_EVENTS)
+        if not (self._is_finished.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
+            self._settle_held()
+        self._exit_process(EXIT_CUT_SHORT if self._stop_requested else self._exit_code)
 
-    def _tell_overdue(self, overdue: Sequence[Limit]) -> None:
-        for limit in overdue:
-            self._events.emit(JobOverdue(job=limit.call.job, timeout=limit.call.timeout or 0.0))
+    def _emit_overdue(self, overdue: Sequence[TimedJob]) -> None:
+        for timed in overdue:
+            self._events.emit(JobOverdue(job=timed.call.job, timeout=timed.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
         """Between two jobs of a batch, which is many turns of the others' loop."""
-        if self._reassert is not None:
-            self._reassert()
-        if self._limit.is_memory_used_up():
+        if self._reclaim_signals is not None:
+            self._reclaim_signals()
+        if self._recycling.is_memory_used_up():
             self._give_back_waiting()
 
     def _hold(self, holding: bool) -> None:
         """Let the heartbeat run while there are jobs, and sleep while there are none."""
         if holding:
             self._heartbeat.holding.set()
-        elif not self._is_asked:
+        elif not self._stop_requested:
             self._heartbeat.holding.clear()
 
     def _give_back_waiting(self) -> None:
-        helds = self._take_back()
-        if helds:
-            self._pump.settle(helds)
+        jobs = self._take_back()
+        if jobs:
+            self._fetcher.settle(jobs)
 
     def _take_back(self) -> Sequence[Held]:
         """What waits, and now never begins here."""
-        return self._given(self._executor.take_back())
+        return self._as_given_back(self._executor.take_back())
 
-    def _give_back(self, helds: Sequence[Held]) -> None:
-        self._pump.settle(self._given(helds))
+    def _give_back(self, jobs: Sequence[Held]) -> None:
+        self._fetcher.settle(self._as_given_back(jobs))
 
-    def _given(self, helds: Sequence[Held]) -> Sequence[Held]:
-        self._count(-len(helds))
-        for held in helds:
+    def _as_given_back(self, jobs: Sequence[Held]) -> Sequence[Held]:
+        self._count(-len(jobs))
+        for held in jobs:
             held.verdict = GiveBack(held.lease)
-        return helds
+        return jobs
 
     def _count(self, change: int) -> None:
         """The loop takes jobs and the heartbeat gives some back."""
         with self._counting:
             self._taken += change
-            self._row.taken += change
+            self._process_row.taken += change
 
-    def _let_go(self, overdue: Sequence[Limit] = ()) -> None:
-        """Settle all that is held, without waiting long: the pump may hang in a call that nobody answers."""
-        stacks = [(limit.held, self._executor.stack_of(limit)) for limit in overdue]
+    def _settle_held(self, overdue: Sequence[TimedJob] = ()) -> None:
+        """Settle all that is held, without waiting long: the fetcher may hang in a call that nobody answers."""
+        stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
         thread = threading.Thread(target=self._settle_all, args=(stacks,), name="multiq-abort", daemon=True)
         thread.start()
         self._given_back.wait(_ABORT_WAIT)
@@ -554,34 +554,34 @@ class Child:
     def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
         """Settle what has ended, what has not begun, and what is overdue.
 
-        Under a supervisor what runs is left to the keeper, which gives it back once this process is gone: given back
+        Under a supervisor what runs is left to the sidecar, which gives it back once this process is gone: given back
         before, it would run twice at a time.
         """
         executor = self._executor
         executor.is_aborted = True
-        self._pump.interrupt()
+        self._fetcher.interrupt()
         try:
             settled = [*self._take_back(), *executor.take_finished()]
-            says = []
+            emitters = []
             for held, stack in overdue:
                 if held.verdict is None:  # else it has ended just in time
                     held.is_aborted = True
-                    held.verdict, say = self._runner.timed_out(held.lease, stack)
+                    held.verdict, emit = self._runner.timed_out(held.lease, stack)
                     settled.append(held)
-                    says.append((held, held.verdict, say))
+                    emitters.append((held, held.verdict, emit))
             if self._inflight is None:  # also what a thread has taken and not begun, or has just ended
-                settled = self._pump.held()
+                settled = self._fetcher.held()
                 self._cut(settled)
-            if self._pump.settle(settled):
-                for held, verdict, say in says:
+            if self._fetcher.settle(settled):
+                for held, verdict, emit in emitters:
                     if not held.is_lost and held.verdict is verdict:
-                        say()
+                        emit()
         finally:
             self._given_back.set()
 
-    def _cut(self, helds: Sequence[Held]) -> None:
+    def _cut(self, jobs: Sequence[Held]) -> None:
         """Those without a verdict are given back; if they run, they go on, and their results will not count."""
-        for held in helds:
+        for held in jobs:
             if held.verdict is None:
                 held.is_aborted = True
                 held.verdict = GiveBack(held.lease)
@@ -596,54 +596,54 @@ class Child:
         """Tell of the end, and wait for that up to *patience* seconds, if given. Returns the exit code."""
         self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
-        self._tell_stopped(code, patience)
+        self._emit_stopped_once(code, patience)
         self._close_events(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
         return code
 
-    def _tell_stopping(self, reason: str) -> None:
+    def _emit_stopping(self, reason: str) -> None:
         try:
             self._events.emit(WorkerStopping(worker=self.name, reason=reason))
         finally:
-            self._told.set()
+            self._stopping_emitted.set()
 
-    def _tell_stopped(self, code: int, patience: float | None) -> None:
+    def _emit_stopped_once(self, code: int, patience: float | None) -> None:
         """Once: another thread may be telling it already, and hang."""
         with self._ending:
-            is_told, self._is_end_told = self._is_end_told, True
+            is_told, self._is_stopped_claimed = self._is_stopped_claimed, True
         if not is_told and patience is None:
             self._emit_stopped(code)  # in the loop's thread, as WorkerStarted
             return
         if not is_told:
-            aside(lambda: self._emit_stopped(code))
-        self._told_end.wait(patience)
+            run_in_thread(lambda: self._emit_stopped(code))
+        self._stopped_emitted.wait(patience)
 
     def _emit_stopped(self, code: int) -> None:
         try:
             self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
         finally:
-            self._told_end.set()
+            self._stopped_emitted.set()
 
     def _finish_events(self) -> None:
-        if self._stay is not None:
-            self._stay.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        if self._event_session is not None:
+            self._event_session.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
 
     def _close_events(self, patience: float) -> None:
-        if self._stay is not None:  # else it was told to stop before it began
-            self._stay.close(patience)
+        if self._event_session is not None:  # else it was told to stop before it began
+            self._event_session.close(patience)
 
-    def _wake(self) -> None:
+    def _on_job_done(self) -> None:
         """A job has ended. Once in a turn is enough: what ended since is seen with it."""
         if not self._changed.is_set():
-            self._nudge()
+            self._notify()
 
-    def _nudge(self) -> None:
+    def _notify(self) -> None:
         self._changed.set()
-        self._pump.interrupt()
+        self._fetcher.interrupt()
 
     def _make_executor(self) -> Executor:
-        settings, common = self._settings, (self._runner, self._prefetch, self._wake)
+        settings, common = self._settings, (self._runner, self._prefetch, self._on_job_done)
         if settings.concurrency:
-            return CoroutineExecutor(*common, settings.concurrency, self._inflight, limits=self._limits)
+            return CoroutineExecutor(*common, settings.concurrency, self._inflight, timeouts=self._timeouts)
         # in a thread that runs an event loop (a notebook's cell), none of ours can run
         if settings.threads > 1 or asyncio._get_running_loop() is not None:  # noqa: SLF001 - public, says asyncio.events
             return ThreadExecutor(*common, settings.threads, self._inflight)

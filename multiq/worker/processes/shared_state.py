@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from .inflight import DEAD, FREE, make_tables
 
 if TYPE_CHECKING:
-    from .inflight import Table
+    from .inflight import InflightTable
 
 _CELL = 8  # bytes
 _SPARE = 2  # tables beyond two for each child: its own, and that of a dead one before it, not yet settled
@@ -34,7 +34,7 @@ class _Cell:
 
 
 class Row:
-    """Some numbers of the board."""
+    """Some numbers of the shared_state."""
 
     room = 16  # cells
 
@@ -43,7 +43,7 @@ class Row:
 
 
 class WorkerRow(Row):
-    """What the supervisor and the keeper say of the whole worker."""
+    """What the supervisor and the sidecar say of the whole worker."""
 
     started_at = _Cell(0)
     supervisor_beat = _Cell(1)
@@ -53,24 +53,24 @@ class WorkerRow(Row):
     is_paused = _Cell(3)
     """Whether it was paused by a signal. The supervisor writes it, children heed it."""
     is_down = _Cell(4)
-    """Whether the connection is down, as the keeper was told by the backend. Children heed it."""
+    """Whether the connection is down, as the sidecar was told by the backend. Children heed it."""
     contact = _Cell(5)
-    """When the backend last answered the keeper."""
+    """When the backend last answered the sidecar."""
     crashed = _Cell(6)
     """Children that died, so far."""
     replaced = _Cell(7)
     """Children that ended because they were to be replaced, so far."""
     restarts = _Cell(9)
-    """How often the keeper was told by the backend that all workers are to restart."""
+    """How often the sidecar was told by the backend that all workers are to restart."""
     restart_mark = _Cell(11)
-    """Which restart the keeper has heard of last: another number for each, 1 for none; 0: it has not asked yet."""
-    keeper_beat = _Cell(10)
-    """When the keeper last went round; four times a second, unless it waits for the backend."""
+    """Which restart the sidecar has heard of last: another number for each, 1 for none; 0: it has not asked yet."""
+    sidecar_beat = _Cell(10)
+    """When the sidecar last went round; four times a second, unless it waits for the backend."""
     asked_at = _Cell(8)
-    """When the keeper began to ask the backend whether the connection is down, the last time that it got an answer."""
+    """When the sidecar began to ask the backend whether the connection is down, the last time that it got an answer."""
 
 
-class ChildRow(Row):
+class ProcessRow(Row):
     """What is said of one place for a child, by whoever fills it in turn."""
 
     pid = _Cell(0)
@@ -83,7 +83,7 @@ class ChildRow(Row):
     """The number of the child's in-flight table."""
 
 
-class Board:
+class SharedState:
     """The rows of one worker with so many *processes*, and in-flight tables of so many *slots*."""
 
     def __init__(self, processes: int, slots: int = 1) -> None:
@@ -91,15 +91,15 @@ class Board:
         cells = memoryview(shared).cast("d")
         rows = [cells[at : at + Row.room] for at in range(0, len(cells), Row.room)]
         self.worker = WorkerRow(rows[0])
-        self.children = [ChildRow(row) for row in rows[1:]]
+        self.children = [ProcessRow(row) for row in rows[1:]]
         self.tables = make_tables(2 * processes + _SPARE, slots)
         self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
 
-    def free_table(self) -> Table | None:
+    def free_table(self) -> InflightTable | None:
         """One that a child may be given; None: the dead ones before it have left too much that is not settled yet."""
         return next((table for table in self.tables if table.state == FREE), None)
 
     @property
     def is_handing_on(self) -> bool:
-        """Whether the keeper has yet to settle what a dead child held."""
+        """Whether the sidecar has yet to settle what a dead child held."""
         return any(table.state == DEAD for table in self.tables)

@@ -1,13 +1,13 @@
-"""The keeper: a process beside the children that does for their jobs what a child cannot do itself any more.
+"""The sidecar: a process beside the children that does for their jobs what a child cannot do itself any more.
 
-It also asks the backend what all workers of the connection are told, and writes that on the board for its supervisor.
+It also asks the backend for the control flags of the connection, and writes them to the shared state.
 
 It touches the leases of a child that is stuck (one call into C may keep an interpreter to itself for minutes), and
 settles those of a child that died. It knows of both from the children's in-flight tables, and does for a lease only
 what the child has written about that very lease:
 
 ===========================  ===================================================================================
-the child has written        the keeper says
+the child has written        the sidecar says
 ===========================  ===================================================================================
 it waits                     given back, uncounted: it never began, whatever ended the process
 it has run, and is acked     ack
@@ -34,17 +34,17 @@ from typing import TYPE_CHECKING
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
 from multiq.control.flags import Control
-from multiq.control.presence import Answering
+from multiq.control.presence import Responder
 from multiq.errors import BackendError, MultiqError
 from multiq.events import JobCrashed
 from multiq.job import JobInfo
 from multiq.outage_log import Outage
 from multiq.worker.execution.runner import Runner
-from multiq.worker.execution.timeouts import Limits
+from multiq.worker.execution.timeouts import Timeouts
 
 from .inflight import ACKED, DEAD, ENDED, FREE, LIVE, WAITING
 from .process import EXIT_OVERDUE, EXIT_STUCK
-from .supervisor import describe_end
+from .supervisor import describe_exit
 
 if TYPE_CHECKING:
     import socket
@@ -54,25 +54,25 @@ if TYPE_CHECKING:
     from multiq.backend import Consumer, Verdict
     from multiq.worker.monitoring.health_file import HealthFile
     from multiq.worker.monitoring.http import Server
-    from multiq.worker.monitoring.status import Vitals
+    from multiq.worker.monitoring.status import Status
 
-    from .inflight import Entry, Record, Table
-    from .shared_state import Board
+    from .inflight import Entry, InflightTable, Record
+    from .shared_state import SharedState
 
-_log = logging.getLogger("multiq.keeper")
+_log = logging.getLogger("multiq.sidecar")
 
-_LOOK = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in between
+_POLL = 0.25  # seconds: a lease of the shortest ttr, a second, is not lost in between
 _SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
 _TOUCH_SHARE = 1 / 3
-_ASK_EVERY = 5.0  # seconds
+_CONTROL_EVERY = 5.0  # seconds
 _ANSWER_EVERY = 1.0  # seconds, while somebody looks at the workers
 _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end
-_TRY_AGAIN = 0.2  # seconds, when the backend was not there
+_RETRY = 0.2  # seconds, when the backend was not there
 _NO_STATUS = 2**31  # of a child that ended after its supervisor: only a parent learns how a process ended
 _STUCK_LOOP = "its worker process was killed: its event loop was stuck, in this job or another"
 
 
-class Keeper:
+class Sidecar:
     """Runs until the supervisor is gone and all children's jobs are settled, *patience* seconds more at most.
 
     With *shares_loop*, children run coroutines side by side on one event loop.
@@ -81,106 +81,109 @@ class Keeper:
     def __init__(
         self,
         app: App,
-        board: Board,
-        bell: socket.socket,
+        shared_state: SharedState,
+        notifications: socket.socket,
         lifeline: int,
         patience: float,
         *,
         force: bool,
         shares_loop: bool,
-        vitals: Vitals,
+        status: Status,
         health_file: HealthFile | None,
         server: Server | None,
     ) -> None:
-        self._tables = board.tables
-        self._bell = bell
+        self._tables = shared_state.tables
+        self._notifications = notifications
         self._lifeline = lifeline
         self._patience = patience
         self._events = app.events
         self._backend = app.backend
         self._can_settle = bool(app.backend.capabilities.portable_leases)  # else a child's leases end with the child
         self._shares_loop = shares_loop
-        self._runner = Runner(app, Limits(0.0))
+        self._runner = Runner(app, Timeouts(0.0))
         self._consumer: Consumer | None = None
-        self._children: dict[tuple[int, float], _Process] = {}  # by their tables' number and life
+        self._children: dict[tuple[int, float], _ProcessHandle] = {}  # by their tables' number and life
         self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
         self._lost: set[tuple[int, float, float]] = set()
-        self._handing_on, self._touching = Outage(), Outage()
+        self._settle_outage, self._touch_outage = Outage(), Outage()
         self._control = Control(app.backend)
-        self._listens_to_down = not force
-        self._ask_at = 0.0
-        self._row = board.worker
-        self._vitals = vitals
-        self._answering = Answering(app.backend)
+        self._obeys_down = not force
+        self._poll_at = 0.0
+        self._worker_row = shared_state.worker
+        self._status = status
+        self._responder = Responder(app.backend)
         self._answer_at = 0.0
         self._health_file = health_file
         self._server = server
-        self._is_to_kill = False
+        self._kill_requested = False
 
     def run(self) -> int:
         """The process's work. Returns its exit code."""
         is_alone, kill_at = False, float("inf")
         while True:
-            if not is_alone and not self._supervisor_lives():
+            if not is_alone and not self._is_supervisor_alive():
                 is_alone = True
                 if self._server is not None:
                     self._server.close()  # after a roll, its address is for the next one
-            if is_alone and kill_at == float("inf") and self._are_children_told():
+            if is_alone and kill_at == float("inf") and self._is_lifeline_closed():
                 kill_at = time.monotonic() + self._patience
-            self._row.keeper_beat = time.monotonic()
+            self._worker_row.sidecar_beat = time.monotonic()
             self._watch_children()
-            self._hand_on()
+            self._settle_dead()
             if self._can_settle:
-                self._touch_for_the_stuck()
+                self._touch_for_stuck()
             if is_alone:
-                self._bury_orphans(killing=self._is_to_kill or time.monotonic() >= kill_at)
+                self._watch_orphans(killing=self._kill_requested or time.monotonic() >= kill_at)
                 if all(table.state == FREE for table in self._tables):
                     self._events.finish(_LAST_EVENTS)
                     return 0
-                time.sleep(_LOOK)
+                time.sleep(_POLL)
             else:
-                self._listen(time.monotonic())
+                self._poll_control(time.monotonic())
 
     def kill(self) -> None:
         """Once the supervisor is gone: kill its children now. May come from a signal's handler."""
-        self._is_to_kill = True
+        self._kill_requested = True
 
-    def _listen(self, now: float) -> None:
+    def _poll_control(self, now: float) -> None:
         """Heed what is said to all workers, and tell those who look at them of this one."""
-        is_time = now >= self._ask_at
+        is_time = now >= self._poll_at
         with contextlib.suppress(MultiqError):  # the children tell of it
             if is_time:
-                self._ask_at = now + _ASK_EVERY
-                said, is_down = self._control.hear(), self._listens_to_down and self._control.is_down()
-                self._row.contact = time.monotonic()
-                self._pass_on(said.last_restart, is_down=is_down)
-                self._row.asked_at = now  # last: what is on the board now is newer than that
-                if said.is_roll_called:
-                    self._answering.look()
-            if now >= self._answer_at and not self._answering.is_over:
+                self._poll_at = now + _CONTROL_EVERY
+                state, is_down = self._control.read(), self._obeys_down and self._control.is_down()
+                self._worker_row.contact = time.monotonic()
+                self._publish_control(state.last_restart, is_down=is_down)
+                self._worker_row.asked_at = now  # last: what is on the shared_state now is newer than that
+                if state.is_presence_asked:
+                    self._responder.find_viewers()
+            if now >= self._answer_at and not self._responder.is_idle:
                 self._answer_at = now + _ANSWER_EVERY
-                self._answering.answer(self._vitals.answer())
+                self._responder.answer(self._status.answer())
         if is_time and self._health_file is not None:
-            self._health_file.write(self._vitals.report())
+            self._health_file.write(self._status.report())
 
-    def _pass_on(self, last_restart: str | None, *, is_down: bool) -> None:
-        """Write on the board what the workers of this connection are told."""
-        if is_down != bool(self._row.is_down):
+    def _publish_control(self, last_restart: str | None, *, is_down: bool) -> None:
+        """Write on the shared_state what the workers of this connection are told."""
+        if is_down != bool(self._worker_row.is_down):
             _log.warning("the connection is %s", "down: no more jobs are taken" if is_down else "up again")
-            self._row.is_down = is_down
+            self._worker_row.is_down = is_down
         mark = 1.0 if last_restart is None else 2.0 + zlib.crc32(last_restart.encode())
-        before, self._row.restart_mark = self._row.restart_mark, mark  # there, so that the next keeper knows it, too
+        before, self._worker_row.restart_mark = (
+            self._worker_row.restart_mark,
+            mark,
+        )  # there, so that the next sidecar knows it, too
         if before not in {0.0, mark} and last_restart is not None:
             _log.warning("all workers of this connection are to restart: this one ends")
-            self._row.restarts += 1
+            self._worker_row.restarts += 1
 
-    def _supervisor_lives(self) -> bool:
+    def _is_supervisor_alive(self) -> bool:
         """Wait for its bell. False: it is gone."""
         poll = select.poll()
-        poll.register(self._bell, select.POLLIN)
-        return not poll.poll(_LOOK * 1000) or bool(self._bell.recv(64))
+        poll.register(self._notifications, select.POLLIN)
+        return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
 
-    def _are_children_told(self) -> bool:
+    def _is_lifeline_closed(self) -> bool:
         """Whether the lifeline has ended, by which they know to end. In a roll, that is once the new program works."""
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
@@ -188,49 +191,51 @@ class Keeper:
 
     # --- the dead ---
 
-    def _hand_on(self) -> None:
+    def _settle_dead(self) -> None:
         """Settle what dead children held. While the backend is away, their tables stay for the next time."""
         for table in self._tables:
             if table.state == DEAD:
-                self._row.keeper_beat = time.monotonic()  # each may wait for the backend for as long as a call takes
-                self._settle(table, table.entries() if self._can_settle else [])
+                self._worker_row.sidecar_beat = (
+                    time.monotonic()
+                )  # each may wait for the backend for as long as a call takes
+                self._settle_table(table, table.entries() if self._can_settle else [])
 
-    def _settle(self, table: Table, entries: list[Entry]) -> None:
+    def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
         """Settle what one dead child held. While the backend is away, and leases may be alive, its table stays."""
         if not entries:
             table.free()
             return
         try:
-            said = [self._verdict(table, entry, entries) for entry in entries]
-            lost = self._settler().settle([verdict for verdict, _ in said])
+            verdicts = [self._verdict(table, entry, entries) for entry in entries]
+            lost = self._settler().settle([verdict for verdict, _ in verdicts])
         except MultiqError as exc:
-            if self._handing_on.is_news(str(exc)):
+            if self._settle_outage.should_log(str(exc)):
                 _log.warning("the jobs of a dead worker process cannot be handed on yet: %s", exc)
-            time.sleep(_TRY_AGAIN)
+            time.sleep(_RETRY)
             if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
                 table.free()
             return
-        self._handing_on.forget()
+        self._settle_outage.reset()
         table.free()  # before any code of the user's: a subscriber that hangs must not keep it
-        for (_, say), error in zip(said, lost, strict=True):
+        for (_, emit), error in zip(verdicts, lost, strict=True):
             if error is None:
-                say()
+                emit()
 
-    def _verdict(self, table: Table, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
+    def _verdict(self, table: InflightTable, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
         """What becomes of a lease, and what says so once that has counted."""
         lease = _lease(entry.held)
         if not entry.is_running:
-            return _unsaid(lease, entry), _nothing
+            return _pending_verdict(lease, entry), _no_event
         is_over = entry.kill_at <= table.died_at
         is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
-        if is_stuck or table.left == EXIT_STUCK:
+        if is_stuck or table.exit_code == EXIT_STUCK:
             return self._crashed(lease, _STUCK_LOOP)  # which of them held the loop, nobody can tell
         if table.is_cut:
-            return GiveBack(lease), _nothing
-        if table.is_late or table.left is not None:
-            is_blamed = is_over and (table.is_late or table.left == EXIT_OVERDUE)
-            return self._timed_out(lease) if is_blamed else (GiveBack(lease), _nothing)
-        how = "without a supervisor" if table.status == _NO_STATUS else describe_end(table.status, table.left)
+            return GiveBack(lease), _no_event
+        if table.is_late or table.exit_code is not None:
+            is_blamed = is_over and (table.is_late or table.exit_code == EXIT_OVERDUE)
+            return self._timed_out(lease) if is_blamed else (GiveBack(lease), _no_event)
+        how = "without a supervisor" if table.status == _NO_STATUS else describe_exit(table.status, table.exit_code)
         return self._crashed(lease, f"its worker process died: {how}")
 
     def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
@@ -247,7 +252,7 @@ class Keeper:
         except BackendError:
             raise
         except MultiqError:
-            return Abandon(lease), _nothing  # it is gone: whatever is said of it is refused
+            return Abandon(lease), _no_event  # it is gone: whatever is said of it is refused
         return self._runner.timed_out(
             Lease(
                 queue=lease.queue,
@@ -265,24 +270,24 @@ class Keeper:
 
     # --- the stuck ---
 
-    def _touch_for_the_stuck(self) -> None:
+    def _touch_for_stuck(self) -> None:
         now = time.monotonic()
         for table in self._tables:
             if table.state != LIVE or table.next_touch > now or _is_stopped(table.pid):
                 continue
-            due = [entry for entry in table.entries() if self._is_due(table, entry, now)]
+            due = [entry for entry in table.entries() if self._needs_touch(table, entry, now)]
             if due:
-                self._row.keeper_beat = time.monotonic()
+                self._worker_row.sidecar_beat = time.monotonic()
                 self._keep_alive(table, due, now)
 
-    def _is_due(self, table: Table, entry: Entry, now: float) -> bool:
+    def _needs_touch(self, table: InflightTable, entry: Entry, now: float) -> bool:
         key = table.number, table.life, entry.serial
         if key in self._lost:
             return False
         late_from = table.next_touch + _SLACK * entry.held.ttr
         return now >= max(late_from, self._touched.get(key, 0.0) + _TOUCH_SHARE * entry.held.ttr)
 
-    def _keep_alive(self, table: Table, entries: list[Entry], now: float) -> None:
+    def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
         """Touch what runs or has run. What waits is touched, too, until the child cannot begin it: then it is
         given back, so that nothing waits for long behind a job that is stuck.
         """
@@ -293,11 +298,11 @@ class Keeper:
         try:
             lost = self._settler().settle(verdicts)
         except MultiqError as exc:
-            if self._touching.is_news(str(exc)):
+            if self._touch_outage.should_log(str(exc)):
                 # it may be stuck, or wait for the same answer: that cannot be seen from here
                 _log.warning("leases that a worker process has not touched in time cannot be touched for it: %s", exc)
             return
-        self._touching.forget()
+        self._touch_outage.reset()
         for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
             key = table.number, table.life, entry.serial
             self._touched[key] = now
@@ -312,18 +317,18 @@ class Keeper:
             self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != key}
             self._lost = {lease for lease in self._lost if lease[:2] != key}
         for key in living.keys() - self._children.keys():
-            self._children[key] = _Process(living[key].pid)
+            self._children[key] = _ProcessHandle(living[key].pid)
 
     # --- the orphans ---
 
-    def _bury_orphans(self, *, killing: bool) -> None:
+    def _watch_orphans(self, *, killing: bool) -> None:
         """The supervisor is gone: nobody else notices when a child ends, or does not."""
         for table in self._tables:
             if table.state != LIVE:
                 continue
             child = self._children.get((table.number, table.life))
             if child is None or child.is_gone():  # or it was given to a child that was never forked
-                table.bury(_NO_STATUS, time.monotonic(), is_cut=child is not None and child.was_killed)
+                table.mark_dead(_NO_STATUS, time.monotonic(), is_cut=child is not None and child.was_killed)
             elif killing:
                 child.kill()
 
@@ -334,7 +339,7 @@ class Keeper:
         return self._consumer
 
 
-class _Process:
+class _ProcessHandle:
     """A process of this host that is not our child. Where the system has pidfds, it is never taken for a later one."""
 
     def __init__(self, pid: int) -> None:
@@ -377,7 +382,7 @@ class _Process:
         return True
 
 
-def _unsaid(lease: Lease, entry: Entry) -> Verdict:
+def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
     """What the child was going to say of a job that does not run."""
     held = entry.held
     if entry.mark == ACKED:
@@ -393,7 +398,7 @@ def _lease(held: Record) -> Lease:
     return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, 1, 0, 0, 0.0)
 
 
-def _nothing() -> None:
+def _no_event() -> None:
     """There is nothing to say."""
 
 

@@ -4,7 +4,7 @@ The C-level handler writes the signal's number to a socket (``signal.set_wakeup_
 signal ever interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
 
 A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While it has the socket,
-the handler brings the signal here; ``reassert`` takes both back when the job is over.
+the handler brings the signal here; ``reclaim_signals`` takes both back when the job is over.
 """
 
 from __future__ import annotations
@@ -37,31 +37,31 @@ class SignalInbox:
         self._numbers = tuple(numbers)
         self._lifeline = lifeline
         self.installed = threading.current_thread() is threading.main_thread()
-        self._before: dict[signal.Signals, Any] = {}
+        self._previous_handlers: dict[signal.Signals, Any] = {}
         self._handler = self._handle  # one object: a bound method is another one each time
         self._pid = os.getpid()
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = self._writer.fileno()
-        self._is_served = False  # by a thread of its own, which then closes the reader
+        self._has_thread = False  # by a thread of its own, which then closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:
             self._fd_before = self._take_wakeups()
             for number in self._numbers:
-                self._before[number] = fork.take(number, self._handler)
+                self._previous_handlers[number] = fork.take_signal(number, self._handler)
             signal.pthread_sigmask(signal.SIG_UNBLOCK, self._numbers)  # a supervisor forks with them blocked
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, token in self._before.items():
-            fork.give_back(number, token)
+        for number, token in self._previous_handlers.items():
+            fork.restore_signal(number, token)
         if self.installed:
             signal.set_wakeup_fd(self._fd_before)
         self._writer.close()  # the reader sees the end
-        if not self._is_served:
+        if not self._has_thread:
             self._reader.close()
 
     def wait(self, timeout: float | None) -> list[signal.Signals]:
@@ -85,7 +85,7 @@ class SignalInbox:
         # a job's own handlers have their signals written here, too; real-time ones have no name
         return [signal.Signals(number) for number in received if number in self._numbers]
 
-    def reassert(self, *, also_wakeups: bool = False) -> None:
+    def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
         """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket.
 
         As long as the handlers are ours, signals come here without the socket, too, only not while C code runs.
@@ -106,7 +106,7 @@ class SignalInbox:
 
     def serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
         """Call each signal's action in a thread of its own until the block is left."""
-        self._is_served = True
+        self._has_thread = True
         threading.Thread(target=self._serve, args=(actions,), name="multiq-signals", daemon=True).start()
 
     def _serve(self, actions: Mapping[signal.Signals, Callable[[], None]]) -> None:
@@ -124,8 +124,8 @@ class SignalInbox:
         """Only signals that have a handler of Python's are written to the wake-up socket: to ours, as a rule."""
         if os.getpid() != self._pid:
             return  # a child of the supervisor, before it has its own inbox
-        taker = self._take_wakeups()
-        if taker != self._wakeup:
+        current = self._take_wakeups()
+        if current != self._wakeup:
             self.put(signal.Signals(number))
-            if taker >= 0:
-                signal.set_wakeup_fd(taker)  # a job's event loop, which still runs
+            if current >= 0:
+                signal.set_wakeup_fd(current)  # a job's event loop, which still runs

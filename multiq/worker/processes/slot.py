@@ -6,41 +6,41 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from .inflight import NEVER, Table
+from .inflight import NEVER, InflightTable
 
 if TYPE_CHECKING:
     from .inflight import Entry
-    from .shared_state import ChildRow
+    from .shared_state import ProcessRow
 
-_KILL_LATE = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
+_KILL_MARGIN = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
 
 
-class Post(msgspec.Struct, frozen=True):
+class Assignment(msgspec.Struct, frozen=True):
     """What a child gets to know of those around it."""
 
     lifeline: int
     """A pipe that ends with the supervisor."""
-    table: Table
+    table: InflightTable
     """Where to write what it holds."""
-    place: int
+    index: int
     """Which of the worker's places for children it fills."""
 
 
-class Slot:
+class ProcessSlot:
     """One place for a child, with the history that the brake needs."""
 
-    def __init__(self, place: int, row: ChildRow) -> None:
-        self.place = place
+    def __init__(self, index: int, row: ProcessRow) -> None:
+        self.index = index
         self.row = row
         self.pid: int | None = None
-        self.table: Table | None = None
+        self.table: InflightTable | None = None
         self.is_timed_out = False
         self.is_cut = False
         self.started_at = 0.0
         self.start_at = 0.0
         self.early_deaths = 0
 
-    def fill(self, pid: int, table: Table) -> None:
+    def assign(self, pid: int, table: InflightTable) -> None:
         """A child was forked."""
         self.pid = table.pid = pid
         self.row.pid = pid
@@ -48,13 +48,13 @@ class Slot:
 
     def kill_at(self) -> float:
         """When the child must be killed for a job that does not end."""
-        return NEVER if self.table is None else self.table.kill_at() + _KILL_LATE
+        return NEVER if self.table is None else self.table.kill_at() + _KILL_MARGIN
 
     def entries(self) -> list[Entry]:
         """What the child holds."""
         return [] if self.table is None else self.table.entries()
 
-    def forget(self) -> None:
+    def clear(self) -> None:
         """The child is dead."""
         self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
         self.row.pid = 0

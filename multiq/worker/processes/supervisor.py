@@ -1,11 +1,11 @@
-"""Several worker processes under one: started, replaced when they die, killed when they must, rolled, told to stop.
+"""The supervisor: starts worker processes, replaces those that die, kills those that are overdue, reloads, stops.
 
-Children are forked: the app with its tasks is there already, whatever way it was made. The supervisor opens no
-connection and starts no thread, so there is nothing that a fork could copy half-done; what has to be said to the
-backend about a child's jobs is said by the keeper, a process of its own.
+Children are forked, so the app and its tasks are loaded once, however the app was made. The supervisor opens no
+connection and starts no thread, because a fork would copy either in an undefined state. All calls to the backend about
+a child's jobs are made by the sidecar, a separate process.
 
-A roll (SIGHUP) begins the same program anew in the same process, with whatever code is there now. The children of
-before do not notice until the new ones run: then they are told to stop, as if their supervisor had died.
+A reload (SIGHUP) re-executes the same command in the same process, with the current code. The previous generation of
+children works on until the new program takes over; then it is stopped, as if its supervisor had died.
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from multiq.worker.execution.recycling import EXIT_MEMORY, EXIT_RECYCLED
 from . import fork
 from .inflight import DEAD, NEVER, WAITING
 from .process import EXIT_CUT_SHORT, EXIT_OK, EXIT_OVERDUE, EXIT_STUCK
-from .reload import HELD_BACK, Before, is_child, noted, rolled_environment, taking_over
+from .reload import BLOCKED_SIGNALS, PreviousGeneration, is_child, noted_signals, reload_environment, taking_over
 from .signals import SignalInbox
-from .slot import Post, Slot
+from .slot import Assignment, ProcessSlot
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from typing import NoReturn
 
-    from .inflight import Table
-    from .shared_state import Board
+    from .inflight import InflightTable
+    from .shared_state import SharedState
 
 _log = logging.getLogger("multiq.supervisor")
 
 EXIT_CRASHED = 1
 
-_HEALTHY = 5.0  # seconds: a child that lived so long did not die of its start
-_FIRST_BRAKE = 0.1  # seconds before a child that died young is replaced, doubling...
-_LONGEST_BRAKE = 30.0  # ...up to this,
-_WORKING_BRAKE = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
-_LOOK = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
-OVERTIME = 5.0  # seconds beyond the grace after which a child that does not end is killed
-_LAST_WORDS = 5.0  # seconds that the keeper has to hand on the jobs of children that died at the very end
+_YOUNG = 5.0  # seconds: a child that lived longer did not die because of its start
+_FIRST_BACKOFF = 0.1  # seconds before a child that died young is replaced, doubling...
+_LONGEST_BACKOFF = 30.0  # ...up to this,
+_WORKING_BACKOFF = 1.0  # or to this if it got as far as a job: then the job is to blame, and max_crashes ends that
+_POLL = 0.5  # seconds between looks at the children, should a SIGCHLD not arrive
+KILL_MARGIN = 5.0  # seconds beyond the grace after which a child that does not end is killed
+_SIDECAR_WAIT = 5.0  # seconds that the sidecar has, at the end, to settle the jobs of children that died last
 
-_FORK_BRAKE = 1.0  # seconds until a fork that the system has refused is tried again
-_KEEPER_LIMIT = 60.0  # seconds without a round: a subscriber of the user's hangs, and dead children's jobs wait
-_TABLE_BRAKE = 0.25  # seconds until it is looked whether a table is free
-_ASLEEP = 1.5  # seconds without a round: this process was stopped, or starved, and so were its children, perhaps
-_TIME_TO_TELL = 1.0  # seconds after that in which children can tell their jobs before anything is killed
+_FORK_RETRY = 1.0  # seconds until a fork that the system refused is tried again
+_SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar: a user's subscriber hangs, and dead children's jobs wait
+_TABLE_RETRY = 0.25  # seconds until the next look for a free table
+_SUSPENDED = 1.5  # seconds without a round: this process was stopped or starved, and perhaps its children were, too
+_RESUME_DELAY = 1.0  # seconds after that in which children can notify their jobs before any process is killed
 
 FORWARDED = (signal.SIGUSR2, signal.SIGCONT)
-HEEDED = tuple(HELD_BACK)
-NOW = signal.SIGUSR1
-"""What the supervisor says to children that were told to stop already. Not SIGTERM: service managers send that one to
-every process of the group, so that children get it twice, and it must not count twice."""
+HANDLED = tuple(BLOCKED_SIGNALS)
+ABORT = signal.SIGUSR1
+"""Sent to children that are stopping already: end now. Not a second SIGTERM, because service managers send SIGTERM to
+every process of the group: children then receive it twice for one stop."""
 
 
 _REPLACED = {
@@ -71,80 +71,85 @@ _REPLACED = {
 
 
 _NAMED = frozenset(map(int, signal.Signals))
-_ENDED_WELL = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
+_CLEAN_EXITS = frozenset({EXIT_OK, EXIT_MEMORY, EXIT_RECYCLED})
 
 
 class Supervisor:
-    """Keeps a child for each place of *board* running *work*, and one process *keep*; both return exit codes.
+    """Keeps one child running for each slot of the shared state, and one sidecar.
 
-    *work* gets its post, *keep* the socket that tells it to look at the tables, and the pipe
-    that ends when the children are to end. With *once*, a child that ends with 0
-    is through with its work and is not replaced. *check* is a command that ends with 0 if the program would start:
-    without that, a roll does not begin.
+    - *run_child*: the work of a child process; takes its ``Assignment``, returns an exit code.
+    - *run_sidecar*: the work of the sidecar; takes the socket that notifies it of dead children, and the pipe that
+      closes when the children are to end. Returns an exit code.
+    - *shared_state*: made before, for as many processes as are to run.
+    - *grace*: seconds that running jobs get after a stop.
+    - *once*: a child that ends with 0 has finished its work and is not replaced.
+    - *check*: a command that ends with 0 if the program would start. A reload runs it first and is refused otherwise;
+      None: reload without a check.
+    - *reaps_all*: also wait for orphans of jobs, as process 1 of a container must.
     """
 
     def __init__(
         self,
-        work: Callable[[Post], int],
-        keep: Callable[[socket.socket, int], int],
-        board: Board,
+        run_child: Callable[[Assignment], int],
+        run_sidecar: Callable[[socket.socket, int], int],
+        shared_state: SharedState,
         *,
         grace: float,
         once: bool,
         check: Sequence[str] | None = None,
         reaps_all: bool = False,
     ) -> None:
-        self._work = work
-        self._keep = keep
-        self._tables = board
-        self._board = board.worker
-        self._slots = [Slot(place, row) for place, row in enumerate(board.children)]
+        self._run_child = run_child
+        self._run_sidecar = run_sidecar
+        self._shared_state = shared_state
+        self._worker_row = shared_state.worker
+        self._slots = [ProcessSlot(index, row) for index, row in enumerate(shared_state.children)]
         self._grace = grace
         self._once = once
         self._check = check
         self._reaps_all = reaps_all
         self._checking: subprocess.Popen[bytes] | None = None
         self._is_check_stale = False
-        self._stops = 0
+        self._stop_requests = 0
         self._was_down = 0.0
         self._restarts = 0.0
         self._round_at = NEVER
         self._kill_none_before = 0.0
         self._kill_at = NEVER
-        self._are_keepers_told = False
+        self._are_sidecars_signaled = False
         self._codes: list[int] = []
-        self._inbox = SignalInbox(HEEDED)
+        self._inbox = SignalInbox(HANDLED)
         self._had_terminal = _has_terminal()
         self._is_waiting_for_table = False
-        self._keeper: int | None = None
-        self._keeper_at = 0.0
+        self._sidecar: int | None = None
+        self._sidecar_at = 0.0  # the next sidecar starts then at the earliest
 
     def run(self) -> int:
         """Returns 0 when all children ended well, 130 when jobs were cut short, 1 when a last child crashed."""
-        self._before = Before.take()  # told to stop just when the new ones start
-        self._board.is_paused = self._before.is_paused
-        self._lifeline, self._life = os.pipe()
-        self._bell, self._keepers_bell = socket.socketpair()
-        self._bell.setblocking(False)
+        self._previous = PreviousGeneration.take()  # stops it, just before the new children start
+        self._worker_row.is_paused = self._previous.is_paused
+        self._lifeline_reader, self._lifeline_writer = os.pipe()
+        self._sidecar_notifier, self._sidecar_wakeup = socket.socketpair()
+        self._sidecar_notifier.setblocking(False)
         with taking_over(), self._inbox:
-            for number in noted():
+            for number in noted_signals():
                 self._inbox.put(number)
             while True:
-                self._note_time()
+                self._note_round()
                 self._reap()
-                self._heed_keeper()
-                self._fill()
-                if self._before.is_gone() and self._is_over():
+                self._follow_sidecar()
+                self._start_missing()
+                if self._previous.have_all_ended() and self._is_over():
                     break
-                self._roll_if_it_would_start()
-                self._kill_the_late()
-                for number in self._inbox.wait(self._nap()):
-                    self._heed(number)
+                self._reload_if_check_passed()
+                self._kill_overdue()
+                for number in self._inbox.wait(self._wait_time()):
+                    self._handle(number)
             self._end_check()
-            if self._keeper is None and any(table.state == DEAD for table in self._tables.tables):
-                self._start_keeper()  # it died just before what a last child held was handed on
-            self._end_keeper()
-        if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(self._before.codes):
+            if self._sidecar is None and any(table.state == DEAD for table in self._shared_state.tables):
+                self._start_sidecar()  # it died just before what a last child held was handed on
+            self._end_sidecar()
+        if {EXIT_CUT_SHORT, -signal.SIGKILL} & set(self._previous.codes):
             self._codes.append(EXIT_CUT_SHORT)
         return max(self._codes, key=(EXIT_OK, EXIT_CRASHED, EXIT_CUT_SHORT).index, default=EXIT_OK)
 
@@ -152,44 +157,44 @@ class Supervisor:
         """From any thread: as SIGTERM does; a second time: now."""
         self._inbox.put(signal.SIGTERM)
 
-    def _heed(self, number: signal.Signals) -> None:
+    def _handle(self, number: signal.Signals) -> None:
         if number in {signal.SIGTERM, signal.SIGINT}:
-            self._stops += 1
-            self._board.stops = self._stops
-            if self._stops == 1:
-                tell_of_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
-            self._kill_at = time.monotonic() + OVERTIME + (self._grace if self._stops == 1 else 0)
-            self._signal_all(signal.SIGTERM if self._stops == 1 else NOW)
+            self._stop_requests += 1
+            self._worker_row.stops = self._stop_requests
+            if self._stop_requests == 1:
+                log_waiting(sum(entry.is_running for slot in self._slots for entry in slot.entries()), self._grace)
+            self._kill_at = time.monotonic() + KILL_MARGIN + (self._grace if self._stop_requests == 1 else 0)
+            self._signal_all(signal.SIGTERM if self._stop_requests == 1 else ABORT)
         elif number in FORWARDED:
-            self._board.is_paused = number == signal.SIGUSR2
-            self._signal_all(number)  # to look at the board
+            self._worker_row.is_paused = number == signal.SIGUSR2
+            self._signal_all(number)  # wakes them, to read the shared state
         elif number == signal.SIGQUIT:
-            self._tell_what_runs()
+            self._log_running()
             self._signal_all(number)
         elif number == signal.SIGHUP and self._had_terminal and not _has_terminal():
-            self._heed(signal.SIGTERM)  # it was closed
-        elif number == signal.SIGHUP and not self._stops:
-            self._begin_roll()
+            self._handle(signal.SIGTERM)  # it was closed
+        elif number == signal.SIGHUP and not self._stop_requests:
+            self._begin_reload()
 
-    def _note_time(self) -> None:
-        """A group that was stopped goes on with limits that are over: jobs are told before any process is killed."""
+    def _note_round(self) -> None:
+        """After the process group was suspended, timeouts are over at once: notify jobs before killing any process."""
         now = time.monotonic()
-        if now - self._round_at > _ASLEEP:
-            self._kill_none_before = now + _TIME_TO_TELL
-        self._round_at = self._board.supervisor_beat = now
+        if now - self._round_at > _SUSPENDED:
+            self._kill_none_before = now + _RESUME_DELAY
+        self._round_at = self._worker_row.supervisor_beat = now
 
-    def _heed_keeper(self) -> None:
-        """The keeper writes on the board what all workers of the connection are told."""
-        if self._board.is_down != self._was_down:
-            self._was_down = self._board.is_down
-            self._signal_all(signal.SIGCONT)  # to look at the board
-        if self._board.restarts > self._restarts:
-            self._restarts = self._board.restarts
-            if not self._stops:
-                self._heed(signal.SIGTERM)
+    def _follow_sidecar(self) -> None:
+        """Apply the control flags of the connection, which the sidecar writes to the shared state."""
+        if self._worker_row.is_down != self._was_down:
+            self._was_down = self._worker_row.is_down
+            self._signal_all(signal.SIGCONT)  # wakes them, to read the shared state
+        if self._worker_row.restarts > self._restarts:
+            self._restarts = self._worker_row.restarts
+            if not self._stop_requests:
+                self._handle(signal.SIGTERM)
 
-    def _tell_what_runs(self) -> None:
-        """A line for each job; the children themselves show where in its code each one is."""
+    def _log_running(self) -> None:
+        """Log a line for each running job. The children write their threads' stacks themselves (``faulthandler``)."""
         now = time.monotonic()
         for slot in self._slots:
             running = [entry for entry in slot.entries() if entry.is_running]
@@ -197,282 +202,292 @@ class Supervisor:
             for entry in running:
                 _log.warning("  [%s] %s for %.1f s", entry.held.queue, entry.held.id, now - entry.mark)
 
-    # --- rolling ---
+    # --- reloading ---
 
-    def _begin_roll(self) -> None:
+    def _begin_reload(self) -> None:
         if self._check is None:
-            self._roll()
+            self._reload()
         elif self._checking is None:
             self._is_check_stale = False
             try:
                 self._checking = subprocess.Popen(self._check, stdin=subprocess.DEVNULL)  # noqa: S603 - our own command
             except OSError:  # a deployment is replacing the interpreter, or the system has no room for a process
-                _log.exception("the new code cannot be tried: the old one goes on")
+                _log.exception("the new code cannot be checked: the old code keeps running")
         else:
-            self._is_check_stale = True  # it may have read what has changed since
+            self._is_check_stale = True  # the running check may have read files that have changed since
 
-    def _roll_if_it_would_start(self) -> None:
+    def _reload_if_check_passed(self) -> None:
         if self._checking is None or self._checking.poll() is None:
             return
         code, self._checking = self._checking.returncode, None
-        if self._is_check_stale and not self._stops:
-            self._begin_roll()
-        elif code == 0 and not self._stops:
-            self._roll()
+        if self._is_check_stale and not self._stop_requests:
+            self._begin_reload()
+        elif code == 0 and not self._stop_requests:
+            self._reload()
         elif code:
-            _log.error("the new code does not start (exit code %d): the old one goes on", code)
+            _log.error("the new code does not start (exit code %d): the old code keeps running", code)
 
     def _end_check(self) -> None:
-        """The worker ends: a trial that still runs is of no use."""
+        """Kill a check that still runs: the worker ends."""
         if self._checking is not None:
             self._checking.kill()
             self._checking.wait()
             self._checking = None
 
-    def _roll(self) -> None:
-        """Become the same program, begun anew. Signals wait until it can take them."""
-        _log.warning("rolling: the same command is begun anew, with the code that is there now")
-        fork.flush()
-        children = [*self._before.children, *(slot.pid for slot in self._slots if slot.pid is not None)]
-        keepers = [*self._before.keepers, *([] if self._keeper is None else [self._keeper])]
-        os.set_inheritable(self._life, True)
-        environment = rolled_environment(self._life, children, keepers, is_paused=bool(self._board.is_paused))
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HEEDED)
+    def _reload(self) -> None:
+        """Re-execute the same command in this process. Signals stay blocked until the new program can take them."""
+        _log.warning("reloading: re-executing the command with the current code")
+        fork.flush_streams()
+        children = [*self._previous.children, *(slot.pid for slot in self._slots if slot.pid is not None)]
+        sidecars = [*self._previous.sidecars, *([] if self._sidecar is None else [self._sidecar])]
+        os.set_inheritable(self._lifeline_writer, True)
+        environment = reload_environment(
+            self._lifeline_writer, children, sidecars, is_paused=bool(self._worker_row.is_paused)
+        )
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
         try:
             os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], environment)  # noqa: S606 - ourselves
         except OSError:
-            _log.exception("the program cannot be begun anew: the old one goes on")
-            os.set_inheritable(self._life, False)
+            _log.exception("the command cannot be re-executed: the old code keeps running")
+            os.set_inheritable(self._lifeline_writer, False)
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     # --- starting ---
 
-    def _fill(self) -> None:
-        """Start what should run and does not."""
+    def _start_missing(self) -> None:
+        """Start the sidecar and the children that should run and do not."""
         now = time.monotonic()
-        if self._keeper is None and self._keeper_at <= now:
-            self._keeper_at = now + _HEALTHY
-            self._start_keeper()
+        if self._sidecar is None and self._sidecar_at <= now:
+            self._sidecar_at = now + _YOUNG
+            self._start_sidecar()
         for slot in self._slots:
-            if slot.pid is None and not self._stops and slot.start_at <= now:
+            if slot.pid is None and not self._stop_requests and slot.start_at <= now:
                 slot.started_at = now
-                slot.start_at = now + _FORK_BRAKE  # should it fail
-                with self._trying_again():
-                    self._start(slot)
+                slot.start_at = now + _FORK_RETRY  # should it fail
+                with self._retrying_fork():
+                    self._start_child(slot)
 
-    def _start_keeper(self) -> None:
-        self._board.keeper_beat = time.monotonic()
-        with self._trying_again():
-            self._keeper = self._fork(lambda: self._keep(self._keepers_bell, self._lifeline), is_child=False)
+    def _start_sidecar(self) -> None:
+        self._worker_row.sidecar_beat = time.monotonic()
+        with self._retrying_fork():
+            self._sidecar = self._fork(
+                lambda: self._run_sidecar(self._sidecar_wakeup, self._lifeline_reader), is_child=False
+            )
 
-    def _start(self, slot: Slot) -> None:
-        table = self._tables.free_table()
-        if table is None:  # the keeper cannot settle what dead children held; it gives up when their leases are over
+    def _start_child(self, slot: ProcessSlot) -> None:
+        table = self._shared_state.free_table()
+        if table is None:  # the sidecar cannot settle what dead children held; it gives up once their leases are over
             if not self._is_waiting_for_table:
-                _log.error("no process is started until the jobs of those that died are handed on")
+                _log.error("no process is started until the jobs of dead processes are settled")
             self._is_waiting_for_table = True
-            slot.start_at = slot.started_at + _TABLE_BRAKE
+            slot.start_at = slot.started_at + _TABLE_RETRY
             return
         self._is_waiting_for_table = False
-        table.give()
+        table.assign()
         slot.row.beat = time.monotonic()
         slot.row.table = table.number
 
-        def work() -> int:
+        def run_child() -> int:
             table.pid = os.getpid()
-            return self._work(Post(self._lifeline, table, slot.place))
+            return self._run_child(Assignment(self._lifeline_reader, table, slot.index))
 
         try:
-            slot.fill(self._fork(work, is_child=True, table=table), table)
+            slot.assign(self._fork(run_child, is_child=True, table=table), table)
         except OSError:
             table.free()
             raise
 
     @contextlib.contextmanager
-    def _trying_again(self) -> Iterator[None]:
-        """A fork that the system refuses (too many processes, no memory) is tried again."""
+    def _retrying_fork(self) -> Iterator[None]:
+        """Log a fork that the system refuses (too many processes, no memory); the caller's loop tries it again."""
         try:
             yield
         except OSError as exc:
-            _log.error("a process cannot be forked: %s; another try in %g s", exc, _FORK_BRAKE)
+            _log.error("a process cannot be forked: %s; next attempt in %g s", exc, _FORK_RETRY)
 
-    def _fork(self, work: Callable[[], int], *, is_child: bool, table: Table | None = None) -> int:
-        fork.flush()
-        # until the child has an inbox of its own, what is sent to it would end up in ours
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, NOW, *FORWARDED})
+    def _fork(self, run_child: Callable[[], int], *, is_child: bool, table: InflightTable | None = None) -> int:
+        fork.flush_streams()
+        # until the child has an inbox of its own, signals sent to it would arrive in the supervisor's
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, ABORT, *FORWARDED})
         pid = -1
         try:
-            pid = fork.fork()
+            pid = fork.fork_worker_process()
         finally:
             if pid:
                 signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         if pid:
             return pid
-        return self._be(work, table, is_child=is_child)
+        return self._run_forked(run_child, table, is_child=is_child)
 
-    def _be(self, work: Callable[[], int], table: Table | None, *, is_child: bool) -> NoReturn:
-        """In the new process: whatever happens, nothing gets back from here into the supervisor's own code."""
+    def _run_forked(self, run_child: Callable[[], int], table: InflightTable | None, *, is_child: bool) -> NoReturn:
+        """Run the new process and exit: never returns into the supervisor's code."""
         code = EXIT_CRASHED
         try:
-            self._let_go_of_supervisor(is_child=is_child)
-            code = work()
-        except BaseException:  # noqa: BLE001 - reported, and told by the exit code
+            self._detach_from_supervisor(is_child=is_child)
+            code = run_child()
+        except BaseException:  # noqa: BLE001 - logged, and the exit code says it
             _log.exception("a worker process crashed")
             table = None
         finally:
-            fork.flush()
+            fork.flush_streams()
             if table is not None:
-                table.leave(code)
-            os._exit(code)  # past the parent's own cleanup, which is not ours to run
+                table.note_exit(code)
+            os._exit(code)  # skips the supervisor's atexit handlers and finally blocks, which this copy must not run
 
-    def _let_go_of_supervisor(self, *, is_child: bool) -> None:
-        # the handlers of our inbox stay, and do nothing in a child: the terminal sends Ctrl-C to the whole group, and
-        # the supervisor passes it on once, as SIGTERM. Programs that jobs start would inherit that it is ignored
+    def _detach_from_supervisor(self, *, is_child: bool) -> None:
+        # The handlers of the supervisor's inbox stay, and do nothing in a child: the terminal sends Ctrl-C to the whole
+        # group, and the supervisor forwards it once, as SIGTERM. SIG_IGN instead would be inherited by jobs' programs
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        os.close(self._life)  # the supervisor's must be the only one: its end tells the others that it is gone
-        self._bell.close()
+        os.close(
+            self._lifeline_writer
+        )  # only the supervisor holds it open: it closes when the supervisor dies
+        self._sidecar_notifier.close()
         if is_child:
-            self._keepers_bell.close()
+            self._sidecar_wakeup.close()
 
     # --- ending ---
 
     def _reap(self) -> None:
-        """Note which processes ended, and when their places may be filled again."""
+        """Wait for ended processes, and decide when each is replaced."""
         for slot in self._slots:
             if slot.pid is not None:
                 pid, status = os.waitpid(slot.pid, os.WNOHANG)
                 if pid:
                     self._note_end(slot, pid, os.waitstatus_to_exitcode(status))
-        if self._keeper is not None and os.waitpid(self._keeper, os.WNOHANG)[0]:
-            self._keeper = None
-            _log.error("the keeper died; another one starts")
+        if self._sidecar is not None and os.waitpid(self._sidecar, os.WNOHANG)[0]:
+            self._sidecar = None
+            _log.error("the sidecar died; starting another one")
         if self._reaps_all:
             self._reap_orphans()
 
     def _reap_orphans(self) -> None:
-        """What the processes of jobs have left behind is a child of process 1."""
-        ours = {self._keeper, *(slot.pid for slot in self._slots), *self._before.pids}
+        """Wait for orphans of jobs: as process 1, the supervisor becomes their parent."""
+        ours = {self._sidecar, *(slot.pid for slot in self._slots), *self._previous.pids}
         if self._checking is not None:
             ours.add(self._checking.pid)
         with contextlib.suppress(ChildProcessError):
             while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in ours:
                 os.waitpid(ended.si_pid, os.WNOHANG)
 
-    def _note_end(self, slot: Slot, pid: int, status: int) -> None:
+    def _note_end(self, slot: ProcessSlot, pid: int, status: int) -> None:
         table, now = slot.table, time.monotonic()
         assert table is not None, "a child has a table as long as it lives"  # noqa: S101 - for the reader, and mypy
-        left, has_held, was_late = table.left, table.has_held, slot.is_timed_out or table.left == EXIT_OVERDUE
-        # what it took and never began counts for those that fill its place from now on
+        exit_code, has_held, was_late = (
+            table.exit_code,
+            table.has_held,
+            slot.is_timed_out or table.exit_code == EXIT_OVERDUE,
+        )
+        # jobs that it reserved and never began are left to the next children of this slot (max_jobs)
         slot.row.taken -= sum(entry.mark == WAITING for entry in slot.entries())
-        # a job may have left SIGTERM to the system: then it is our stop that has ended its process
-        is_cut = left is None and (slot.is_cut or bool(self._stops and status == -signal.SIGTERM))
-        table.bury(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
-        self._leave_to_keeper(table)
-        died_young = now - slot.started_at < _HEALTHY
-        slot.forget()
-        if self._stops or (self._once and left == EXIT_OK):
+        # a job may have reset SIGTERM to its default: then the supervisor's stop has killed the process
+        is_cut = exit_code is None and (slot.is_cut or bool(self._stop_requests and status == -signal.SIGTERM))
+        table.mark_dead(status, now, is_late=slot.is_timed_out, is_cut=is_cut)
+        self._leave_to_sidecar(table)
+        died_young = now - slot.started_at < _YOUNG
+        slot.clear()
+        if self._stop_requests or (self._once and exit_code == EXIT_OK):
             slot.start_at = NEVER
-            ended_well = left in _ENDED_WELL or was_late
-            was_cut = is_cut or left == EXIT_CUT_SHORT
+            ended_well = exit_code in _CLEAN_EXITS or was_late
+            was_cut = is_cut or exit_code == EXIT_CUT_SHORT
             self._codes.append(EXIT_OK if ended_well else EXIT_CUT_SHORT if was_cut else EXIT_CRASHED)
             return
-        is_too_large = left == EXIT_MEMORY and not has_held
-        if (was_late or left in _REPLACED) and not is_too_large:
-            self._board.replaced += 1
-            slot.early_deaths = slot.early_deaths + 1 if died_young and left == EXIT_MEMORY else 0
-            slot.start_at = now + _brake(slot.early_deaths, _WORKING_BRAKE)
-            why = EXIT_OVERDUE if was_late else left or 0
+        is_too_large = exit_code == EXIT_MEMORY and not has_held
+        if (was_late or exit_code in _REPLACED) and not is_too_large:
+            self._worker_row.replaced += 1
+            slot.early_deaths = slot.early_deaths + 1 if died_young and exit_code == EXIT_MEMORY else 0
+            slot.start_at = now + _backoff(slot.early_deaths, _WORKING_BACKOFF)
+            why = EXIT_OVERDUE if was_late else exit_code or 0
             level = logging.INFO if why == EXIT_RECYCLED else logging.WARNING
-            _log.log(level, "worker process %d %s; another one starts", pid, _REPLACED[why])
+            _log.log(level, "worker process %d %s; starting another one", pid, _REPLACED[why])
             return
-        self._board.crashed += 1
+        self._worker_row.crashed += 1
         slot.early_deaths = slot.early_deaths + 1 if died_young else 0
-        # the first one may have been somebody's doing: its jobs wait
-        longest = _WORKING_BRAKE if has_held else _LONGEST_BRAKE
-        brake = _brake(slot.early_deaths, longest)
-        slot.start_at = now + brake
+        # the first early death is replaced at once: it may have been a kill from outside, and jobs wait
+        longest = _WORKING_BACKOFF if has_held else _LONGEST_BACKOFF
+        backoff = _backoff(slot.early_deaths, longest)
+        slot.start_at = now + backoff
         how = (
             "needs more memory than it may use before it has run any job"
             if is_too_large
-            else describe_end(status, left)
+            else describe_exit(status, exit_code)
         )
         _log.log(
             logging.ERROR if is_too_large else logging.WARNING,
-            "worker process %d %s; another one starts in %.1f s",
+            "worker process %d %s; starting another one in %.1f s",
             pid,
             how,
-            brake,
+            backoff,
         )
 
-    def _leave_to_keeper(self, table: Table) -> None:
-        """What a dead child held is settled by the keeper."""
+    def _leave_to_sidecar(self, table: InflightTable) -> None:
+        """Notify the sidecar, which settles what a dead child held."""
         if not table.entries():
             table.free()
             return
-        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it will look anyway
-            self._bell.send(b"\0")
+        with contextlib.suppress(BlockingIOError, BrokenPipeError):  # it also polls
+            self._sidecar_notifier.send(b"\0")
 
-    def _kill_the_late(self) -> None:
-        """Kill who does not end after the grace, and who cannot end a job that is over its time limit."""
+    def _kill_overdue(self) -> None:
+        """Kill children that outlast the grace, or that did not end themselves for an overdue job; a stuck sidecar."""
         now = time.monotonic()
         if now >= self._kill_at:
-            self._kill_at = now + _HEALTHY  # and again, should it be of no use
+            self._kill_at = now + _YOUNG  # and again, if some are still there then
             for slot in self._slots:
                 slot.is_cut = True
             self._kill_all()
             return
         if now < self._kill_none_before:
             return
-        if self._keeper is not None and now - self._board.keeper_beat > _KEEPER_LIMIT:
-            _log.error("the keeper has not gone round for %g s: it is killed", _KEEPER_LIMIT)
-            self._board.keeper_beat = now
-            os.kill(self._keeper, signal.SIGKILL)
+        if self._sidecar is not None and now - self._worker_row.sidecar_beat > _SIDECAR_LIMIT:
+            _log.error("the sidecar has made no round for %g s: killing it", _SIDECAR_LIMIT)
+            self._worker_row.sidecar_beat = now
+            os.kill(self._sidecar, signal.SIGKILL)
         for slot in self._slots:
             if slot.pid is not None and slot.kill_at() <= now:
                 slot.is_timed_out = True
                 os.kill(slot.pid, signal.SIGKILL)
 
     def _kill_all(self) -> None:
-        """Kill the children. Those of before a roll are their own keeper's to kill at first, which knows then why."""
-        if not self._are_keepers_told:
-            self._are_keepers_told = True
-            _signal(filter(is_child, self._before.keepers), NOW)
-            if self._before.keepers:
+        """Kill the children. Those of a previous generation are killed by their own sidecar first, which notes why."""
+        if not self._are_sidecars_signaled:
+            self._are_sidecars_signaled = True
+            _signal(filter(is_child, self._previous.sidecars), ABORT)
+            if self._previous.sidecars:
                 self._signal_slots(signal.SIGKILL)
                 return
         self._signal_all(signal.SIGKILL)
 
-    def _end_keeper(self) -> None:
-        """Wait until it has handed on what the last children held."""
-        self._bell.close()
-        os.close(self._life)
-        give_up_at = time.monotonic() + _LAST_WORDS
-        while self._keeper is not None and not os.waitpid(self._keeper, os.WNOHANG)[0]:
+    def _end_sidecar(self) -> None:
+        """Wait until the sidecar has settled what the last children held."""
+        self._sidecar_notifier.close()
+        os.close(self._lifeline_writer)
+        give_up_at = time.monotonic() + _SIDECAR_WAIT
+        while self._sidecar is not None and not os.waitpid(self._sidecar, os.WNOHANG)[0]:
             if time.monotonic() > give_up_at:
-                os.kill(self._keeper, signal.SIGKILL)
-                os.waitpid(self._keeper, 0)
+                os.kill(self._sidecar, signal.SIGKILL)
+                os.waitpid(self._sidecar, 0)
                 break
             time.sleep(0.01)
-        self._keepers_bell.close()
-        os.close(self._lifeline)
+        self._sidecar_wakeup.close()
+        os.close(self._lifeline_reader)
 
     # --- small things ---
 
     def _is_over(self) -> bool:
-        """Whether nobody works any more, and nobody is to."""
+        """Whether no child runs, and none is to be started."""
         is_through = all(slot.start_at == NEVER for slot in self._slots)
-        return not any(slot.pid for slot in self._slots) and bool(self._stops or is_through)
+        return not any(slot.pid for slot in self._slots) and bool(self._stop_requests or is_through)
 
-    def _nap(self) -> float:
+    def _wait_time(self) -> float:
         now = time.monotonic()
         starts = [slot.start_at - now for slot in self._slots if slot.pid is None]
-        return max(0.0, min([_LOOK, self._kill_at - now, *starts]))
+        return max(0.0, min([_POLL, self._kill_at - now, *starts]))
 
     def _signal_all(self, number: signal.Signals) -> None:
         self._signal_slots(number)
-        if number in {NOW, signal.SIGKILL}:  # that they are to end, those of before a roll know already
-            _signal(filter(is_child, self._before.children), number)
+        if number in {ABORT, signal.SIGKILL}:  # a previous generation has been stopped already
+            _signal(filter(is_child, self._previous.children), number)
 
     def _signal_slots(self, number: signal.Signals) -> None:
         _signal([slot.pid for slot in self._slots if slot.pid is not None], number)
@@ -484,13 +499,13 @@ def _signal(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _brake(early_deaths: int, longest: float) -> float:
-    """Seconds until a child is replaced that was, with those before it, the so manieth that ended young."""
-    return min(longest, _FIRST_BRAKE * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
+def _backoff(early_deaths: int, longest: float) -> float:
+    """Seconds until a child is replaced, after so many early deaths in a row in its slot."""
+    return min(longest, _FIRST_BACKOFF * 2.0 ** min(early_deaths - 2, 20)) if early_deaths > 1 else 0.0
 
 
-def tell_of_waiting(running: int, grace: float) -> None:
-    """Say what a worker does that was told to stop while jobs run."""
+def log_waiting(running: int, grace: float) -> None:
+    """Log how many running jobs a stopping worker waits for, and for how long."""
     if running:
         what = "them" if running > 1 else "it"
         verb = "run" if running > 1 else "runs"
@@ -511,10 +526,12 @@ def _has_terminal() -> bool:
     return True
 
 
-def describe_end(status: int, left: int | None) -> str:
-    """How a child ended that did not end in order; *status* is its exit code or, less than 0, a signal."""
+def describe_exit(status: int, exit_code: int | None) -> str:
+    """How a child died. *status* is its exit code or, if negative, the signal; *left* what it wrote as its exit code."""
     if status < 0:
         return (
             f"was killed by {signal.Signals(-status).name}" if -status in _NAMED else f"was killed by signal {-status}"
         )
-    return f"ended with code {status}" if left is not None else f"ended with code {status} in the middle of its work"
+    return (
+        f"ended with code {status}" if exit_code is not None else f"ended with code {status} in the middle of its work"
+    )

@@ -21,8 +21,8 @@ class Watchdog:
     There is no deadline at first. Its thread is started with the block: later the system may have no room for one.
     """
 
-    def __init__(self, leave: Callable[[], None]) -> None:
-        self._leave = leave
+    def __init__(self, action: Callable[[], None]) -> None:
+        self._action = action
         self._deadline = float("inf")
         self._is_over = False
         self._changed = threading.Condition()
@@ -38,7 +38,7 @@ class Watchdog:
             self._is_over = True
             self._changed.notify()
 
-    def leave_at(self, deadline: float) -> None:
+    def set_deadline(self, deadline: float) -> None:
         """Call *leave* then; of several deadlines the earliest counts. From any thread."""
         with self._changed:
             self._deadline = min(self._deadline, deadline)
@@ -50,10 +50,10 @@ class Watchdog:
                 self._changed.wait(min(left, _LONGEST_WAIT))
             if self._is_over:
                 return
-        self._leave()
+        self._action()
 
 
-def aside(call: Callable[[], object]) -> threading.Event:
+def run_in_thread(call: Callable[[], object]) -> threading.Event:
     """Call it in a thread of its own, as it may hang. Returns what is set once it has returned."""
     is_done = threading.Event()
 
@@ -64,7 +64,7 @@ def aside(call: Callable[[], object]) -> threading.Event:
             is_done.set()
 
     try:
-        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
+        threading.Thread(target=run, name="multiq-run_in_thread", daemon=True).start()
     except RuntimeError:  # the system has no room for a thread
         with contextlib.suppress(Exception):
             run()

@@ -52,7 +52,7 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 def test_a_url_names_an_address(url: str, address: object) -> None:
     backend = open_backend(url)
     assert isinstance(backend, BeanstalkBackend)
-    assert backend._wires.address == address
+    assert backend._pool.address == address
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from servers.process import HOST
 
-from multiq_beanstalk.connection import Wire
+from multiq_beanstalk.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,10 +35,10 @@ class Counting(socket.socket):
 
 
 @pytest.fixture(params=["tcp", "unix"])
-def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Wire, socket.socket]]:
+def pair(request: pytest.FixtureRequest) -> Iterator[tuple[Connection, socket.socket]]:
     ours, theirs = tcp_pair() if request.param == "tcp" else socket.socketpair()
-    with closing(Wire(Counting(fileno=ours.detach()))) as wire, theirs:
-        yield wire, theirs
+    with closing(Connection(Counting(fileno=ours.detach()))) as connection, theirs:
+        yield connection, theirs
 
 
 def tcp_pair() -> tuple[socket.socket, socket.socket]:
@@ -70,40 +70,40 @@ def say_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thre
     return thread
 
 
-def test_replies_that_come_one_by_one_are_not_received_one_by_one(pair: tuple[Wire, socket.socket]) -> None:
-    wire, theirs = pair
+def test_replies_that_come_one_by_one_are_not_received_one_by_one(pair: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = pair
     # When a hundred replies come one after the other
     thread = say_one_by_one(theirs, [said([line]) for line in INSERTED])
-    assert wire.read_lines(JOBS, in_time()) == INSERTED
+    assert connection.read_lines(JOBS, in_time()) == INSERTED
     thread.join()
     # Then whoever reads was not called for each
-    assert isinstance(wire.sock, Counting)
-    assert wire.sock.received < JOBS / 4
+    assert isinstance(connection.sock, Counting)
+    assert connection.sock.received < JOBS / 4
 
 
 @pytest.mark.parametrize("line", [b"BURIED", b"DELETED", b"RELEASED", b"NOT_FOUND"])
-def test_the_shortest_replies_are_all_that_is_waited_for(pair: tuple[Wire, socket.socket], line: bytes) -> None:
-    wire, theirs = pair
+def test_the_shortest_replies_are_all_that_is_waited_for(pair: tuple[Connection, socket.socket], line: bytes) -> None:
+    connection, theirs = pair
     theirs.sendall(said([line] * JOBS))
-    assert wire.read_many(JOBS, in_time(), lines=JOBS) == [(line, b"")] * JOBS
+    assert connection.read_many(JOBS, in_time(), lines=JOBS) == [(line, b"")] * JOBS
     theirs.sendall(said([line] * JOBS))
-    assert wire.read_lines(JOBS, in_time()) == [line] * JOBS
+    assert connection.read_lines(JOBS, in_time()) == [line] * JOBS
 
 
-def test_what_follows_verdicts_is_read_with_its_body(pair: tuple[Wire, socket.socket]) -> None:
-    wire, theirs = pair
+def test_what_follows_verdicts_is_read_with_its_body(pair: tuple[Connection, socket.socket]) -> None:
+    connection, theirs = pair
     whole = said([b"DELETED"] * JOBS) + said([part for reply in RESERVED for part in reply])
     thread = say_one_by_one(theirs, [whole[at : at + 7] for at in range(0, len(whole), 7)])
-    assert wire.read_many(JOBS + 3, in_time(), lines=JOBS) == [(b"DELETED", b"")] * JOBS + RESERVED
+    assert connection.read_many(JOBS + 3, in_time(), lines=JOBS) == [(b"DELETED", b"")] * JOBS + RESERVED
     thread.join()
 
 
 @pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "silent"])
 def test_replies_that_came_before_a_failure_are_told(
-    pair: tuple[Wire, socket.socket], heard: int, is_cut: bool
+    pair: tuple[Connection, socket.socket], heard: int, is_cut: bool
 ) -> None:
-    wire, theirs = pair
+    connection, theirs = pair
     # Given some replies, and a piece of the next one
     theirs.sendall(said(INSERTED[:heard]) + INSERTED[heard][:5])
     # When the connection ends, or no more comes in time
@@ -111,18 +111,18 @@ def test_replies_that_came_before_a_failure_are_told(
         theirs.close()
     deadline = time.monotonic() + 0.2
     with pytest.raises(ConnectionError if is_cut else TimeoutError) as failure:
-        wire.read_lines(JOBS, deadline)
+        connection.read_lines(JOBS, deadline)
     # Then nothing that was heard is lost, and nobody can read on in the middle of a reply
     assert failure.value.partly_read == INSERTED[:heard]  # type: ignore[attr-defined]
-    assert wire.is_closed
+    assert connection.is_closed
 
 
 @pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
-def test_verdicts_that_were_heard_before_a_failure_are_told(pair: tuple[Wire, socket.socket], heard: int) -> None:
-    wire, theirs = pair
+def test_verdicts_that_were_heard_before_a_failure_are_told(pair: tuple[Connection, socket.socket], heard: int) -> None:
+    connection, theirs = pair
     theirs.sendall(said([b"DELETED"] * heard) + b"DELE")
     theirs.close()
     with pytest.raises(ConnectionError) as failure:
-        wire.read_many(JOBS + 3, in_time(), lines=JOBS)
+        connection.read_many(JOBS + 3, in_time(), lines=JOBS)
     assert failure.value.partly_read == [(b"DELETED", b"")] * heard  # type: ignore[attr-defined]
-    assert wire.is_closed
+    assert connection.is_closed

@@ -9,7 +9,7 @@ import pytest
 from multiq.backend import Ack, NewJob, Touch
 from multiq.errors import EnqueueUncertain
 from multiq.ids import new_id
-from multiq_beanstalk.connection import Wire
+from multiq_beanstalk.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]]
     def call(what: Callable[[], Any]) -> None:
         with monkeypatch.context() as patch:
             for name in ("read", "read_line", "read_lines", "read_many"):
-                patch.setattr(Wire, name, interrupt)
+                patch.setattr(Connection, name, interrupt)
             with pytest.raises(Ctrl):
                 what()
 
@@ -78,9 +78,11 @@ def test_an_answer_that_no_put_gets_ends_the_connection(
     backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.enqueue(QUEUE, [new()])
-    send = Wire.send
+    send = Connection.send
     with monkeypatch.context() as patch:
-        patch.setattr(Wire, "send", lambda wire, packet, deadline: send(wire, b"list-tube-used\r\n" + packet, deadline))
+        patch.setattr(
+            Connection, "send", lambda self, packet, deadline: send(self, b"list-tube-used\r\n" + packet, deadline)
+        )
         with pytest.raises(EnqueueUncertain):  # it says nothing about the job, which is there
             backend.enqueue(QUEUE, [new(b"before")])
     (job_id,) = backend.enqueue(QUEUE, [new(b"after")])

@@ -18,7 +18,7 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import LeaseLost
 from multiq.ids import new_id
 from multiq_beanstalk.clock import now
-from multiq_beanstalk.lease_timer import POKES
+from multiq_beanstalk.lease_timer import NOOP_DELAYS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -92,7 +92,7 @@ def test_a_consumer_whose_lease_has_ended_goes_on_in_step(backend: Backend, queu
     backend.enqueue(queue, [new(b"short", ttr=TTR), new(b"long", ttr=60)])
     with backend.consumer([queue]) as consumer:
         short, long = consumer.reserve(2, 0)
-        time.sleep(TTR + POKES[1] + 0.2)
+        time.sleep(TTR + NOOP_DELAYS[1] + 0.2)
         # the words that were said meanwhile have answers, that nobody takes for others
         (lost, *rest) = consumer.settle([Ack(short), Touch(long)])
         assert isinstance(lost, LeaseLost)
@@ -106,7 +106,7 @@ def test_what_nobody_comes_for_is_forgotten(backend: Backend, queue: str) -> Non
     backend.enqueue(queue, [new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
         (lease,) = consumer.reserve(1, 0)
-        held = consumer._holding._held  # type: ignore[attr-defined]
+        held = consumer._held_leases._held  # type: ignore[attr-defined]
         assert lease.token in held
         until(lambda: not held, "it is forgotten")
         assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
@@ -143,9 +143,9 @@ def test_an_ack_whose_touch_is_refused_is_not_sent(backend: Backend, client: Bar
     backend.enqueue(queue, [new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
         (lease,) = consumer.reserve(1, 0)
-        consumer._holding._held[lease.token].ends_at += 0.9  # type: ignore[attr-defined]
+        consumer._held_leases._held[lease.token].ends_at += 0.9  # type: ignore[attr-defined]
         time.sleep(TTR + 0.2)
-        consumer._main.poke()  # type: ignore[attr-defined]
+        consumer._main.send_noop()  # type: ignore[attr-defined]
         until(lambda: client.stats("job", lease.id)["state"] == "ready", "the server has noticed")
         deletes = int(client.stats()["cmd-delete"])
         # When it acks, then the touch that goes before is refused, and nothing is deleted
@@ -209,7 +209,7 @@ def test_a_verdict_that_comes_too_late_leaves_its_job_to_others(
             leases += [(consumer, lease) for lease in consumer.reserve(1, 0)]
             time.sleep(0.03)  # so that the server is idle at each end
         for consumer, lease in leases:
-            end = consumer._holding._held[lease.token].ends_at  # type: ignore[attr-defined]
+            end = consumer._held_leases._held[lease.token].ends_at  # type: ignore[attr-defined]
             time.sleep(max(0.0, end - now()) + 0.0005)
             assert isinstance(consumer.settle([Ack(lease)])[0], LeaseLost)
         for name in queues:
@@ -229,7 +229,7 @@ def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interru
         until(lambda: client.stats("tube", queue).get("current-waiting") == "1", "it waits")
         backend.enqueue(queue, [new(b"forgotten", ttr=TTR)])
         (lease,) = wait.result(10)
-        leases = consumer._holding._held  # type: ignore[attr-defined]
+        leases = consumer._held_leases._held  # type: ignore[attr-defined]
         until(lambda: len(leases) == 1, "it is forgotten")
         backend.delete(queue, lease.id)
         # When it waits on that connection, then it can be interrupted, and woken by a job

@@ -227,7 +227,7 @@ def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
         def interrupted(*_: object) -> None:
             raise KeyboardInterrupt
 
-        monkeypatch.setattr("multiq_beanstalk.leases.job_facts", interrupted)
+        monkeypatch.setattr("multiq_beanstalk.leases.parse_job_stats", interrupted)
         with pytest.raises(KeyboardInterrupt):
             consumer.reserve(1, 0)
         monkeypatch.undo()

@@ -130,7 +130,7 @@ def test_a_job_that_comes_with_the_interrupt_is_with_its_consumer_or_back_in_the
 def test_a_nudge_that_is_left_over_ends_no_wait_and_blocks_no_interrupt(backend: Backend, client: BareClient) -> None:
     with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as pool:
         assert consumer.reserve(1, 0.05) == []
-        consumer._waiter._ear.nudge()  # type: ignore[attr-defined]
+        consumer._waiter._wakeup.notify()  # type: ignore[attr-defined]
         wait = pool.submit(consumer.reserve, 1, 60)
         until(lambda: waiting(client) == 1, "it waits")
         time.sleep(0.1)

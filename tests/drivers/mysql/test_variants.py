@@ -3,7 +3,8 @@
 Each variant is a whole server, as its administrator may have set it up, and every session of ours begins with these
 defaults. Not each by itself: a server that is wrong in several ways at once takes no longer.
 
-``make test`` has the random walks on each, and the topics that its settings bear on; ``make test-long`` the rest.
+``make test`` has one of them, with the random walks and the topics that its settings bear on; ``make test-long`` has
+the rest.
 """
 
 from __future__ import annotations
@@ -58,12 +59,14 @@ VARIANTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
-#: name -> the topics that run with ``make test``
+#: name -> the topics that run with ``make test`` if the variant does
 TOPICS: Mapping[str, frozenset[str]] = {
     "Far": frozenset({"TestRelease", "TestTouch", "TestTransaction", "TestWalk"}),  # times, and who commits
     "Folded": frozenset({"TestNames", "TestQueues", "TestTransaction", "TestWalk"}),  # texts
     "Snapshot": frozenset({"TestConcurrency", "TestErrors", "TestTransaction", "TestWalk"}),  # what sessions see
 }
+
+IN_SHORT = "Far"  # a server for each takes seconds
 
 
 class Variant(ManualHarness):
@@ -106,11 +109,13 @@ def _end_servers() -> Iterator[None]:
 for _name in VARIANTS:
     _harness = type(f"{_name}Harness", (Variant,), {"name": _name})
     for _test, _class in suite(_harness).items():
-        globals()[f"{_test}{_name}"] = _class if _test in TOPICS[_name] else pytest.mark.long(_class)
+        is_short = _name == IN_SHORT and _test in TOPICS[_name]
+        globals()[f"{_test}{_name}"] = _class if is_short else pytest.mark.long(_class)
     _patient = type(f"Patient{_name}Harness", (_harness,), {"walks": 12})
     globals()[f"TestAllWalks{_name}"] = pytest.mark.long(suite(_patient)["TestWalk"])
 
 
+@pytest.mark.long
 def test_the_variants_are_what_they_say() -> None:
     asked = "SELECT @@sql_mode, @@collation_database, TIMESTAMPDIFF(MINUTE, UTC_TIMESTAMP(), NOW()), @@tx_isolation"
     found = {}

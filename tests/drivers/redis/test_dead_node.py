@@ -15,7 +15,7 @@ from multiq.backend.registry import open_backend
 from multiq.errors import BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from multiq.events import Events
 from multiq.ids import new_id
-from multiq.worker.execution.fetcher import Pump
+from multiq.worker.execution.fetcher import Fetcher
 from multiq_redis import keys
 
 if TYPE_CHECKING:
@@ -107,11 +107,11 @@ def test_the_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: conte
         assert [lease.id for lease in work(consumer, 1, 20)] == [job_id]
 
 
-def acked(helds: list[Held]) -> list[Held]:
+def acked(jobs: list[Held]) -> list[Held]:
     """As jobs that have run to their end."""
-    for held in helds:
+    for held in jobs:
         held.verdict = Ack(held.lease)
-    return helds
+    return jobs
 
 
 def test_a_verdict_for_the_dead_node_waits_and_is_answered_rightly(
@@ -124,25 +124,25 @@ def test_a_verdict_for_the_dead_node_waits_and_is_answered_rightly(
     with open_backend(cluster.url + "?timeout=2") as backend, backend.consumer([dead, other]) as consumer:
         backend.enqueue(dead, [new(ttr=600)])
         (held,) = consumer.reserve(1, 0)
-        pump = Pump(consumer, Events(), "worker")
-        helds = pump._hold([held])  # as if it had come through it
+        fetcher = Fetcher(consumer, Events(), "worker")
+        jobs = fetcher._hold([held])  # as if it had come through it
         for _ in range(ENOUGH):
             backend.enqueue(other, [new()])
         take(node, gone)
         # When a worker has a verdict for it, then it is given the jobs of the other queue all the same
-        helds = pump.exchange(acked(helds), 10, 0.2)
+        jobs = fetcher.exchange(acked(jobs), 10, 0.2)
         done = 0
         end = time.monotonic() + 20
         while done < ENOUGH and time.monotonic() < end:
-            done += len(helds)
-            helds = pump.exchange(acked(helds), 10, 0.2)
+            done += len(jobs)
+            jobs = fetcher.exchange(acked(jobs), 10, 0.2)
         assert done == ENOUGH
         gone.close()
         end = time.monotonic() + 20
-        while pump.owes and time.monotonic() < end:
-            pump.settle([])
+        while fetcher.has_unsettled and time.monotonic() < end:
+            fetcher.settle([])
             time.sleep(0.1)
-        assert not pump.owes
+        assert not fetcher.has_unsettled
         assert backend.stats(dead).reserved == backend.stats(other).reserved == 0
         assert backend.stats(dead).ready == backend.stats(other).ready == 0
 

@@ -69,7 +69,7 @@ def test_constructing_touches_nothing(path: Path) -> None:
 def test_synchronous_reaches_every_connection(path: Path, option: str, pragma: int) -> None:
     with open_backend(f"sqlite:///{path}?synchronous={option}") as backend:
         assert isinstance(backend, SqliteBackend)
-        with backend._database.borrowed() as connection:
+        with backend._pool.borrowed() as connection:
             sqlite = connection._open(1.0)
             assert sqlite.execute("PRAGMA synchronous").fetchone() == (pragma,)
 
@@ -195,7 +195,7 @@ print(backend.stats("q").ready)
 def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) -> None:
     # Given a database that may not grow any more
     backend.enqueue("q", [NewJob(b"x", "1")])
-    connection = backend._database._idle[0]
+    connection = backend._pool._idle[0]
     connection._open(1.0).execute("PRAGMA max_page_count = 1")  # SQLite raises it to what is there
     # When a batch does not fit
     with pytest.raises(BackendFull, match="no room"):
@@ -209,7 +209,7 @@ def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) 
 def test_jobs_one_by_one_fill_a_file_up_to_the_last_that_was_taken(backend: SqliteBackend) -> None:
     # Given a database that may not grow any more
     backend.stats("q")
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.execute("PRAGMA max_page_count = 1")
     # When jobs come one by one until one does not fit
@@ -281,7 +281,7 @@ def test_a_file_that_is_deleted_while_it_is_opened_is_made_anew(path: Path, back
     theirs = sqlite3.connect(path, isolation_level=None)
     theirs.execute("PRAGMA journal_mode = WAL")
     theirs.execute("BEGIN IMMEDIATE")
-    with backend._database.borrowed() as connection:  # the one that later calls use
+    with backend._pool.borrowed() as connection:  # the one that later calls use
         waiting = threading.Thread(target=connection.prepare, args=(60.0,))
         waiting.start()
         time.sleep(0.3)
@@ -462,7 +462,7 @@ def _written(path: Path, log: Path) -> int:
 
 def test_a_body_over_the_limit_of_this_sqlite_is_refused_before_anything_is_written(backend: SqliteBackend) -> None:
     backend.stats("q")
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000_000)
     with pytest.raises(PayloadTooLarge) as caught:

@@ -133,7 +133,7 @@ def test_jobs_that_come_one_at_a_time_wait_for_each_other(backend: SqliteBackend
 @pytest.mark.parametrize(("count", "size", "begins"), [(1, 2048, 0), (1, 2049, 1), (2, 1, 1)])
 def test_a_job_alone_is_one_statement(backend: SqliteBackend, jobs: Jobs, count: int, size: int, begins: int) -> None:
     backend.stats("q")
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         made: list[str] = []
         sqlite.set_trace_callback(made.append)
@@ -221,4 +221,4 @@ def test_threads_share_a_backend(backend: SqliteBackend, jobs: Jobs) -> None:
     for thread in threads:
         thread.join()
     assert backend.stats("q").ready == 200
-    assert len(backend._database._idle) <= 8
+    assert len(backend._pool._idle) <= 8

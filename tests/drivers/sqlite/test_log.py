@@ -31,7 +31,7 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 @pytest.fixture
 def reader(path: Path, backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> Iterator[sqlite3.Connection]:
     """Another program's connection, which has read something and does not end its transaction."""
-    for pause in ("_LOOK_PAUSE", "_CHECKPOINT_PAUSE"):
+    for pause in ("_LOG_CHECK_PAUSE", "_CHECKPOINT_PAUSE"):
         monkeypatch.setattr(f"multiq_sqlite.connection.{pause}", 0.0)
     backend.stats("q")
     connection = sqlite3.connect(path, isolation_level=None)
@@ -69,7 +69,7 @@ def test_a_reader_that_stays_does_not_hold_up_writers(
     if is_link:
         backend = SqliteBackend(str(link_to(path)), synchronous="normal")
         backend.stats("q")
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         made: list[str] = []
         sqlite.set_trace_callback(made.append)
@@ -90,13 +90,13 @@ def test_a_long_log_of_few_large_pages_is_started_over(backend: SqliteBackend, p
     theirs.close()
     # And a log that has become long between two looks
     backend.stats("q")
-    backend._database.next_look_at = math.inf
+    backend._pool.next_log_check_at = math.inf
     lengthen(backend, log_of(path))
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         made: list[str] = []
         connection._open(1.0).set_trace_callback(made.append)
     # When the next commit looks at its log
-    backend._database.next_look_at = 0.0
+    backend._pool.next_log_check_at = 0.0
     backend.enqueue("q", jobs())
     # Then the log is started over
     assert "PRAGMA wal_checkpoint(RESTART)" in made
@@ -109,7 +109,7 @@ def test_an_idle_consumer_has_the_kernels_hints_through_a_link_as_well(path: Pat
     with SqliteBackend(str(link_to(path) if is_link else path)) as backend:
         consumer = backend.consumer(["q"])
         consumer.reserve(1, 0.5)
-        assert consumer._lookout._watch is not None
+        assert consumer._waiter._watch is not None
         consumer.close()
 
 

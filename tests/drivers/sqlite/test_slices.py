@@ -73,7 +73,7 @@ def test_big_moves_are_made_in_slices(
         consumer.settle([Bury(lease) for lease in reversed(consumer.reserve(35, 0))])
     clock.advance(5)
     statements: list[str] = []
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.set_trace_callback(statements.append)
     # When they are moved
@@ -117,7 +117,7 @@ def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: Sqlit
     delay = 60.0 if state is State.DELAYED else 0.0
     backend.enqueue("q", [NewJob(b"", f"{number:05}", delay=delay) for number in range(20_000)])
     steps: list[int] = []
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.set_progress_handler(lambda: steps.append(1), 100)  # called after so many steps of SQLite's machine
     # When they are listed page by page

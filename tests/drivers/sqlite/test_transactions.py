@@ -295,7 +295,7 @@ def test_sizes_are_checked_before_the_callers_transaction_is_touched(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.stats("q")
-    with backend._database.borrowed() as connection:
+    with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
         sqlite.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, 2_000_000)
     app = connect()

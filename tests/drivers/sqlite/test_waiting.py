@@ -15,8 +15,8 @@ from waits import ENDS, is_quiet, woken_by_interrupt, woken_by_time
 from multiq.backend import Ack, NewJob
 from multiq.driverkit.clock import ManualClock
 from multiq_sqlite.backend import SqliteBackend
-from multiq_sqlite.file_watch import LogWatch
-from multiq_sqlite.wakeup import Bell
+from multiq_sqlite.file_watch import FileWatch
+from multiq_sqlite.notifier import Notifier
 
 if TYPE_CHECKING:
     import subprocess
@@ -51,8 +51,8 @@ def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who waits would not look by itself for a minute."""
-    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_NAP", 60.0)
-    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_NAP", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._FIRST_PAUSE", 60.0)
+    monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_PAUSE", 60.0)
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
 
 
@@ -66,7 +66,7 @@ def test_another_processs_job_wakes_a_consumer(
     idle: float,
 ) -> None:
     if hints == "not available":
-        monkeypatch.setattr(LogWatch, "of", lambda _: None)
+        monkeypatch.setattr(FileWatch, "of", lambda _: None)
 
     def no_job_came_without_a_hint() -> bool:
         consumer = backend.consumer(["q"])
@@ -76,7 +76,7 @@ def test_another_processs_job_wakes_a_consumer(
             # how soon is for the benchmark to say; here, that it is not the end of the wait which finds the job...
             assert time.monotonic() - float(lease.body) < 30
             consumer.settle([Ack(lease)])
-        return consumer._lookout._relies_on_hints
+        return consumer._waiter._relies_on_hints
 
     # ...and that where there are hints, no job came without one; on a busy machine a hint may be late once or twice
     assert any(no_job_came_without_a_hint() for _ in range(3))
@@ -88,14 +88,14 @@ def test_hints_that_turn_out_to_be_missing_are_not_relied_on(
 ) -> None:
     # Given a kernel that watches a file which nobody writes to
     (tmp_path / "else-wal").touch()
-    misled = LogWatch.of(str(tmp_path / "else-wal"))
-    monkeypatch.setattr(LogWatch, "of", lambda _: misled)
+    misled = FileWatch.of(str(tmp_path / "else-wal"))
+    monkeypatch.setattr(FileWatch, "of", lambda _: misled)
     consumer = backend.consumer(["q"])
     for idle in (0.5, 0.5):
         threading.Timer(idle, other_process).start()
         (lease,) = consumer.reserve(1, 30)
         consumer.settle([Ack(lease)])
-    assert not consumer._lookout._relies_on_hints
+    assert not consumer._waiter._relies_on_hints
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them")
@@ -149,7 +149,7 @@ def test_a_file_that_is_replaced_while_a_consumer_waits(backend: SqliteBackend, 
         for name in list(path.parent.iterdir()):
             name.unlink()
         with SqliteBackend(str(path)) as other:
-            other._database.bell.ring = lambda: None  # type: ignore[method-assign]
+            other._pool.notifier.notify = lambda: None  # type: ignore[method-assign]
             other.enqueue("q", jobs())
 
     threading.Timer(0.2, replace).start()
@@ -190,25 +190,25 @@ def test_many_consumers_each_get_their_share(path: Path, jobs: Jobs) -> None:
     backend.close()
 
 
-def test_an_ear_that_has_left_is_not_released_any_more() -> None:
+def test_a_listener_that_left_is_not_released_any_more() -> None:
     """It may be closed by then, and the number of its file that of a socket of the application's."""
-    bell = Bell()
+    notifier = Notifier()
     begun, go_on = threading.Event(), threading.Event()
     order: list[str] = []
 
-    class Ear:
+    class Listener:
         def release(self) -> None:
             begun.set()
             go_on.wait(20)
             order.append("released")
 
-    ringing = threading.Thread(target=bell.ring)
-    with bell.listening(Ear()):
-        ringing.start()
+    notifying = threading.Thread(target=notifier.notify)
+    with notifier.listening(Listener()):
+        notifying.start()
         assert begun.wait(20)
         threading.Timer(0.2, go_on.set).start()
     order.append("left")
-    ringing.join()
+    notifying.join()
     assert order == ["released", "left"]
 
 

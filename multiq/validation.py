@@ -1,0 +1,172 @@
+"""Checks of what callers pass: names, delays, points in time, priorities, ttrs, ids, counts. Each rule is checked once.
+
+The rule for names of queues and tasks is the strictest common ground of all stores: no name needs escaping in a
+beanstalkd command, a Redis hash tag, an SQL value, a URL or a shell.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import math
+import re
+from typing import TYPE_CHECKING, Any
+
+from .backend import DELAY_MAX, PRIORITY_MAX, TTR_MIN
+from .errors import NameInvalid, OptionInvalid
+from .formatting import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+COUNT_MAX = 2**31 - 1
+REASON_MAX = 2000  # characters
+_ID_MAX = 200  # characters; a UUID has 36, and MySQL's column has room for 254 bytes
+
+NAME_RULE = "1 to 128 letters, digits, '_', '.' or '-' (ASCII), beginning with a letter, digit or '_'"
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}", re.ASCII)
+_known: set[str] = set()  # names seen to be good: the check is on the path of every enqueue
+_KNOWN_AT_MOST = 10_000
+
+
+def check_name(name: object, kind: str = "queue") -> str:
+    """Return *name* if it is a legal name of a *kind*, else raise ``NameInvalid``."""
+    if type(name) is str:
+        if name in _known:
+            return name
+        if _NAME.fullmatch(name):
+            if len(_known) < _KNOWN_AT_MOST:
+                _known.add(name)
+            return name
+    shown = ascii(name)
+    if len(shown) > 80:
+        shown = shown[:77] + "..."
+    raise NameInvalid(f"a {kind} name must have {NAME_RULE}, got {shown}")
+
+
+def check_delay(delay: float | dt.timedelta | None, at: dt.datetime | None = None) -> float:
+    """Seconds from now: *delay* itself, or until *at*, a datetime with a zone (one in the past is now)."""
+    if at is not None:
+        if delay is not None:
+            raise OptionInvalid("delay and at must not both be given: a job has one due time")
+        return _until(at)
+    if delay is None:
+        return 0.0
+    seconds = delay.total_seconds() if isinstance(delay, dt.timedelta) else _number(delay, "delay")
+    if not 0 <= seconds <= DELAY_MAX:
+        raise OptionInvalid(f"delay must be from 0 (now) to {DELAY_MAX:.0f} seconds (a century), got {shown(delay)}")
+    return seconds
+
+
+def check_priority(priority: int) -> int:
+    """A whole number from 0 (first) to 2**32 - 1 (last)."""
+    number = priority if type(priority) is int else _whole(priority)
+    if number is None or not 0 <= number <= PRIORITY_MAX:
+        raise OptionInvalid(
+            f"priority must be a whole number from 0 (first) to {PRIORITY_MAX} (last), got {shown(priority)}"
+        )
+    return number
+
+
+def check_ttr(ttr: float) -> float:
+    """Seconds that a reservation lasts without a touch, 1 or more."""
+    seconds = _number(ttr, "ttr")
+    if not TTR_MIN <= seconds <= DELAY_MAX:
+        raise OptionInvalid(f"ttr must be {TTR_MIN:g} second or more, got {shown(ttr)}")
+    return seconds
+
+
+def check_timeout(timeout: float, name: str = "timeout") -> float:
+    """Seconds to wait, 0 or more."""
+    seconds = _number(timeout, name)
+    if not 0 <= seconds <= DELAY_MAX:
+        raise OptionInvalid(f"{name} must be 0 seconds or more, got {shown(timeout)}")
+    return seconds
+
+
+def check_count(count: int, name: str, *, least: int = 1) -> int:
+    """A whole number of *least* or more, within what every store can be asked for."""
+    number = _whole(count)
+    if number is None or not least <= number <= COUNT_MAX:
+        raise OptionInvalid(f"{name} must be a whole number from {least} to {COUNT_MAX}, got {shown(count)}")
+    return number
+
+
+def check_id(job_id: str) -> str:
+    """An id as a caller may have kept it: opaque text that every store accepts in a lookup."""
+    if not isinstance(job_id, str) or not 0 < len(job_id) <= _ID_MAX or not job_id.isprintable():
+        raise OptionInvalid(f"a job's id must be the text that enqueue returned (handle.id), got {shown(job_id)}")
+    return job_id
+
+
+def check_new_id(job_id: str, name: str = "id") -> str:
+    """An id of the caller's own for a new job: what each store that takes ids keeps as it is, and a person can read."""
+    if not isinstance(job_id, str):
+        raise OptionInvalid(
+            f"{name}={shown(job_id)} must be text, got {type(job_id).__name__}: pass str(...) of it, or leave it out, "
+            "and multiq makes an id"
+        )
+    if not (0 < len(job_id) <= _ID_MAX and job_id.isascii() and job_id.isprintable() and " " not in job_id):
+        raise OptionInvalid(
+            f"{name}={shown(job_id)} must be one word of ASCII, of 1 to {_ID_MAX} characters, got {len(job_id):,} "
+            "characters: pass a hash of it, or leave it out, and multiq makes an id"
+        )
+    return job_id if type(job_id) is str else "".join(job_id)
+
+
+def check_new_ids(ids: Iterable[str], count: int) -> list[str]:
+    """One id for each of *count* jobs, no two alike."""
+    if isinstance(ids, str | bytes):
+        raise OptionInvalid(f"ids must be a list with one id for each job, got {shown(ids)}")
+    checked = [check_new_id(job_id, f"ids[{at}]") for at, job_id in enumerate(ids)]
+    if len(checked) != count:
+        raise OptionInvalid(f"ids must have one id for each job, got {len(checked)} for {count} jobs")
+    if len({*checked}) < count:
+        twice = next(job_id for job_id in checked if checked.count(job_id) > 1)
+        raise OptionInvalid(f"ids must name each job once, got {shown(twice)} twice: only its first job would be added")
+    return checked
+
+
+def check_cursor(after: str | None) -> str | None:
+    """Where a listing goes on: what the page before gave as its ``after``."""
+    if after is not None and not isinstance(after, str):
+        raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {shown(after)}")
+    return after
+
+
+def check_reason(reason: str | None) -> str | None:
+    """The text kept with a released or buried job, cut to what a person reads."""
+    if reason is None:
+        return None
+    # an unpaired surrogate from a broken exception text would not survive UTF-8
+    text = str(reason).encode("utf-8", "replace").decode()
+    return text if len(text) <= REASON_MAX else text[: REASON_MAX - 3] + "..."
+
+
+def _until(at: dt.datetime) -> float:
+    if not isinstance(at, dt.datetime):
+        raise OptionInvalid(f"at must be a datetime with a time zone, got {shown(at)}")
+    if at.tzinfo is None or at.utcoffset() is None:
+        raise OptionInvalid(
+            f"at must have a time zone, got {at!r}: use datetime.now(timezone.utc) + ..., or .astimezone()"
+        )
+    seconds = (at - dt.datetime.now(dt.UTC)).total_seconds()
+    if seconds > DELAY_MAX:
+        raise OptionInvalid(f"at must be within a century, got {at!r}")
+    return max(0.0, seconds)
+
+
+def _number(value: Any, name: str) -> float:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            seconds = float(value)
+        except OverflowError:  # an int beyond all floats
+            seconds = math.inf
+        if math.isfinite(seconds):
+            return seconds
+    raise OptionInvalid(f"{name} must be a number of seconds, got {shown(value)}")
+
+
+def _whole(value: Any) -> int | None:
+    """*value* as a plain int, also from an IntEnum; None if it is not a whole number."""
+    return int(value) if isinstance(value, int) and not isinstance(value, bool) else None

@@ -1,0 +1,189 @@
+"""``multiq worker --watch``: a worker that is rolled onto code as soon as that is changed, and only if it starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+from processes import until
+from shell import Shell
+
+import multiq
+from multiq.errors import ExtraNotInstalled
+from multiq.worker.processes import auto_reload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+SHOP = """
+import multiq
+
+app = multiq.App()
+
+@app.task
+def serve(number):
+    with open("served", "ab", 0) as served:
+        served.write(b"{version} %d\\n" % number)
+"""
+BROKEN = "import multiq\n\napp = multiq.App(\n"
+COMMAND = ["-m", "multiq", "worker", "watched:app", "-p", "1", "--watch"]
+
+
+class Watched:
+    """A worker that watches a shop, whose code can be changed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.app = multiq.App(settings=multiq.Settings(url=f"sqlite:///{folder}/jobs.db"))
+        self._numbers = iter(range(1000))
+        self.process: subprocess.Popen[bytes]
+
+    def change(self, code: str) -> None:
+        """As editors save: the file is never half there."""
+        (self.folder / "new").write_text(code)
+        (self.folder / "new").rename(self.folder / "watched.py")
+
+    def start(self, *arguments: str) -> None:
+        with (self.folder / "log").open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, *arguments],
+                cwd=self.folder,
+                env={**os.environ, "MULTIQ_URL": self.app.url, "PYTHONDONTWRITEBYTECODE": "1"},
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def start_watching(self) -> None:
+        self.start(*COMMAND)
+        assert self.serve() == "first"
+        until(lambda: "reloads when" in self.log, what=lambda: self.log)
+
+    def start_reloaded(self, *, meanwhile: str = "pass") -> None:
+        """As a roll begins the program anew; *meanwhile* is done while it takes no signals."""
+        roll = (
+            "import os, signal, sys; from multiq.worker.processes.reload import reload_environment;"
+            "from multiq.worker.processes.supervisor import HANDLED;"
+            "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
+            f"signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED); {meanwhile};"
+            f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], reload_environment(writing, []))"
+        )
+        self.start("-c", roll)
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "log").read_text()
+
+    def serve(self) -> str:
+        """Have a job run. Returns the version of the code that did."""
+        number = next(self._numbers)
+        self.app.queue().enqueue({"multiq": 1, "task": "serve", "args": [number]})
+        served = self.folder / "served"
+        until(lambda: served.exists() and served.read_text().endswith(f" {number}\n"), what=lambda: self.log)
+        return served.read_text().splitlines()[-1].split()[0]
+
+    def goes_on(self, version: str) -> None:
+        """Wait until jobs are run by this version."""
+        until(lambda: self.serve() == version, what=lambda: self.log)
+
+
+@pytest.fixture
+def watched(tmp_path: Path) -> Iterator[Watched]:
+    watched = Watched(tmp_path)
+    watched.change(SHOP.format(version="first"))
+    try:
+        yield watched
+    finally:
+        watched.app.close()
+        if watched.process.poll() is None:
+            os.killpg(watched.process.pid, signal.SIGKILL)
+        watched.process.wait()
+
+
+def test_a_change_is_rolled_onto_a_broken_one_is_not_and_its_repair_is(watched: Watched) -> None:
+    # Given a worker that watches, at work
+    watched.start_watching()
+    # When its code changes, then it goes on with the new code
+    watched.change(SHOP.format(version="second"))
+    watched.goes_on("second")
+    # When the code is broken, then that is told, and the old code goes on
+    watched.change(BROKEN)
+    until(lambda: "the new code does not start" in watched.log, what=lambda: watched.log)
+    assert watched.serve() == "second"
+    # When it is repaired, then the repair is taken
+    watched.change(SHOP.format(version="third"))
+    watched.goes_on("third")
+    # And all in one process, with one watcher, which ends with it
+    (watcher,) = _watchers(watched.process.pid)
+    watched.process.send_signal(signal.SIGTERM)
+    assert watched.process.wait(30) == 0, watched.log
+    assert not watcher.is_running()
+
+
+@pytest.mark.long
+def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> None:
+    # Given a worker that is told to roll onto code whose trial takes its time, and fails
+    watched.start_watching()
+    watched.change("import time\nopen('tried', 'w').close()\ntime.sleep(3)\n" + BROKEN.replace("(", ""))
+    until((watched.folder / "tried").exists)
+    # When it is repaired meanwhile, then the repair is taken
+    watched.change(SHOP.format(version="second"))
+    watched.goes_on("second")
+
+
+@pytest.mark.long
+def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: Watched) -> None:
+    # Given a program that was begun anew by a roll, and whose code does not start any more
+    watched.change(BROKEN)
+    watched.start_reloaded()
+    until(lambda: "its old processes go on until it is changed" in watched.log, what=lambda: watched.log)
+    # When the code changes, then it begins
+    watched.change(SHOP.format(version="second"))
+    watched.process.send_signal(signal.SIGHUP)
+    assert watched.serve() == "second"
+
+
+@pytest.mark.long
+def test_a_change_while_a_rolled_program_starts_is_rolled_onto_too(watched: Watched) -> None:
+    watched.start_reloaded(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
+    until(lambda: "reloading" in watched.log, what=lambda: watched.log)
+    watched.goes_on("first")
+
+
+def test_a_watcher_ends_with_a_supervisor_that_was_killed(watched: Watched) -> None:
+    watched.start_watching()
+    (watcher,) = _watchers(watched.process.pid)
+    watched.process.kill()
+    watched.process.wait()
+    until(lambda: not watcher.is_running())
+
+
+def test_without_a_supervisor_there_is_nobody_who_rolls(watched: Watched) -> None:
+    shell = Shell(watched.folder)
+    with shell.app:
+        told = shell.run("worker", "shop.tasks:app", "-p", "0", "--watch", "--check")
+    watched.start("-c", "")
+    assert told.code == 2
+    assert "--watch needs a supervisor" in told.err
+
+
+def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto_reload, "find_spec", lambda name: None)
+    with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[watch\]'"):
+        auto_reload.check_library()
+
+
+def _watchers(supervisor: int) -> list[psutil.Process]:
+    """The processes that watch for this one."""
+    found = []
+    for child in psutil.Process(supervisor).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of before the roll, which has just ended
+            if auto_reload.__name__ in child.cmdline():
+                found.append(child)
+    return found

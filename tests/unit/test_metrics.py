@@ -1,0 +1,88 @@
+"""What a worker's processes count, and what whoever reads it finds."""
+
+from __future__ import annotations
+
+import os
+import threading
+
+import pytest
+
+from multiq.backend import Lease
+from multiq.events import BackendDown, Event, Events, JobBuried, JobDone, JobFailed, JobLost, JobRetried
+from multiq.job import JobContext
+from multiq.worker.monitoring.metrics import BOUNDS, Metrics, TaskCounts
+
+
+def job(task: str | None) -> JobContext:
+    return JobContext(task=task, lease=Lease("q", "1", "t", b"", 1, 60.0, 1, 0, 0, 0.0), envelope=None)
+
+
+def of(metrics: Metrics, task: str) -> TaskCounts:
+    return next(counts for counts in metrics.read().tasks if counts.task == task)
+
+
+def emit(metrics: Metrics, process: int, *happened: Event) -> None:
+    events = Events()
+    metrics.count(events, process)
+    for event in happened:
+        events.emit(event)
+
+
+def test_what_each_process_counts_adds_up() -> None:
+    metrics = Metrics(["a", "b"], 2)
+    emit(metrics, 0, JobDone(job=job("a"), seconds=0.5), JobLost(queue="q", job_id="1"))
+    emit(metrics, 1, JobDone(job=job("a"), seconds=0.25), JobDone(job=job("b"), seconds=1.0))
+    emit(
+        metrics,
+        1,
+        JobFailed(job=job("a"), seconds=2.0, error=ValueError()),
+        JobRetried(job=job("a"), delay=1, reason=""),
+    )
+    emit(metrics, 0, BackendDown(worker="w", error=ValueError(), retry_in=1.0))
+    assert of(metrics, "a").outcomes == {"done": 2, "retried": 1, "buried": 0}
+    assert (of(metrics, "a").seconds, sum(of(metrics, "a").buckets)) == (2.75, 3)
+    assert of(metrics, "b").outcomes["done"] == 1
+    assert (metrics.read().lost, metrics.read().backend_errors, metrics.read().crashed) == (1, 1, 0)
+
+
+@pytest.mark.parametrize("task", [None, "nobody's", "other"])
+def test_a_task_that_the_app_does_not_have_makes_no_figure_of_its_own(task: str | None) -> None:
+    metrics = Metrics(["a"], 1)
+    emit(metrics, 0, JobBuried(job=job(task), reason=""))
+    assert [counts.task for counts in metrics.read().tasks] == ["a", "other"]
+    assert of(metrics, "other").outcomes["buried"] == 1
+
+
+@pytest.mark.parametrize(("seconds", "place"), [(0.0, 0), (0.001, 0), (0.0011, 1), (3600.0, 13), (3600.1, 14)])
+def test_a_bound_is_part_of_its_bucket(seconds: float, place: int) -> None:
+    metrics = Metrics(["a"], 1)
+    emit(metrics, 0, JobDone(job=job("a"), seconds=seconds))
+    assert of(metrics, "a").buckets.index(1.0) == place
+    assert len(of(metrics, "a").buckets) == len(BOUNDS) + 1
+
+
+def test_no_count_is_lost_between_threads() -> None:
+    metrics, events = Metrics(["a"], 1), Events()
+    metrics.count(events, 0)
+    done = JobDone(job=job("a"), seconds=1.0)
+
+    def work() -> None:
+        for _ in range(2000):
+            events.emit(done)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (of(metrics, "a").outcomes["done"], of(metrics, "a").seconds) == (8000, 8000.0)
+
+
+def test_what_a_dead_process_counted_stays() -> None:
+    metrics = Metrics(["a"], 1)
+    pid = os.fork()
+    if not pid:
+        emit(metrics, 0, JobDone(job=job("a"), seconds=1.0))
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert of(metrics, "a").outcomes["done"] == 1
