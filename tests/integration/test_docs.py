@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -134,7 +134,7 @@ def test_a_page_s_file_can_be_imported_and_its_background_ends_with_it(page_run:
 @pytest.mark.parametrize("picture", sorted((ROOT / "docs/pictures").glob("*.svg")), ids=lambda path: path.name)
 def test_a_picture_has_a_title_and_colours_for_light_and_dark(picture: Path) -> None:
     text = picture.read_text("utf-8")
-    root = ElementTree.fromstring(text)  # noqa: S314 - a file of this repository
+    root = ET.fromstring(text)  # noqa: S314 - a file of this repository
     assert [child.tag.rpartition("}")[2] for child in root][:2] == ["title", "desc"]
     light, _, dark = text.partition("@media (prefers-color-scheme: dark)")
     coloured = set(re.findall(r"^ +\.(\w+) \{.*(?:fill|stroke): #", light, re.MULTILINE))
