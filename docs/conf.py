@@ -166,7 +166,7 @@ def _within_site(text: str, folder: Path) -> str:
     return _LINK.sub(change, text)
 
 
-def setup(app: Sphinx) -> dict[str, int]:
+def setup(app: Sphinx) -> None:
+    this_file = zlib.crc32(Path(__file__).read_bytes())
+    app.add_config_value("this_file", this_file, "env")  # if it changes, all pages are read again
     app.connect("source-read", _read)
-    what_is_here = zlib.crc32(Path(__file__).read_bytes())  # another one: all pages are read again
-    return {"env_version": what_is_here, "parallel_read_safe": True, "parallel_write_safe": True}
