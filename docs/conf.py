@@ -72,7 +72,7 @@ CONTENTS: dict[str, list[str]] = {
         "howto/limit-time",
         "testing",
         "deploying",
-        "howto/roll-onto-new-code",
+        "howto/deploy-new-code",
         "howto/monitor",
         "howto/move-to-another-backend",
         "soak",
