@@ -1,4 +1,4 @@
-"""A worker hears its signals whatever its jobs do to them, and a stop of all its processes is nobody's fault."""
+"""A worker gets its signals whatever its jobs do to them, and suspending all its processes counts no crash."""
 
 from __future__ import annotations
 
