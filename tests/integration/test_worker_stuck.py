@@ -94,7 +94,7 @@ def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path)
         process.wait_until_working()
         # When it reloads
         process.send(signal.SIGHUP)
-        until(lambda: "the new code cannot be tried" in process.log)
+        until(lambda: "the new code cannot be checked" in process.log)
         # Then it goes on
         quick.enqueue(1)
         until(lambda: 1 in starts(process))
