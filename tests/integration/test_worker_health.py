@@ -172,5 +172,5 @@ def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer)
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
     with pytest.raises(multiq.OptionInvalid, match="must be in a folder that exists"):
         multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")
-    with pytest.raises(multiq.OptionInvalid, match="is a folder"):
+    with pytest.raises(multiq.OptionInvalid, match="must be a file, got the folder"):
         multiq.Worker(app, processes=1, health_file=tmp_path)

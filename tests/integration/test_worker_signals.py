@@ -124,7 +124,7 @@ def test_a_job_whose_worker_was_suspended_beyond_its_timeout_is_notified_on_resu
         until(lambda: words(tmp_path, "told") == [1])
         until(lambda: handle.state().name == "BURIED")
         assert "overdue" not in process.log
-        assert "did not heed" not in process.log
+        assert "ran on after its timeout" not in process.log
         assert process.log.count(" working ") == 1
         process.send(signal.SIGTERM)
         assert process.wait() == 0, process.log
