@@ -1,4 +1,4 @@
-"""SQLite as a place for ``multiq bench``: a file, and how durably it is written."""
+"""The adapter for ``multiq bench``: a file, and how durably it is written."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import Bench, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Durability
 from multiq.settings.url import parse_url
 
 from .backend import SqliteBackend
@@ -17,13 +17,13 @@ from .doctor import survives
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.adapter import Limit, Profile
+    from multiq.bench.adapter import Baseline, Profile
 
 _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
-class SqliteTarget(Place):
-    """A file. There is no server that counts: what it costs, its clients spend."""
+class SqliteAdapter(Adapter):
+    """A file. There is no server with counters: all costs are the clients'."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -35,11 +35,11 @@ class SqliteTarget(Place):
         return f"SQLite {sqlite3.sqlite_version}"
 
     def durability(self) -> Durability:
-        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver opens no file without it
+        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver requires it
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
-    def limit(self, body: bytes) -> Limit:
-        """In a file of its own beside the other, and so on the same disk."""
+    def baseline(self, body: bytes) -> Baseline:
+        """Return the baseline, in a file of its own beside the measured one, on the same disk."""
         return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 
@@ -48,10 +48,10 @@ class SqliteBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        yield SqliteTarget(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
+        yield SqliteAdapter(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        yield SqliteTarget(url)
+    def at(cls, url: str) -> Iterator[Adapter]:
+        yield SqliteAdapter(url)
