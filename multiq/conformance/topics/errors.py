@@ -49,9 +49,9 @@ class ErrorsTests(Topic):
         # Given a queue with a job
         self.enqueue()
         # When jobs are asked for that are gone, then the error says what can be asked for
-        with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
+        with pytest.raises(MultiqError, match=r"(?s)(?=.*'gone').*ready, delayed, reserved, buried"):
             self.backend.jobs(self.queue, State.GONE, limit=1)
-        with pytest.raises(MultiqError, match=r"'gone'.*ready, delayed, reserved, buried"):
+        with pytest.raises(MultiqError, match=r"(?s)(?=.*'gone').*ready, delayed, reserved, buried"):
             self.backend.purge(self.queue, [State.READY, State.GONE])
         # And nothing was done
         assert self.counts() == (1, 0, 0, 0)
