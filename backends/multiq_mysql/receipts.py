@@ -1,4 +1,4 @@
-"""Receipts and tickets: what tells, after a lost reply, whether a transaction was carried out.
+"""Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
 "The job is gone" proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose effect
 cannot be asked for changes a row that no other connection changes, and that is changed exactly if the transaction was
@@ -82,7 +82,7 @@ Proof: TypeAlias = "Receipt | Ticket"
 
 
 class ReceiptBook:
-    """The receipts and the tickets of one connection. *minute* tells the server's, since 1970."""
+    """The receipts and tickets of one connection. *minute* returns the server's time in minutes since 1970."""
 
     def __init__(self, minute: Callable[[], int]) -> None:
         self._minute = minute
