@@ -1,11 +1,11 @@
-"""The one way from a call that enqueues to the backend, and what becomes of the call after an error.
+"""How every enqueue gets to the backend, and how it is repeated after an error.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
 no second job         the same ids again, where the backend takes them from the caller        none
-no silent doubt       a job whose reply was lost once stays in doubt until a reply tells of    none, without an error
-                      it, whatever error a later try ends with
+nothing is guessed    a job whose reply was lost stays uncertain until a reply confirms it,    none, without an error
+                      whatever error a later attempt ends with
 the same due time     what has passed since the call began is taken off the delay             none, without an error
 ====================  ======================================================================  =======================
 """
@@ -74,7 +74,7 @@ def put_one(
 
 
 def _allowed(backend: Backend, ids: _Ids) -> _Ids:
-    """Raises ``Unsupported`` where the backend gives out the ids."""
+    """*ids*. Raises ``Unsupported`` where the backend chooses the ids."""
     if not backend.declared.client_ids:
         raise backend.unsupported("client_ids")
     return ids
@@ -96,7 +96,7 @@ def _add(backend: Backend, queue: str, jobs: Sequence[NewJob], connection: Any, 
 
 
 class _Delivery:
-    """The jobs of one call after an error, and what is known of each."""
+    """The jobs of one enqueue after an error: which are stored, which are uncertain, which were not sent."""
 
     def __init__(self, backend: Backend, queue: str, jobs: Sequence[NewJob], began: float, *, is_one: bool) -> None:
         self._backend = backend
@@ -107,13 +107,13 @@ class _Delivery:
         self._there: dict[int, str] = {}  # position -> id
         self._in_doubt: set[int] = set()  # positions
         self._sent: Sequence[int] = range(len(jobs))
-        """The positions of what went with the last try."""
+        """The positions of the jobs that the last attempt sent."""
         self._is_first = True
 
     def insist(self, error: BackendError, since: float, *, may_repeat: bool = True) -> list[str]:
-        """The ids, after *error* of a call that began at *since*: it is tried again if a connection was dropped.
+        """Repeat a call that began at *since* and raised *error*, if a connection was dropped. Returns the ids.
 
-        What ran into its deadline is not tried again, and neither is anything on a backend that chooses ids itself.
+        A call that reached its deadline is not repeated, and none is on a backend that chooses the ids itself.
         Raises ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
@@ -138,7 +138,7 @@ class _Delivery:
                 error = exc
 
     def repeat(self) -> JobHandle | list[JobHandle]:
-        """What ``EnqueueUncertain.repeat`` does."""
+        """Send again, for ``EnqueueUncertain.repeat``."""
         if not self._backend.declared.client_ids:
             raise self._backend.unsupported("client_ids")
         since = time.monotonic()
@@ -150,7 +150,7 @@ class _Delivery:
         return handles[0] if self._is_one else handles
 
     def _send(self) -> list[str]:
-        """Enqueue all that is not certainly there."""
+        """Enqueue the jobs that are not certainly stored."""
         self._is_first = False
         self._sent = [at for at in range(len(self._jobs)) if at not in self._there]
         passed = time.monotonic() - self._began
@@ -167,7 +167,7 @@ class _Delivery:
         self._in_doubt -= self._there.keys()
 
     def _told(self, error: BackendError) -> BackendError:
-        """What to raise: of all tries together, where the last one's error is not all that is known."""
+        """The error to raise: it covers all attempts, not only the last one."""
         why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
         if self._in_doubt:
             uncertain = error
@@ -189,11 +189,11 @@ class _Delivery:
 
 
 def _is_passing(error: BackendError) -> bool:
-    """Whether the next try may go well: a connection was dropped, or could not be made."""
+    """Whether another attempt may succeed: a connection was dropped, or could not be made."""
     cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
     return isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
 
 
 def _later(job: NewJob, passed: float) -> NewJob:
-    """The job as it is sent so many seconds later: it becomes due when it was to be due."""
+    """The job as it is sent *passed* seconds later, with the same due time."""
     return msgspec.structs.replace(job, delay=max(0.0, job.delay - passed)) if job.delay else job

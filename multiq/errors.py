@@ -20,7 +20,7 @@ _SHOWN = 3  # ids in a message
 
 
 class MultiqError(Exception):
-    """The root: ``except MultiqError`` catches all that multiq raises on purpose."""
+    """The root: ``except MultiqError`` catches every error that multiq raises."""
 
 
 # --- what the caller passed in ---------------------------------------------------------------------------
@@ -71,7 +71,7 @@ class TaskExists(MultiqError, ValueError):
     """Two functions claim one task name."""
 
 
-# --- what became of a job ---------------------------------------------------------------------------------
+# --- what happened to a job ---------------------------------------------------------------------------------
 
 
 class JobError(MultiqError):
@@ -95,19 +95,19 @@ class JobNotFound(JobError):
 
 
 class JobReserved(JobError):
-    """Somebody runs the job at this moment, so it can be neither deleted nor rescheduled."""
+    """A consumer holds the job at this moment, so it can be neither deleted nor rescheduled."""
 
     sentence = "job {job_id} of queue {queue!r} is being run right now: wait until it is settled, then try again"
 
 
 class LeaseLost(JobError):
-    """The lease ended before the verdict came: the job is ready again, or somebody else's. Drop the result."""
+    """The lease ended before the verdict came: the job is ready again, or another consumer has it. Drop the result."""
 
     sentence = "the lease of job {job_id} of queue {queue!r} has ended: the job is, or will be, run again"
 
 
 class JobSettled(JobError):
-    """This reservation was settled already, by this very program."""
+    """This program has settled this reservation already."""
 
     sentence = "job {job_id} of queue {queue!r} was settled already: a reservation takes one verdict"
 
@@ -116,7 +116,7 @@ class QueueEmpty(MultiqError, _stdlib_queue.Empty):
     """Nothing was due within the timeout."""
 
 
-# --- what the backend said, or did not say ----------------------------------------------------------------
+# --- what the backend answered, or did not answer ----------------------------------------------------------------
 
 
 class BackendError(MultiqError):
@@ -183,7 +183,7 @@ class EnqueuePartial(BackendError):
 
 
 class EnqueueUncertain(BackendError):
-    """The jobs were sent and the reply was lost: nobody can tell whether ``jobs`` are there.
+    """The jobs were sent and the reply was lost: it is unknown whether ``jobs`` are there.
 
     ``accepted`` maps the position in the batch to the id of those that certainly are. ``unsent`` are those that
     certainly are not, as they were not sent, or were refused. Each job of the batch is in one of the three.
@@ -222,7 +222,7 @@ class EnqueueUncertain(BackendError):
 
     @property
     def ids(self) -> tuple[str, ...]:
-        """The ids of ``jobs``; none where the backend gives out the ids, as nobody knows them."""
+        """The ids of ``jobs``; none where the backend chooses the ids, as they are unknown."""
         return tuple(job.id for job in self.jobs) if self.client_ids else ()
 
     def repeat(self) -> Any:
@@ -231,7 +231,7 @@ class EnqueueUncertain(BackendError):
         They have the same ids and become due when they were to be due, so those that the queue has are not added a
         second time. A job that was stored, run and acked meanwhile is a new one. It may be called again and again.
 
-        Raises as an enqueue does, so perhaps ``EnqueueUncertain``; ``Unsupported`` where the backend gives out the ids.
+        Raises as an enqueue does, so perhaps ``EnqueueUncertain``; ``Unsupported`` where the backend chooses the ids.
         """
         if self._again is None:
             raise BackendError(

@@ -16,7 +16,7 @@ import msgspec
 from multiq.backend import NewJob, QueueStats, State
 from multiq.errors import BackendFull, BackendUnavailable, EnqueueUncertain, JobNotFound, JobReserved
 
-from .errors import CONNECTION_ERRORS, explain, is_refusal, refused
+from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
 from .records import id_of, is_queue, put, record
 from .server_info import NO_TUBE, names, parse_job_stats, parse_tube_stats
 
@@ -81,7 +81,7 @@ class Admin:
         with self._pool.borrowed() as session:
             ((line, body),) = session.ask(b"list-tubes", is_safe=True)
             if not line.startswith(b"OK "):
-                raise refused(line, self._pool.address)
+                raise reply_error(line, self._pool.address)
             tubes = [name for name in names(body) if is_queue(name)]
             in_use = []
             for at in range(0, len(tubes), _TUBES_AT_ONCE):
@@ -161,13 +161,13 @@ class Admin:
             why = explain(exc, self._pool.address, self._pool.timeout)
             raise EnqueueUncertain(queue, [job], str(why)) from exc
         if not is_refusal(line) and not (line.startswith(b"INSERTED ") and line[9:].isdigit()):
-            error = refused(line, self._pool.address)
+            error = reply_error(line, self._pool.address)
             session.close()
             raise EnqueueUncertain(queue, [job], str(error)) from error
         if not line.startswith(b"INSERTED "):
             if line.startswith(b"BURIED ") and not session.server_info().has_log:
                 session.ask(b"delete %b" % line[7:])
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return line[9:]
 
     def _replace(self, session: Session, queue: str, old: bytes, stats: JobStats, new: bytes) -> None:
@@ -237,7 +237,7 @@ class Admin:
     def resume(self, queue: str) -> None:
         ((line, _),) = self._pool.ask(b"pause-tube %b 0" % queue.encode())
         if line not in {b"PAUSED", b"NOT_FOUND"}:
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
 
     # --- helpers ---
 
@@ -273,7 +273,7 @@ class Admin:
 
     def _was_deleted(self, line: bytes) -> bool:
         if line not in {b"DELETED", b"NOT_FOUND"}:
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return line == b"DELETED"
 
     def _kick(self, session: Session, number: bytes) -> bool:
@@ -282,13 +282,13 @@ class Admin:
     def _cannot_kick(self, number: bytes, queue: str, kicked: int = 0) -> BackendFull:
         others = f"; {kicked} jobs were kicked before it" if kicked else ""
         return BackendFull(
-            f"{self._pool.shown} has no room in its log, or no memory, to make job {number.decode()} of queue "
+            f"{self._pool.server_name} has no room in its log, or no memory, to make job {number.decode()} of queue "
             f"{queue!r} ready: give it more, then kick again{others}"
         )
 
     def _was_kicked(self, line: bytes) -> bool:
         if line not in {b"KICKED", b"NOT_FOUND"}:
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return line == b"KICKED"
 
     def _job_stats(self, reply: tuple[bytes, bytes]) -> JobStats | None:
@@ -296,7 +296,7 @@ class Admin:
         if line.startswith(b"OK "):
             return parse_job_stats(body)
         if line != b"NOT_FOUND":
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return None
 
     def _tube_stats(self, reply: tuple[bytes, bytes]) -> TubeStats:
@@ -304,7 +304,7 @@ class Admin:
         if line.startswith(b"OK "):
             return parse_tube_stats(body)
         if line != b"NOT_FOUND":
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return NO_TUBE
 
 

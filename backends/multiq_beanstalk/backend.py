@@ -36,7 +36,7 @@ from .admin import Admin
 from .consumer import BeanstalkConsumer
 from .doctor import examine
 from .enqueue import enqueue
-from .errors import refused
+from .errors import reply_error
 from .pause import PausedTubes
 from .pool import Pool
 from .records import MIN_TTR
@@ -188,7 +188,7 @@ class BeanstalkBackend(Backend):
             return body
         if line == b"NOT_FOUND":
             return None
-        raise refused(line, self._pool.address)
+        raise reply_error(line, self._pool.address)
 
 
 def address_of(url: BackendUrl) -> Address:

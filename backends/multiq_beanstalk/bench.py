@@ -14,7 +14,7 @@ from multiq.settings.url import parse_url
 from .backend import BeanstalkBackend, address_of
 from .baseline import BeanstalkBaseline
 from .connection import open_connection
-from .doctor import look, pairs, survives
+from .doctor import pairs, read_server, survives
 from .errors import CONNECTION_ERRORS
 from .pool import Pool
 
@@ -93,7 +93,7 @@ class BeanstalkAdapter(Adapter):
         self._pool.close()
 
     def _examined(self) -> Examined:
-        return look(self._ask, self._pool.address, pairs(self._ask(b"stats")))
+        return read_server(self._ask, self._pool.address, pairs(self._ask(b"stats")))
 
     def _ask(self, command: bytes) -> bytes:
         ((_, body),) = self._pool.ask(command)

@@ -16,7 +16,7 @@ from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, BackendTimeout
 
 from .clock import now
-from .errors import CONNECTION_ERRORS, explain, refused
+from .errors import CONNECTION_ERRORS, explain, reply_error
 from .exchange import DONE, STRANDED, Exchange, OutOfReach, PendingVerdict, command
 from .leases import HeldLeases
 from .multiplex import Multiplexer
@@ -120,8 +120,8 @@ class BeanstalkConsumer(Consumer):
         at_most = self._pool.timeout / 2
         if not held_leases.acquire(at_most):
             raise BackendTimeout(
-                f"{self._pool.shown} has not answered another call of this consumer for {at_most:g} s: it is stopped, "
-                "overloaded or cut off; it can be given more time with ?timeout= in the URL"
+                f"{self._pool.server_name} has not answered another call of this consumer for {at_most:g} s: it is "
+                "stopped, overloaded or cut off; it can be given more time with ?timeout= in the URL"
             )
 
     def _exchange_locked(self, exchange: Exchange, deadline: float) -> tuple[list[LeaseLost | None], list[Lease]]:
@@ -370,16 +370,16 @@ class BeanstalkConsumer(Consumer):
             exchange.answers[at] = None
             _log.error(
                 "%s had no memory to release job %s of queue %r, and has buried it: kick it when there is memory",
-                self._pool.shown, verdict.lease.id, verdict.lease.queue,
+                self._pool.server_name, verdict.lease.id, verdict.lease.queue,
             )  # fmt: skip
         elif line in STRANDED:
             exchange.refuse(at, OutOfReach)
-            _log.error("%s: %s", self._pool.shown, exchange.answers[at])
+            _log.error("%s: %s", self._pool.server_name, exchange.answers[at])
         else:
             exchange.refuse(at)
             if line != b"NOT_FOUND":
                 connection.close()  # later replies may belong to other commands
-                exchange.error = refused(line, self._pool.address)
+                exchange.error = reply_error(line, self._pool.address)
 
     # --- reserving ---
 
@@ -459,7 +459,7 @@ class BeanstalkConsumer(Consumer):
         for line, _ in replies:
             if not line.startswith(b"WATCHING "):
                 connection.close()
-                raise refused(line, self._pool.address)
+                raise reply_error(line, self._pool.address)
 
     def _collect_reserved(
         self, exchange: Exchange, connection: Connection, replies: Sequence[Reply], asked_at: float
@@ -471,7 +471,7 @@ class BeanstalkConsumer(Consumer):
                 exchange.found.append(Reserved(line.split()[1], body, asked_at))
             elif line not in NOTHING_READY:
                 connection.close()
-                raise refused(line, self._pool.address)
+                raise reply_error(line, self._pool.address)
         return len(exchange.found) - before
 
     def _has_some(self, replies: Sequence[Reply]) -> dict[str, bool]:

@@ -55,11 +55,11 @@ def examine(ask: Ask, address: tuple[str, int] | str) -> list[Finding]:
     """Return the findings on the server at *address*, a host and port or a socket's path. Raises ``BackendError``."""
     stats = pairs(ask(b"stats"))
     latency = _latency(ask)
-    server = look(ask, address, stats)
+    server = read_server(ask, address, stats)
     return [latency, *_findings(server), *_tubes(ask, stats), _promise(server)]
 
 
-def look(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
+def read_server(ask: Ask, address: tuple[str, int] | str, stats: Mapping[str, str]) -> Server:
     """Read the server at *address* once more; *stats* are from before. Raises ``BackendError``."""
     options = None
     if isinstance(address, str) or is_loopback(address[0]):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, BackendFull, EnqueuePartial, EnqueueUncertain, MultiqError, PayloadTooLarge
 
-from .errors import CONNECTION_ERRORS, explain, is_refusal, refused
+from .errors import CONNECTION_ERRORS, explain, is_refusal, reply_error
 from .records import put
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def _put_alone(pool: Pool, connection: Connection, queue: str, job: NewJob, dead
         raise EnqueueUncertain(queue, [job], str(error)) from exc
     if _is_inserted(line):
         return [line[9:].decode()]
-    assert connection.server_info is not None  # noqa: S101 - they were looked at before
+    assert connection.server_info is not None  # noqa: S101 - enqueue() has asked for it
     return _Batch(pool, queue, [job], connection.server_info).refuse(connection, {0: line})
 
 
@@ -105,7 +105,7 @@ class _Batch:
             raise explain(exc, self._pool.address, self._pool.timeout) from exc
         if not line.startswith(b"USING "):
             connection.close()
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         connection.used = self._queue
 
     def _put(self, connection: Connection, at: int, commands: Sequence[bytes], deadline: float) -> None:
@@ -166,7 +166,7 @@ class _Batch:
         if unexpected := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
             return self._uncertain(unexpected)
         place, line = next(iter(self._refused.items()))
-        error: BackendError | PayloadTooLarge = refused(line, self._pool.address)
+        error: BackendError | PayloadTooLarge = reply_error(line, self._pool.address)
         if line == b"JOB_TOO_BIG":
             cause = error.__cause__
             error = _too_large(len(self._jobs[place].body), self._facts.max_body)
@@ -186,7 +186,7 @@ class _Batch:
 
     def _uncertain(self, unexpected: Sequence[int]) -> EnqueueUncertain:
         """Return the error for replies that no put gets: they say nothing about the job."""
-        error = refused(self._refused[unexpected[0]], self._pool.address)
+        error = reply_error(self._refused[unexpected[0]], self._pool.address)
         received = len(self._accepted) + len(self._refused)
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
         uncertain = EnqueueUncertain(

@@ -39,7 +39,7 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 
 def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
     """Return multiq's error for a socket error or a malformed reply."""
-    place = shown(address)
+    place = server_name(address)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
     if isinstance(exc, TimeoutError):
@@ -54,11 +54,11 @@ def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
     return BackendUnavailable(f"{place} failed: {exc}")
 
 
-def refused(line: bytes, address: Address) -> BackendError:
+def reply_error(line: bytes, address: Address) -> BackendError:
     """Return multiq's error for an error reply, with greenstalk's exception as its cause."""
     word, *values = line.split() or [b""]
     error, sentence = _ERRORS.get(word, (BackendUnavailable, "sent an unexpected reply"))
-    made = error(f"{shown(address)} {sentence} ({line[:80].decode('ascii', 'replace')})")
+    made = error(f"{server_name(address)} {sentence} ({line[:80].decode('ascii', 'replace')})")
     known: type[greenstalk.Error] | None = greenstalk.ERROR_RESPONSES.get(word)
     made.__cause__ = greenstalk.UnknownResponseError(word, values) if known is None else known(values)
     return made
@@ -70,6 +70,6 @@ def is_refusal(line: bytes) -> bool:
     return word in _ERRORS or word in greenstalk.ERROR_RESPONSES
 
 
-def shown(address: Address) -> str:
+def server_name(address: Address) -> str:
     """Return the server's name for messages."""
     return f"beanstalkd at {address}" if isinstance(address, str) else f"beanstalkd at {address[0]}:{address[1]}"

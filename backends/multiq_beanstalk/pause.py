@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multiq.driverkit.fork import forks
 
-from .errors import CONNECTION_ERRORS, explain, refused
+from .errors import CONNECTION_ERRORS, explain, reply_error
 from .records import whole_seconds
 
 if TYPE_CHECKING:
@@ -41,9 +41,9 @@ class PausedTubes:
             except CONNECTION_ERRORS as exc:
                 raise explain(exc, self._pool.address, self._pool.timeout) from exc
             if line != b"PAUSED":
-                raise refused(line, self._pool.address)
+                raise reply_error(line, self._pool.address)
             if not watched.startswith(b"WATCHING "):  # without a watcher, the pause would end with the tube's last job
-                raise refused(watched, self._pool.address)
+                raise reply_error(watched, self._pool.address)
             for name in over:
                 self._until.pop(name, None)  # a new connection does not watch it
             self._until[queue] = now + whole + 1

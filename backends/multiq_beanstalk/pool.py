@@ -11,7 +11,7 @@ from multiq.driverkit.fork import forks
 from multiq.errors import BackendError, MultiqError
 
 from .connection import open_connection
-from .errors import CONNECTION_ERRORS, explain, refused, shown
+from .errors import CONNECTION_ERRORS, explain, reply_error, server_name
 from .server_info import parse_server_info
 
 if TYPE_CHECKING:
@@ -38,9 +38,9 @@ class Pool:
         self._kept: weakref.WeakKeyDictionary[Connection, None] = weakref.WeakKeyDictionary()
 
     @property
-    def shown(self) -> str:
+    def server_name(self) -> str:
         """The server as messages name it."""
-        return shown(self.address)
+        return server_name(self.address)
 
     def deadline(self) -> float:
         """Return the deadline of a call that begins now, by the monotonic clock."""
@@ -90,7 +90,7 @@ class Pool:
                 ((line, body),) = connection.ask(b"stats\r\n", 1, deadline)
             if not line.startswith(b"OK "):
                 connection.close()
-                raise refused(line, self.address)
+                raise reply_error(line, self.address)
             connection.server_info = parse_server_info(body)
         except CONNECTION_ERRORS as exc:
             connection.close()
@@ -206,7 +206,7 @@ class Session:
         if server_info is None:
             ((line, body),) = self.ask(b"stats", is_safe=is_safe)
             if not line.startswith(b"OK "):
-                raise refused(line, self.pool.address)
+                raise reply_error(line, self.pool.address)
             server_info = self.connection.server_info = parse_server_info(body)
         return server_info
 
@@ -223,6 +223,6 @@ class Session:
         (used, _), *replies = connection.ask(packet, len(commands) + 1, self.deadline)
         if not used.startswith(b"USING "):
             connection.close()
-            raise refused(used, self.pool.address)
+            raise reply_error(used, self.pool.address)
         connection.used = tube
         return replies

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
-from .errors import CONNECTION_ERRORS, explain, refused
+from .errors import CONNECTION_ERRORS, explain, reply_error
 from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:
@@ -37,14 +37,14 @@ class Waiter:
 
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
-        ear = self._wakeup.open()
+        wakeup_fd = self._wakeup.open()
         has_failed = False
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._pool.deadline()
             connection = self._connection(main, deadline)
             try:
                 connection.read_noop_replies(deadline)
-                job = self._wait_on(connection, ear, left, give_up_at)
+                job = self._wait_on(connection, wakeup_fd, left, give_up_at)
             except ConnectionError as exc:
                 if has_failed:  # a first broken connection is replaced; a second one is an error
                     raise explain(exc, self._pool.address, self._pool.timeout) from exc
@@ -94,20 +94,20 @@ class Waiter:
             packet, count = connection.watch(self._tubes)
             for line, _ in connection.ask(packet, count, deadline):
                 if not line.startswith(b"WATCHING "):
-                    raise refused(line, self._pool.address)
+                    raise reply_error(line, self._pool.address)
         except CONNECTION_ERRORS as exc:
             raise explain(exc, self._pool.address, self._pool.timeout) from exc
         self._spares.append(connection)
         return connection
 
-    def _wait_on(self, connection: Connection, ear: int, left: float, give_up_at: float) -> Reserved | None:
+    def _wait_on(self, connection: Connection, wakeup_fd: int, left: float, give_up_at: float) -> Reserved | None:
         """Wait by one reserve. None: no job arrived, or another thread ended the wait."""
         seconds = min(math.floor(left + _ABOUT), _LONGEST)
         drop_at = give_up_at if seconds == 0 else math.inf  # the server waits for whole seconds
         asked_at, deadline = now(), time.monotonic() + max(1, seconds) + self._pool.timeout
         try:
             connection.send(b"reserve-with-timeout %d\r\n" % max(1, seconds), deadline)
-            if not self._is_answered(connection, ear, min(drop_at, deadline)) and time.monotonic() < deadline:
+            if not self._is_answered(connection, wakeup_fd, min(drop_at, deadline)) and time.monotonic() < deadline:
                 connection.abort()
                 return None
             line, body = connection.read(deadline)
@@ -118,14 +118,14 @@ class Waiter:
             return Reserved(line.split()[1], body, asked_at)
         if line not in NOTHING_READY:
             connection.close()
-            raise refused(line, self._pool.address)
+            raise reply_error(line, self._pool.address)
         return None
 
-    def _is_answered(self, connection: Connection, ear: int, until: float) -> bool:
+    def _is_answered(self, connection: Connection, wakeup_fd: int, until: float) -> bool:
         """Wait until the server answers. False: time is up, or another thread interrupts."""
         poll = select.poll()
         poll.register(connection.sock, select.POLLIN)
-        poll.register(ear, select.POLLIN)
+        poll.register(wakeup_fd, select.POLLIN)
         while True:
             left = until - time.monotonic()
             readable = [number for number, _ in poll.poll(max(0.0, left * 1000))]

@@ -153,10 +153,10 @@ class SqliteBackend(Backend):
         now = self._clock()
         self._promote_all(queue, now)
         asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
-        verb = "jobs_ready" if state is State.READY else "jobs_waiting"
+        statement = "jobs_ready" if state is State.READY else "jobs_waiting"
 
         def read() -> tuple[list[Row], list[JobRecord]]:
-            rows = [Row(*row) for row in self._select(verb, asked | {"state": STORED_STATES.index(state)})]
+            rows = [Row(*row) for row in self._select(statement, asked | {"state": STORED_STATES.index(state)})]
             return rows, [row.record(queue, now) for row in rows[:limit]]
 
         rows, shown = self._burying_malformed(read)
@@ -254,9 +254,9 @@ class SqliteBackend(Backend):
 
     # --- helpers ---
 
-    def _select(self, verb: str, parameters: Mapping[str, Any]) -> list[Any]:
+    def _select(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
-            return connection.select(verb, parameters)
+            return connection.select(statement, parameters)
 
     def _insert(self, queue: str, jobs: Sequence[NewJob]) -> None:
         def add(transaction: Transaction) -> None:

@@ -1,4 +1,4 @@
-"""The leanest loops over Python's own ``sqlite3``, as ``multiq bench`` sets them beside multiq's."""
+"""The baseline of ``multiq bench``: the leanest loops over Python's own ``sqlite3``."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class SqliteBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """The last ones are deleted and the next ones marked in one transaction."""
+        """Delete the last jobs and mark the next ones in one transaction."""
         start, count, held = time.perf_counter(), 0, "[]"
         while True:
             self._db.execute("BEGIN IMMEDIATE")

@@ -1,4 +1,4 @@
-"""SQLite as a place for ``multiq bench``: a file, and how durably it is written."""
+"""The adapter for ``multiq bench``: a file, and how durably it is written."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
 class SqliteAdapter(Adapter):
-    """A file. There is no server that counts: what it costs, its clients spend."""
+    """A file. There is no server with counters: all costs are the clients'."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -35,11 +35,11 @@ class SqliteAdapter(Adapter):
         return f"SQLite {sqlite3.sqlite_version}"
 
     def durability(self) -> Durability:
-        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver opens no file without it
+        settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver requires it
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
     def baseline(self, body: bytes) -> Baseline:
-        """In a file of its own beside the other, and so on the same disk."""
+        """Return the baseline, in a file of its own beside the measured one, on the same disk."""
         return SqliteBaseline(self._path.parent, self._synchronous, body)
 
 

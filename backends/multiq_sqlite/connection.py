@@ -117,9 +117,9 @@ class Transaction:
     def __init__(self, sqlite: sqlite3.Connection) -> None:
         self._sqlite = sqlite
 
-    def execute(self, verb: str, parameters: Parameters = ()) -> sqlite3.Cursor:
-        """Run ``sql/<verb>.sql``."""
-        return self._sqlite.execute(statement(verb), parameters)
+    def execute(self, name: str, parameters: Parameters = ()) -> sqlite3.Cursor:
+        """Run ``sql/<name>.sql``."""
+        return self._sqlite.execute(statement(name), parameters)
 
     def execute_text(self, text: str, parameters: Parameters = ()) -> sqlite3.Cursor:
         """Run a statement that was built from one of ``sql/``."""
@@ -143,9 +143,9 @@ class Connection:
         self._lock = threading.Lock()
         _forks.watch(self)
 
-    def select(self, verb: str, parameters: Parameters = ()) -> list[Any]:
-        """Return the rows that ``sql/<verb>.sql`` reads, outside a transaction."""
-        text = statement(verb)
+    def select(self, name: str, parameters: Parameters = ()) -> list[Any]:
+        """Return the rows that ``sql/<name>.sql`` reads, outside a transaction."""
+        text = statement(name)
         return self._use(lambda sqlite: sqlite.execute(text, parameters).fetchall())
 
     def data_version(self) -> tuple[int, int]:
@@ -370,7 +370,7 @@ def _restart_log(sqlite: sqlite3.Connection) -> float:
             return _CHECKPOINT_PAUSE
         if frames > 0 and _checkpoint(sqlite, "RESTART")[0] == 0:
             return 0.0
-        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - spreads the waiting, guards nothing
+        time.sleep(random.uniform(0.0002, 0.001))  # noqa: S311 - jitter, not for security
     return _CHECKPOINT_PAUSE
 
 
@@ -390,6 +390,6 @@ def _checkpoint(sqlite: sqlite3.Connection, mode: str) -> tuple[int, int, int]:
 def _size(path: str) -> int:
     """Return the size of a file in bytes, 0 if it does not exist."""
     try:
-        return os.stat(path).st_size  # noqa: PTH116 - half the price of Path.stat
+        return os.stat(path).st_size  # noqa: PTH116 - half the cost of Path.stat
     except OSError:
         return 0

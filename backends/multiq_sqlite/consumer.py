@@ -1,7 +1,7 @@
-"""The consumer: reserves and settles in one transaction, and waits without any.
+"""The consumer: settles and reserves in one transaction, and waits outside of any.
 
-How it waits is in ``waiting``. It looks at its queues only when somebody has committed or time has passed, and
-asks for the write lock only if they have something.
+See ``waiting`` for how it waits. It reads its queues only after a commit of another connection, or at a due time, and
+takes the write lock only if they have a job to reserve.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
     from .connection import Pool, Transaction
     from .records import Outlook
 
-_LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without any sign of a change
-_PAUSE_PER_LOOK = 4  # a pause lasts at least as long as 4 looks: while other queues are busy, few looks find a job
+_LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without a sign of a change
+_PAUSE_PER_LOOK = 4  # a pause lasts at least 4 reads of the queues: beside busy other queues few reads find a job
 _ROWS_AT_ONCE = 500  # jobs read in one go
 
-_Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as sql/ready.sql packs it
+_Job: TypeAlias = tuple[int, str, int, int, int, int, int, int, str | None]  # as packed by sql/ready.sql
 
 _T = TypeVar("_T")
 
@@ -43,7 +43,7 @@ _decode_held = msgspec.json.Decoder(list[tuple[int, int]]).decode
 
 
 class SqliteConsumer(Consumer):
-    """Reserves from a file's queues. Its connection opens at the first call."""
+    """Reserves jobs from queues of one file. Its connection opens at the first call."""
 
     def __init__(self, pool: Pool, clock: Clock, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
@@ -82,8 +82,8 @@ class SqliteConsumer(Consumer):
             return answers, leases
         try:
             return answers, self._wait_for_jobs(limit, give_up_at)
-        except MultiqError:  # not only a BackendError: a folder that is gone by now is an UrlInvalid
-            return answers, []  # the verdicts are settled, and must not be again; the next reserve says what is wrong
+        except MultiqError:  # not only a BackendError: a folder that is gone by now raises UrlInvalid
+            return answers, []  # the verdicts are settled and must not be repeated; the next reserve raises
 
     def interrupt(self) -> None:
         self._interrupted = True
@@ -101,7 +101,10 @@ class SqliteConsumer(Consumer):
     def _transact(
         self, verdicts: Sequence[Verdict], limit: int, until: int
     ) -> tuple[list[LeaseLost | None], list[Lease], bool]:
-        """Settle and reserve in one transaction. False at its end: more was due by *until* than one should promote."""
+        """Settle and reserve in one transaction.
+
+        The last value is False if more jobs are due than one should promote.
+        """
 
         def settle_and_reserve(transaction: Transaction) -> tuple[list[LeaseLost | None], list[Lease], bool]:
             self.asked_at, now = time.monotonic(), self._clock()
@@ -111,10 +114,10 @@ class SqliteConsumer(Consumer):
         return self._connection.write(settle_and_reserve)
 
     def _reserve_in_slices(self, limit: int) -> list[Lease]:
-        """Reserve: in several transactions if so much is due that one would hold the lock for long.
+        """Reserve, in several transactions if so many jobs are due that one would hold the lock for long.
 
-        What becomes due after the first of them waits for the next call: however fast jobs become due, this ends. An
-        interruption that came before the first of them ends a wait, not a look: "nothing" would be wrong then.
+        Jobs that become due after the first transaction wait for the next call, so this ends however fast jobs become
+        due. An interruption before the first transaction does not end this: ready jobs would be missed.
         """
         until = self._clock()
         while True:
@@ -124,9 +127,9 @@ class SqliteConsumer(Consumer):
             time.sleep(SLICE_PAUSE)
 
     def _reserve_from(self, transaction: Transaction, limit: int, now: int, until: int) -> tuple[list[Lease], bool]:
-        """The best jobs, queue by queue. False: more has to be promoted before anybody knows which is the best.
+        """Reserve the best jobs, queue by queue. False: more jobs must be promoted before the best one is known.
 
-        Earlier queues are not held up by a later one in which much is due: what they have is handed out.
+        Jobs of earlier queues do not wait for a later queue in which many jobs are due.
         """
         leases: list[Lease] = []
         for outlook in look_inside(transaction, self._asked):
@@ -143,7 +146,7 @@ class SqliteConsumer(Consumer):
         return leases, True
 
     def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
-        """Wake who waits in this process if a verdict may have made a job ready or due."""
+        """Notify waiting consumers of this process if a verdict may have made a job ready or due."""
         if any(isinstance(verdict, Release | GiveBack | Abandon) for verdict in verdicts):
             self._pool.notifier.notify()
 
@@ -153,7 +156,7 @@ class SqliteConsumer(Consumer):
         leases: list[Lease] = []
         self._waiter.speed_up()
         while True:
-            change_mark = self._waiter.change_mark()  # before looking: what is committed after this wakes us
+            change_mark = self._waiter.change_mark()  # read before the queues: a commit after this ends the wait
             looked_at = time.monotonic()
             outlooks = look(self._connection, self._asked) if limit > 0 else []
             now = self._clock()
@@ -167,7 +170,7 @@ class SqliteConsumer(Consumer):
             self._waiter.sleep(change_mark, shortest_pause, self._time_until(until, _next_change_at(outlooks, now)))
 
     def _time_until(self, until: float, change_at: int | None) -> Callable[[], float]:
-        """Tells the seconds left until that moment, or until time itself makes a change on the jobs' clock."""
+        """Return a function of the seconds left until that moment, or until *change_at* on the jobs' clock."""
         if change_at is None:
             return lambda: until - time.monotonic()
         return lambda: min(until - time.monotonic(), (change_at - self._clock()) / SECOND)
@@ -237,16 +240,16 @@ def _settle(transaction: Transaction, verdicts: Sequence[Verdict], now: int) -> 
         answers.append(None)
         allowed[kind].append((seq, verdict))
         if kind is not Touch:
-            del held[seq]  # one verdict is all that a reservation takes
+            del held[seq]  # a reservation takes one verdict
     _carry_out(transaction, allowed, now)
     return answers
 
 
 def _fence(lease: Lease) -> tuple[int, int]:
-    """The job's seq and the reservation's token; what is not one of ours fits no job."""
+    """Return the job's seq and the reservation's token; for a token of another driver, one that fits no job."""
     seq, _, token = lease.token.partition(":")
     try:
-        return int(seq) % 2**63, int(token)  # what the tables can hold
+        return int(seq) % 2**63, int(token)  # within SQLite's integers
     except ValueError:
         return 0, -1
 
@@ -257,11 +260,11 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
-    # touch first: on one job it cannot come after another verdict, which would have ended the lease
-    for kind, verb in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
+    # touches first: on one job, a touch after another verdict was refused above
+    for kind, statement in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
-            transaction.execute(verb, parameters)
+            transaction.execute(statement, parameters)
     for seq, verdict in allowed[Release]:
         state, due_at = due(verdict.delay, now)
         moved = {"state": state, "due_at": due_at, "priority": verdict.priority}

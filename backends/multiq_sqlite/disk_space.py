@@ -1,8 +1,8 @@
-"""Room on the disk: new jobs are refused while there is still enough for working off those that are there.
+"""Disk space: new jobs are refused while there is still enough space to work off the existing ones.
 
-An ack writes, too. It goes to the log, and the log can only be written from its beginning again once all of it is
-moved into the file, which grows by the new pages in it. On a disk that producers have filled to the last byte the file
-cannot grow, so the log cannot start over, and no job could be acked, released or deleted ever again.
+An ack writes, too. It goes to the log, and the log can only restart once all of it is moved into the file, which grows
+by the new pages. On a disk that producers have filled to the last byte the file cannot grow, so the log cannot restart,
+and no job could be acked, released or deleted any more.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from multiq.errors import BackendFull
 if TYPE_CHECKING:
     import sqlite3
 
-KEPT_BACK = 16_000_000  # bytes, as long as the log becomes while many processes work; of a small disk, an eighth
+KEPT_BACK = 16_000_000  # bytes: the size of the log while many processes work; an eighth of a small disk
 
-_GROWTH = 3  # bytes that a byte of new jobs takes at most: in the log, in the file, and around it in half-empty pages
-_CHECK_PAUSE = 0.05  # seconds between two looks, which cost 10 us each
-_CHECK_EVERY = 250_000  # bytes of new jobs between two looks
+_GROWTH = 3  # bytes that a byte of new jobs takes at most: in the log, in the file, and in half-empty pages
+_CHECK_PAUSE = 0.05  # seconds between two checks, which cost 10 us each
+_CHECK_EVERY = 250_000  # bytes of new jobs between two checks
 
 
 class DiskSpace:
-    """What is free on the disk of one file, as it was when it was looked at last."""
+    """The free space on the disk of one file, as of the last check."""
 
     def __init__(self) -> None:
         self._next_check_at = 0.0
         self._unchecked = 0
 
     def is_due(self, size: int) -> bool:
-        """Whether it has to be looked at before so many bytes are added."""
+        """Whether the disk must be checked before *size* bytes are added."""
         self._unchecked += size
         return self._unchecked >= _CHECK_EVERY or time.monotonic() >= self._next_check_at
 
     def refuse_if_full(self, sqlite: sqlite3.Connection, path: str, log: str, size: int) -> None:
-        """Look. Raises ``BackendFull`` if *size* bytes more would leave too little."""
+        """Check the disk. Raises ``BackendFull`` if *size* more bytes would leave too little space."""
         try:
             disk = os.statvfs(path)
-            log_size = os.stat(log).st_size  # noqa: PTH116 - half the price of Path.stat
-        except (OSError, AttributeError):  # the file is about to be made; or Windows
+            log_size = os.stat(log).st_size  # noqa: PTH116 - half the cost of Path.stat
+        except (OSError, AttributeError):  # the file does not exist yet; or Windows
             return
         free, total = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
         kept, needed = min(KEPT_BACK, total // 8) + log_size, _GROWTH * size
@@ -55,7 +55,7 @@ class DiskSpace:
 
 
 def _unused(sqlite: sqlite3.Connection) -> int:
-    """Bytes of the file itself that were jobs once. It does not shrink, and uses them before it grows."""
+    """Return the bytes of free pages in the file: it never shrinks, and uses these before it grows."""
     (pages,) = sqlite.execute("PRAGMA freelist_count").fetchone()
     (size,) = sqlite.execute("PRAGMA page_size").fetchone()
     return int(pages * size)

@@ -1,4 +1,4 @@
-"""Whether a file is fit for jobs where it lies and as it is opened. Looks, and makes nothing."""
+"""Whether a file is set up for jobs: its library, disk, permissions, tables and settings. Creates nothing."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _REMOTE = frozenset({"nfs", "nfs4", "cifs", "smb3", "smbfs", "9p", "afs", "ceph"
 _REMOTE_FUSE = frozenset({"sshfs", "s3fs", "glusterfs", "rclone"})
 _VOLATILE = frozenset({"tmpfs", "ramfs"})
 _LOW_SPACE = 256 * 1024 * 1024  # bytes
-_LONG_LOG = 256 * 1024 * 1024  # bytes of a write-ahead log; SQLite begins it anew at 4 MB unless a reader is in the way
-_OTHERS = 0o077  # the permissions of everybody but the owner
+_LONG_LOG = 256 * 1024 * 1024  # bytes of a write-ahead log; SQLite restarts it at 4 MB unless a reader prevents it
+_OTHERS = 0o077  # the permission bits of group and others
 
 
 def examine(pool: Pool) -> list[Finding]:
-    """What there is to say of the file, its place and its settings. Raises ``BackendError``."""
+    """Return the findings on the file, its disk and its settings. Raises ``BackendError``."""
     opening.require_library()
     path = Path(os.path.realpath(pool.path))
     return [
@@ -50,20 +50,20 @@ def examine(pool: Pool) -> list[Finding]:
 
 
 def _library(version: tuple[int, ...]) -> Finding:
-    """Older ones may damage a file whose log several processes start over: https://sqlite.org/wal.html#walresetbug."""
-    brings = f"Python brings version {'.'.join(map(str, version))}"
+    """Older versions may damage a file whose log several processes restart: https://sqlite.org/wal.html#walresetbug."""
+    shown = f"Python has version {'.'.join(map(str, version))}"
     if version >= (3, 51, 3) or (3, 50, 7) <= version < (3, 51) or (3, 44, 6) <= version < (3, 45):
-        return Finding("ok", "SQLite", brings)
+        return Finding("ok", "SQLite", shown)
     return Finding(
         "warn",
         "SQLite",
-        f"{brings}, whose WAL-reset bug can in rare moments lose commits and damage a file that several processes "
-        "write, unless whoever built it has mended it",
+        f"{shown}, whose WAL-reset bug can in rare moments lose commits and damage a file that several processes "
+        "write, unless its builder has patched it",
         "use a Python with SQLite 3.51.3 or newer (or 3.50.7, 3.44.6), or one process, and keep backups",
     )
 
 
-# --- where it lies ---------------------------------------------------------------------------------------
+# --- its place ---------------------------------------------------------------------------------------
 
 
 def _place(path: Path) -> Iterator[Finding]:
@@ -84,26 +84,26 @@ def _place(path: Path) -> Iterator[Finding]:
 def _file_system(folder: Path) -> Finding:
     kind = file_system_of(folder)
     if kind is None:
-        return Finding("unknown", "file system", "its kind cannot be told here", "it must be a local disk")
+        return Finding("unknown", "file system", "its kind is unknown", "it must be a local disk")
     if kind in _REMOTE or kind.removeprefix("fuse.") in _REMOTE_FUSE:
         return Finding(
             "bad",
             "file system",
-            f"{kind} comes over a network, and does not keep the promises about locks and shared memory that SQLite's "
-            "write-ahead log needs: jobs can be lost or run twice",
+            f"{kind} is a network file system, without the locks and shared memory that SQLite's write-ahead log "
+            "needs: jobs can be lost or run twice",
             "put the file on a local disk",
         )
     if kind in _VOLATILE:
-        return Finding("warn", "file system", f"{kind} is memory: a restart takes all jobs", "put it on a disk")
+        return Finding("warn", "file system", f"{kind} is memory: a restart loses all jobs", "put it on a disk")
     if kind == "overlay":
         return Finding(
-            "warn", "file system", "overlay is a container's own layer: it goes with the container", "use a volume"
+            "warn", "file system", "overlay is a container's layer: it is deleted with the container", "use a volume"
         )
     return Finding("ok", "file system", f"{kind}, a local one")
 
 
 def file_system_of(folder: Path) -> str | None:
-    """The kind of the file system that holds a folder, ``ext4`` say; None where the system does not tell."""
+    """Return the kind of the file system that holds a folder, like ``ext4``; None if the system does not list it."""
     try:
         mounts = [line.split(" ") for line in MOUNTS.read_text().splitlines()]
     except OSError:
@@ -123,7 +123,7 @@ def _space(folder: Path) -> Finding:
             "warn",
             "free space",
             f"{free / 1e6:,.0f} MB are left",
-            f"make room: without {KEPT_BACK / 1e6:,.0f} MB new jobs are refused, without any all verbs are",
+            f"make room: without {KEPT_BACK / 1e6:,.0f} MB new jobs are refused, without any all calls are",
         )
     return Finding("ok", "free space", f"{free / 1e9:,.1f} GB are left")
 
@@ -135,7 +135,7 @@ def _file_findings(path: Path) -> Iterator[Finding]:
     try:
         path.stat()
     except (FileNotFoundError, NotADirectoryError):
-        yield Finding("unknown", "file", f"{path} is not there yet: the first job makes it", "look again when it is")
+        yield Finding("unknown", "file", f"{path} is not there yet: the first job creates it", "check again when it is")
     except OSError as exc:
         yield Finding("bad", "file", f"this user cannot reach it: {exc.strerror}", f"chmod u+x {path.parent}")
     else:
@@ -151,25 +151,25 @@ def _file(path: Path) -> Iterator[Finding]:
         yield Finding(
             "warn",
             "permissions",
-            f"mode {mode & 0o777:o}: others than its owner can get at the jobs",
+            f"mode {mode & 0o777:o}: other users than the owner can access the jobs",
             f"chmod 600 {path}",
         )
     else:
-        yield Finding("ok", "permissions", f"mode {mode & 0o777:o}: for its owner alone")
+        yield Finding("ok", "permissions", f"mode {mode & 0o777:o}: only the owner can access it")
     log = path.with_name(path.name + "-wal")
     if log.exists() and log.stat().st_size > _LONG_LOG:
         yield Finding(
             "warn",
             "write-ahead log",
             f"it has grown to {log.stat().st_size / 1e6:,.0f} MB",
-            "look for a program that keeps a transaction open: nothing can be cleared away before it ends",
+            "look for a program that keeps a transaction open: the log cannot restart before it ends",
         )
 
 
 def _inside(path: Path) -> Iterator[Finding]:
-    """What can only be read from the file itself.
+    """Check what can only be read from the file itself.
 
-    Opened for writing where that is allowed: who may only read leaves the log's files lying beside it.
+    Opens it for writing where that is allowed: a read-only connection leaves the log's files beside it.
     """
     mode = "rw" if os.access(path, os.W_OK) else "ro"
     try:
@@ -193,14 +193,16 @@ def _journal(mode: str) -> Finding:
 
 def _tables(version: int | None) -> Finding:
     if version is None:
-        return Finding("unknown", "tables", "multiq has not made its tables in this file yet", "look again when it has")
+        return Finding(
+            "unknown", "tables", "multiq has not made its tables in this file yet", "check again when it has"
+        )
     if version < schema.VERSION:
-        return Finding("ok", "tables", f"version {version}: the next call brings them up to {schema.VERSION}")
-    return Finding("ok", "tables", f"version {version}, this multiq's own")
+        return Finding("ok", "tables", f"version {version}: the next call upgrades them to {schema.VERSION}")
+    return Finding("ok", "tables", f"version {version}, the version of this multiq")
 
 
 def survives(synchronous: str, folder: Path) -> Survives:
-    """What a job outlives once its enqueue has returned. In memory that looks like a disk nothing outlives a crash."""
+    """Return the worst event that a job outlives once its enqueue has returned. A disk in memory outlives no crash."""
     if synchronous != "full" or file_system_of(Path(os.path.realpath(folder))) in _VOLATILE:
         return "server crash"
     return "power loss"
@@ -212,7 +214,7 @@ def _synchronous(setting: str) -> Finding:
     return Finding(
         "warn",
         "synchronous",
-        f"{setting}: of what came since its log was last moved into it, however long ago, a power failure takes what "
-        "the kernel has not written by itself; killed processes take nothing",
+        f"{setting}: of what came since its log was last moved into it, however long ago, a power failure loses what "
+        "the kernel has not written by itself; killed processes lose nothing",
         "leave ?synchronous= out of the URL unless that is meant",
     )

@@ -1,4 +1,4 @@
-"""SQLite's errors: which are worth another try, how that is made, and what the others are called here."""
+"""Errors: retries while the file is locked, and translates SQLite's errors into multiq's exceptions."""
 
 from __future__ import annotations
 
@@ -19,10 +19,13 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_FIRST_PAUSE = 0.0002  # seconds between two tries for the lock; a commit holds it about as long
+_FIRST_PAUSE = 0.0002  # seconds between two attempts to get the lock; a commit holds it about as long
 _LONGEST_PAUSE = 0.003
 _PAUSE_GROWTH = 1.5
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds of waiting, until it is looked who has the lock, and again
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = (
+    0.1,
+    1.0,
+)  # seconds until the lock's owner is read, and between reads
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -50,26 +53,26 @@ _TABLES_GONE = ("no such table", "no such column", "no such index", "no query so
 
 
 class MalformedRecord(BackendCorrupt):
-    """A record in the file is not as multiq writes it."""
+    """A record in the file has values that multiq does not write."""
 
     def __init__(self, why: object) -> None:
-        super().__init__(f"the file holds a record that multiq has not written, and that cannot be read ({why})")
+        super().__init__(f"the file holds a record that another program wrote and multiq cannot read ({why})")
 
 
 def is_busy(exc: sqlite3.Error) -> bool:
-    """Whether somebody else holds a lock that this call needs."""
+    """Whether another connection holds a lock that this call needs."""
     return primary_code(exc) in _BUSY
 
 
 def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
-    """The result of *attempt*, made again and again for *timeout* seconds while the file at *path* is locked.
+    """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
 
-    SQLite's own waiting pauses up to 100 ms at a time; ours asks a few hundred times a second, spread at random.
+    SQLite's own busy handler pauses up to 100 ms at a time; this one retries a few hundred times a second, with jitter.
 
-    Raises ``LockedByCaller`` where waiting cannot help.
+    Raises ``LockedByCaller`` if waiting cannot help.
     """
     try:
-        return attempt()  # nearly always: measure no time for it
+        return attempt()  # the common case needs no clock
     except sqlite3.OperationalError as exc:
         if not is_busy(exc):
             raise
@@ -77,7 +80,7 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
     give_up_at, look_at = now + timeout, now + _CHECK_OWNER_AFTER
     pause = _FIRST_PAUSE
     while True:
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - spreads the waiting, guards nothing
+        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not for security
         try:
             return attempt()
         except sqlite3.OperationalError as exc:
@@ -91,7 +94,7 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
-    """Our error for one of SQLite's about the file at *path*."""
+    """Return multiq's error for an error of SQLite's about the file at *path*."""
     code = primary_code(exc)
     if code in _BUSY:
         return BackendTimeout(
@@ -105,7 +108,7 @@ def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:
         return MalformedRecord(exc)
     if any(words in str(exc) for words in _TABLES_GONE):
         return BackendCorrupt(
-            f"{path} does not hold the tables that multiq made: somebody dropped, renamed or replaced one ({exc}); "
+            f"{path} does not hold the tables that multiq made: one was dropped, renamed or replaced ({exc}); "
             "restore it, or drop everything named multiq_* to start empty"
         )
     return BackendError(f"SQLite failed on {path}: {exc}")
@@ -122,5 +125,5 @@ def _owner_text(path: str) -> str:
 
 
 def primary_code(exc: sqlite3.Error) -> int:
-    """Which of SQLite's errors it is, as in ``sqlite3.SQLITE_BUSY``."""
+    """Return the primary result code, like ``sqlite3.SQLITE_BUSY``."""
     return getattr(exc, "sqlite_errorcode", 0) & 0xFF  # extended codes keep the primary one in their lowest byte

@@ -1,7 +1,7 @@
-"""Enqueuing inside a transaction of the caller's own, on the caller's own connection.
+"""External transactions: enqueues on the caller's own connection, inside the caller's transaction.
 
-The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. A savepoint makes the
-batch whole or nothing also for a caller who catches the error and commits.
+The driver only adds rows; it neither commits nor rolls back the caller's work. A savepoint makes the batch atomic even
+if the caller catches the error and commits.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ACCEPTED = (
 
 
 class ExternalTransaction:
-    """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one to this file."""
+    """Enqueues on a caller's connection. Raises ``OptionInvalid`` if it is not open on this file."""
 
     def __init__(self, pool: Pool, connection: Any) -> None:
         require_library()
@@ -51,7 +51,7 @@ class ExternalTransaction:
     def enqueue(self, queue: str, jobs: Sequence[NewJob], clock: Clock) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
         with self._explained():
-            # first: any statement of theirs may pin what they see of the file
+            # first: any statement on the caller's connection may begin a read transaction and fix its snapshot
             has_tables = self._ensure_tables(size_of(jobs))
             self._caller.begin()
             name = self._schema_name()
@@ -66,8 +66,8 @@ class ExternalTransaction:
     # --- the file ---
 
     def _schema_name(self) -> str:
-        """What the connection calls our file: main, or the name that it is attached under."""
-        # as bytes, because their text_factory may make anything of a text
+        """Return the connection's name for the pool's file: main, or the name that it is attached under."""
+        # as bytes, because the caller's text_factory may return anything
         listed = self._cursor().execute(
             "SELECT CAST(name AS BLOB), CAST(file AS BLOB), CAST('x' AS BLOB) FROM pragma_database_list"
         )
@@ -82,7 +82,7 @@ class ExternalTransaction:
         )
 
     def _ensure_tables(self, size: int) -> bool:
-        """Make the tables by a connection of our own, before theirs is touched. False: they have the file locked.
+        """Create the tables by a connection of the pool, before the caller's is used. False: the file is locked.
 
         Raises ``BackendFull`` if there is no room for *size* bytes of jobs.
         """
@@ -94,7 +94,7 @@ class ExternalTransaction:
             return True
 
     def _create_tables(self, name: str) -> None:
-        """Their transaction holds the lock, so the tables can only be made inside it, and go if it rolls back."""
+        """Create the tables inside the caller's transaction, which holds the lock; a rollback removes them."""
         cursor = self._cursor()
         if name == '"main"':
             schema.upgrade(cursor, self._pool.path)
@@ -107,16 +107,16 @@ class ExternalTransaction:
     # --- the transaction ---
 
     def _write(self, work: Callable[[], None]) -> None:
-        """Do *work* in their transaction, whole or not at all.
+        """Run *work* in the caller's transaction, whole or not at all.
 
-        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: they may commit while they
-        handle an exception from outside that left its generator, and with it half a batch, as it was.
+        Not a context manager of ``contextlib``'s, for the reason in ``Connection._use``: the caller may commit while
+        handling an asynchronous exception that left the generator suspended, with half of the batch written.
         """
         began = self._begin_if_python_would()
         try:
             self._sqlite.execute("SAVEPOINT multiq")
             work()
-            self._sqlite.execute("RELEASE multiq")  # a COMMIT, if they have no transaction open
+            self._sqlite.execute("RELEASE multiq")  # commits, if no transaction is open
         except BaseException:
             self._try_execute("ROLLBACK TO multiq")
             self._try_execute("RELEASE multiq")
@@ -125,7 +125,7 @@ class ExternalTransaction:
             raise
 
     def _begin_if_python_would(self) -> bool:
-        """By its old rules sqlite3 opens a transaction before it runs an INSERT, for the caller to commit."""
+        """Begin a transaction where sqlite3's legacy mode would do so before an INSERT; the caller commits it."""
         level = self._sqlite.isolation_level
         if self._sqlite.in_transaction or level is None or getattr(self._sqlite, "autocommit", _LEGACY) != _LEGACY:
             return False
@@ -133,14 +133,14 @@ class ExternalTransaction:
         return True
 
     def _try_execute(self, text: str) -> None:
-        """Undo after an error, of which SQLite may have undone everything itself."""
+        """Run an undo statement after an error; SQLite may have rolled back itself already."""
         with contextlib.suppress(sqlite3.Error):
             self._sqlite.execute(text)
 
     def _cursor(self) -> sqlite3.Cursor:
         cursor = self._sqlite.cursor()
         if isinstance(cursor, sqlite3.Cursor):
-            cursor.row_factory = None  # theirs may make anything of a row
+            cursor.row_factory = None  # the caller's may return anything
         return cursor
 
     @contextlib.contextmanager
@@ -159,18 +159,18 @@ class ExternalTransaction:
         if is_busy(exc):
             return BackendTimeout(
                 f"connection= could not get the lock to write {self._pool.path} ({exc}): begin the transaction "
-                "with BEGIN IMMEDIATE, because one that began by reading cannot write after somebody else has"
+                "with BEGIN IMMEDIATE, because one that began by reading cannot write after another connection has"
             )
-        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is not: our own connection has opened it
+        if primary_code(exc) == sqlite3.SQLITE_READONLY:  # the file itself is writable: the pool has opened it
             return OptionInvalid(
-                f"connection= may only read {self._pool.path} ({exc}): it must be one that may write, opened "
+                f"connection= must be able to write {self._pool.path}, got a read-only one ({exc}): it must be opened "
                 "without mode=ro and immutable=1, and with PRAGMA query_only off"
             )
         return explain(exc, self._pool.path, self._pool.timeout)
 
 
 class _AsyncioConnection:
-    """aiosqlite's connection, as far as it is used here, through what SQLAlchemy has put in front of it."""
+    """aiosqlite's connection through SQLAlchemy's adapter, with the methods used here."""
 
     def __init__(self, caller: ExternalConnection) -> None:
         self._adapter = caller.adapter
@@ -209,7 +209,7 @@ class _AsyncioCursor:
 
 
 def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
-    """What runs statements on the connection inside."""
+    """Return the object that runs statements on the driver's connection."""
     if isinstance(caller.driver, sqlite3.Connection):
         return caller.driver
     if type(caller.driver).__module__.partition(".")[0] == "aiosqlite":
@@ -218,7 +218,7 @@ def _sqlite_connection(caller: ExternalConnection) -> sqlite3.Connection:
 
 
 def _decoded(text: bytes, x: bytes) -> str:
-    """A text of a database whose encoding makes an x of the bytes *x*: UTF-8, or UTF-16 in either order."""
+    """Decode a text of a database; *x* is its encoding of the letter x: UTF-8, or UTF-16 in either byte order."""
     if len(x) == 1:
         return os.fsdecode(text)
     return text.decode("utf-16-le" if x[0] else "utf-16-be", "replace")

@@ -1,8 +1,8 @@
-"""Lets an idle consumer sleep in the kernel: Linux tells of each write to SQLite's log, by whatever process.
+"""The file watch: lets an idle consumer sleep until any process writes to SQLite's log, by inotify on Linux.
 
-Only a hint, which comes when a commit begins to be written, a moment before anybody can see it, and which no other
-system gives: a consumer looks by itself as well, often after a hint, seldom while there is none. Where hints
-turn out to be missing (some overlay file systems), it stops counting on them.
+An event is only a hint: it arrives when a commit begins to be written, a moment before readers can see it, and other
+systems have none. So a consumer also polls, often after a hint, rarely without. Where hints turn out to be missing
+(some overlay file systems), it stops relying on them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _CHUNK = 65_536  # bytes of events read at a time
 
 
 class FileWatch:
-    """Waits for the next write to a file's log, or for a notifier."""
+    """Waits for the next write to a file's log, or for a notification."""
 
     def __init__(self, inotify: int) -> None:
         reader, self._writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -34,12 +34,12 @@ class FileWatch:
 
     @classmethod
     def of(cls, log: str) -> Self | None:
-        """A watch on the log at this path; None where there is no such thing."""
+        """Return a watch on the log at this path; None if the system has none to give."""
         libc = _libc()
         if libc is None:
             return None
         inotify = libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC)
-        if inotify < 0:  # a user has 128 of them, as a rule
+        if inotify < 0:  # by default a user may have 128 of them
             return None
         if libc.inotify_add_watch(inotify, os.fsencode(log), _IN_MODIFY | _IN_ATTRIB) < 0:
             os.close(inotify)
@@ -47,7 +47,7 @@ class FileWatch:
         return cls(inotify)
 
     def wait(self, timeout: float) -> bool:
-        """Whether anything happened within *timeout* seconds."""
+        """Wait for up to *timeout* seconds. Returns whether an event or a notification arrived."""
         ready = self._poll.poll(timeout * 1000)
         for descriptor, _ in ready:
             with contextlib.suppress(BlockingIOError):
@@ -55,8 +55,8 @@ class FileWatch:
         return bool(ready)
 
     def release(self) -> None:
-        """What a notifier calls."""
-        with contextlib.suppress(BlockingIOError):  # it is full of notifications: one is enough
+        """End the wait; called by the notifier."""
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: one byte is enough
             os.write(self._writer, b"!")
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
-"""Which process has the write lock of a file: the one that asks, or another.
+"""The owner of a file's write lock: this process, or another one.
 
-SQLite locks ranges of bytes with ``fcntl``, which tells a process nothing about its own locks. Linux lists everybody's
-in ``/proc/locks``, by process and inode. Elsewhere nobody can tell, and a call waits until its timeout.
+SQLite locks ranges of bytes with ``fcntl``, which does not report a process's own locks. Linux lists all locks in
+``/proc/locks``, by process and inode. On other systems the owner is unknown, and a call waits until its timeout.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ _LOCKS = "/proc/locks"
 
 
 def write_lock_owner(path: str) -> int | None:
-    """The number of the process that has the write lock; None if there is none, or it cannot be told."""
+    """Return the id of the process that has the write lock; None if there is none, or it is unknown."""
     path = os.path.realpath(path)
     wanted = {_inode(path + "-shm"): (_WAL_WRITE_LOCK, _WAL_WRITE_LOCK), _inode(path): (_PENDING_BYTE, sys.maxsize)}
     try:
-        with open(_LOCKS, encoding="ascii", errors="replace") as listed:  # noqa: PTH123 - no path of a user's
+        with open(_LOCKS, encoding="ascii", errors="replace") as listed:  # noqa: PTH123 - not a path of the application's
             lines = [line.split() for line in listed]
     except OSError:
         return None
     for fields in lines:
-        # 7: POSIX  ADVISORY  WRITE 13712 fe:00:2147523 120 120; with "->" after the number it is waited for
+        # 7: POSIX  ADVISORY  WRITE 13712 fe:00:2147523 120 120; "->" after the number marks a process that waits
         if len(fields) == 8 and fields[1] == "POSIX" and fields[3] == "WRITE" and fields[6].isdigit():
             first, last = wanted.get(fields[5].rpartition(":")[2], (1, 0))
             if first <= int(fields[6]) <= last:
@@ -35,10 +35,10 @@ def write_lock_owner(path: str) -> int | None:
 
 
 def refuse_own_lock(path: str) -> None:
-    """Raises ``LockedByCaller`` if only the thread that asks could end the transaction that has the write lock.
+    """Raise ``LockedByCaller`` if only this thread could end the transaction that has the write lock.
 
-    That is certain where this process has the lock, and this thread is its only one: it is not inside any transaction
-    of ours, and until it is back from here nobody ends the caller's.
+    That is certain if this process has the lock, and this thread is its only one: the thread is in no transaction of
+    the driver, and cannot end the caller's before this call returns.
     """
     if write_lock_owner(path) == os.getpid() and len(sys._current_frames()) == 1:  # noqa: SLF001 - documented; has all threads
         raise LockedByCaller(
@@ -50,6 +50,6 @@ def refuse_own_lock(path: str) -> None:
 
 def _inode(path: str) -> str:
     try:
-        return str(os.stat(path).st_ino)  # noqa: PTH116 - as everywhere here
+        return str(os.stat(path).st_ino)  # noqa: PTH116 - as in opening.py
     except OSError:
         return ""

@@ -28,10 +28,10 @@ _T = TypeVar("_T")
 _log = logging.getLogger("multiq.sqlite")
 
 QUEUE = "unreadable"
-"""Where jobs go whose queue cannot be read."""
+"""The queue to which jobs are moved whose own queue cannot be read."""
 
-_SLICE = 1_000  # records looked at with one statement, and changed in one transaction
-_MAX_ATTEMPTS = 10  # a program that goes on writing such records does not keep a call for ever
+_SLICE = 1_000  # records read by one statement, and changed in one transaction
+_MAX_ATTEMPTS = 10  # so that a program that keeps writing such records cannot block a call for ever
 _SHOWN = 40  # bytes of an id that is not text
 _REASON = "reason is not text"
 LONGEST_TTR = round(DELAY_MAX * SECOND)
@@ -39,7 +39,7 @@ MOST_COUNTED = 2**62
 
 
 class _Suspect(NamedTuple):
-    """A record as ``sql/suspects.sql`` reads it: text as bytes, and with each number the type of what is stored."""
+    """A record as read by ``sql/suspects.sql``: text as bytes, with the types of the stored values."""
 
     seq: int
     queue: bytes
@@ -61,7 +61,7 @@ class _Suspect(NamedTuple):
 
 
 def burying_malformed(pool: Pool, clock: Clock, call: Callable[[], _T]) -> _T:
-    """The result of *call*, with what it could not read set aside. Raises ``MalformedRecord`` if that does not help."""
+    """Return the result of *call*, after burying records it cannot read. Raises ``MalformedRecord`` if that fails."""
     for _ in range(_MAX_ATTEMPTS):
         try:
             return call()
@@ -93,17 +93,17 @@ def _change(connection: Connection, seqs: list[int], clock: Clock, *, is_utf8: b
             row = transaction.execute("suspects", asked).fetchone()
             suspect = _Suspect(*row) if row is not None else None
             if suspect is None or suspect.seq != seq or not (faults := _faults(suspect, is_utf8)):
-                continue  # it was deleted or set aside meanwhile
+                continue  # it was deleted or buried meanwhile
             transaction.execute(*_correction(suspect, faults, clock(), is_utf8))
             changed += 1
-            _log.warning("a job that could not be read was set aside, number %d: %s", seq, "; ".join(faults))
+            _log.warning("a job that could not be read was buried, number %d: %s", seq, "; ".join(faults))
         return changed
 
     return connection.write(change)
 
 
 def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
-    """What is wrong with a record; empty if nothing is, and it was only unusual."""
+    """Return what is wrong with a record; an empty list if it is only unusual."""
     faults = []
     if _text(suspect.queue, suspect.queue_type, is_utf8) is None:
         faults.append(f"queue is not text (x'{suspect.queue[:_SHOWN].hex()}')")
@@ -125,7 +125,7 @@ def _faults(suspect: _Suspect, is_utf8: bool) -> list[str]:
 
 
 def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -> tuple[str, dict[str, Any]]:
-    """The statement that makes a record readable, and buries it unless only its reason was not."""
+    """Return the statement that makes a record readable, and buries it unless only its reason is malformed."""
     if faults == [_REASON]:
         return "reword", {"seq": suspect.seq, "reason": (suspect.reason or b"").decode("utf-8", "backslashreplace")}
     is_named = _text(suspect.id, suspect.id_type, is_utf8) is not None
@@ -144,7 +144,7 @@ def _correction(suspect: _Suspect, faults: list[str], now: int, is_utf8: bool) -
 
 
 def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
-    """Pauses whose queue or end cannot be read."""
+    """Delete pauses whose queue or end cannot be read. Returns how many."""
     rows = transaction.execute("suspect_pauses").fetchall()
     doomed = [row for row in rows if _text(row[0], row[1], is_utf8) is None or row[2] != "integer"]
     for name, kind, _ in doomed:
@@ -156,7 +156,7 @@ def _forget_pauses(transaction: Transaction, is_utf8: bool) -> int:
 def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
     if kind != "text":
         return None
-    if not is_utf8:  # SQLite itself makes text of UTF-16, whatever it holds
+    if not is_utf8:  # SQLite decodes UTF-16 itself, whatever it holds
         return stored.decode("utf-16-le", "replace")
     try:
         return stored.decode()
@@ -164,7 +164,7 @@ def _text(stored: bytes, kind: str, is_utf8: bool) -> str | None:
         return None
 
 
-#: name -> least, most, and what takes the place of another value
+#: name -> minimum, maximum, and the replacement of other values
 _RANGES = {
     "state": (0, 3, 3),
     "priority": (-(2**63), 2**63 - 1, PRIORITY_DEFAULT),

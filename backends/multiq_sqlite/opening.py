@@ -1,4 +1,4 @@
-"""Opening the file: what is refused, what is made, and the settings of each connection."""
+"""Opening the file: checks its path, creates file and tables, and sets up each connection."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from .errors import retry_while_locked
 from .statements import script
 
 _STATEMENTS_KEPT = 128  # prepared statements per connection
-LONG_LOG = 16_000_000  # bytes of write-ahead log, four times where SQLite begins to move it into the file
+LONG_LOG = 16_000_000  # bytes of write-ahead log: four times the size at which SQLite begins to checkpoint
 _JSON_PROBE = "SELECT value FROM json_each('[1]')"
 
 create_lock = threading.Lock()
-"""Held while a file is made."""
+"""Held while a file is created."""
 
 
 def check_path(path: str) -> None:
-    """Raises ``UrlInvalid`` for what can be told from the text alone."""
+    """Raise ``UrlInvalid`` for paths that cannot be used whatever is there."""
     if not path or path == ":memory:":
         raise UrlInvalid(
             "SQLite's own in-memory databases are private to one connection, so no worker could see the jobs: "
             "use memory:// (or memory://name), or name a file, as in sqlite:///jobs.db"
         )
     if "\0" in path:
-        raise UrlInvalid(f"{path!r} is no file name: it holds a NUL character")
+        raise UrlInvalid(f"a file name must not hold NUL characters, got {path!r}")
 
 
 FileIdentity: TypeAlias = "tuple[int, int] | None"
 
 
 def file_identity(path: str) -> FileIdentity:
-    """Which file is there: device and inode; None if there is none, or it cannot be told."""
+    """Return device and inode of the file at *path*; None if there is none, or they cannot be read."""
     try:
-        status = os.stat(path)  # noqa: PTH116 - before each call, and half the price of Path.stat
+        status = os.stat(path)  # noqa: PTH116 - before each call, and half the cost of Path.stat
     except OSError:
         return None
     return (status.st_dev, status.st_ino)
@@ -51,9 +51,9 @@ def file_identity(path: str) -> FileIdentity:
 def open_file(
     path: str, synchronous: str, timeout: float, *, creates: bool = True
 ) -> tuple[sqlite3.Connection, FileIdentity]:
-    """A connection to the file, with all tables in place. Unless it *creates* a file and tables, they must be there.
+    """Return a connection to the file, with all tables in place. Without *creates*, file and tables must exist.
 
-    Beside it, which file was there before it was opened: that takes time, and somebody may put another one there.
+    Also returns the identity of the file from before it was opened, as it may be replaced meanwhile.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
@@ -82,10 +82,10 @@ def open_file(
 
 @functools.cache
 def require_library() -> None:
-    """Raises ``BackendNotInstalled`` if Python's SQLite is too old, or lacks a part that the statements need."""
+    """Raise ``BackendNotInstalled`` if Python's SQLite is too old, or lacks a part that the statements need."""
     if sqlite3.sqlite_version_info < (3, 35):
         raise BackendNotInstalled(
-            f"the sqlite backend needs SQLite 3.35 or newer, but this Python brings {sqlite3.sqlite_version}"
+            f"the sqlite backend needs SQLite 3.35 or newer, but this Python has {sqlite3.sqlite_version}"
         )
     with contextlib.closing(sqlite3.connect(":memory:")) as probe:
         try:
@@ -98,10 +98,10 @@ def require_library() -> None:
 
 
 def _create_file(path: str) -> None:
-    """A new file is for its owner alone: SQLite would go by the umask. Its -wal and -shm files get the same mode.
+    """Create the file with mode 600: SQLite would use the umask. Its -wal and -shm files get the same mode.
 
     Under a lock, and only if there is no file yet, because closing a file drops all locks that the process holds on
-    it, those of another thread's connection included.
+    it, including those of other threads' connections.
     """
     with create_lock:
         if _is_there(path):
@@ -144,7 +144,7 @@ def _is_there(path: str) -> bool:
         mode = Path(path).stat().st_mode
     except (FileNotFoundError, NotADirectoryError):
         return False
-    except OSError as exc:  # Path.exists lets some of them through as they are
+    except OSError as exc:  # Path.exists raises some of them unchanged
         raise BackendUnavailable(f"{path} cannot be reached: {exc.strerror}") from exc
     if stat.S_ISDIR(mode):
         raise UrlInvalid(f"{path} is a folder: name a file in it, as in {path}/jobs.db")
@@ -152,7 +152,7 @@ def _is_there(path: str) -> bool:
 
 
 def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: float) -> None:
-    # even this reads the file, which somebody who is just closing it may have locked
+    # even this reads the file, which a process that is closing it may have locked
     retry_while_locked(lambda: sqlite.execute(f"PRAGMA synchronous = {synchronous}"), timeout, path)
     (mode,) = retry_while_locked(lambda: sqlite.execute("PRAGMA journal_mode = WAL").fetchone(), timeout, path)
     if mode != "wal":
@@ -161,10 +161,10 @@ def _prepare(sqlite: sqlite3.Connection, path: str, synchronous: str, timeout: f
             f"(the journal mode stays {mode!r}); put it on a local disk"
         )
     retry_while_locked(lambda: schema.prepare(sqlite, path), timeout, path)
-    sqlite.execute(f"PRAGMA journal_size_limit = {LONG_LOG}")  # what it is cut to when it starts over
+    sqlite.execute(f"PRAGMA journal_size_limit = {LONG_LOG}")  # its size after a restart of the log
     sqlite.execute("PRAGMA temp_store = MEMORY")
-    sqlite.execute("PRAGMA trusted_schema = OFF")  # the file's own triggers and views reach no function beyond the file
-    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):  # as Debian builds it; see decision 23
+    sqlite.execute("PRAGMA trusted_schema = OFF")  # triggers of the file call no function with side effects
+    if sqlite.execute("PRAGMA secure_delete").fetchone() == (1,):  # as in Debian's build; see decision 23
         sqlite.execute("PRAGMA secure_delete = FAST")
     for text in script("moves"):
         sqlite.execute(text)

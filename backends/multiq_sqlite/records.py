@@ -1,4 +1,4 @@
-"""What the backend and its consumers do alike with jobs in the tables."""
+"""Job records in the tables: inserts, promotion of due jobs, and the public ``JobRecord``."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
 
     from .connection import Connection, Transaction
 
-READY, DELAYED, RESERVED, BURIED = range(4)  # as the tables name them, in the order of STORED_STATES
+READY, DELAYED, RESERVED, BURIED = range(4)  # the codes in the tables, in the order of STORED_STATES
 
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges: some milliseconds of the write lock
-SLICE_PAUSE = 0.0005  # seconds between two slices, in which somebody else may have the lock
+SLICE_PAUSE = 0.0005  # seconds between two slices, in which other connections can get the lock
 
 _LARGEST_INSERT = 128  # rows
 _INLINE = 2048  # bytes of the largest body that is kept in its job's row
 
-_ROW = 200  # bytes of a job without its body: ids, names and numbers, in the table and in two indexes
+_ROW = 200  # bytes of a job without its body, in the table and in two indexes
 
 _T = TypeVar("_T")
 
@@ -36,7 +36,7 @@ _decode_outlooks = msgspec.json.Decoder(list[tuple[str, int | None, int, int | N
 
 
 class Outlook(NamedTuple):
-    """What a queue has to offer, now and by the mere passing of time."""
+    """What a queue has ready now, and when jobs become due or leases end."""
 
     queue: str
     paused_until: int
@@ -49,15 +49,15 @@ class Outlook(NamedTuple):
         return self.paused_until <= now and (self.has_ready or self.has_due(now))
 
     def has_past_pause(self, now: int) -> bool:
-        """Whether the row of a pause is still there that is over."""
+        """Whether there still is a row of a pause that has ended."""
         return 0 < self.paused_until <= now
 
     def has_due(self, now: int) -> bool:
-        """Whether time has made a job ready that is not promoted yet."""
+        """Whether a job is due and not promoted yet."""
         return any(at <= now for at in self._times())
 
     def next_change_at(self, now: int) -> int | None:
-        """When a job may become reservable if nobody does anything."""
+        """Return when time alone may make a job reservable; None: never."""
         if self.paused_until > now:
             return self.paused_until
         return min(self._times(), default=None)
@@ -67,12 +67,12 @@ class Outlook(NamedTuple):
 
 
 def as_json(values: list[int] | tuple[str, ...]) -> str:
-    """A list as one parameter, for ``json_each``."""
+    """Encode a list as one parameter, for ``json_each``."""
     return msgspec.json.encode(values).decode()
 
 
 def outlooks(packed: str) -> list[Outlook]:
-    """What ``look`` answered."""
+    """Decode the row that ``sql/look.sql`` returns."""
     return [
         Outlook(queue, paused_until or 0, bool(has_ready), due_at, lease_ends_at)
         for queue, paused_until, has_ready, due_at, lease_ends_at in unpacked(_decode_outlooks, packed)
@@ -91,12 +91,12 @@ def unpacked(decode: Callable[[str], _T], packed: str) -> _T:
 
 
 def due(delay: float, now: int) -> tuple[int, int]:
-    """The state and the due time of a job that is delayed from now."""
+    """Return the state and the due time of a job with this delay from now."""
     return (DELAYED, now + nanoseconds(delay)) if delay > 0 else (READY, 0)
 
 
 def clean(reason: str | None) -> str | None:
-    """A reason that can be stored: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
+    """Make a reason storable: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
     return None if reason is None else reason.encode("utf-8", "backslashreplace").decode()
 
 
@@ -104,21 +104,22 @@ def clean(reason: str | None) -> str | None:
 
 
 def insert(transaction: Transaction, queue: str, jobs: Sequence[NewJob], now: int, schema: str = "main") -> None:
-    """Add jobs in their order; one that is there already stays as it is."""
+    """Insert jobs in their order; a job that exists already stays as it is."""
     start = 0
     while start < len(jobs):
-        size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))  # few sizes, each prepared once
+        # powers of two: few different statements, each prepared once
+        size = min(_LARGEST_INSERT, 1 << ((len(jobs) - start).bit_length() - 1))
         _insert_some(transaction, queue, jobs[start : start + size], now, schema)
         start += size
 
 
 def is_large(body: bytes) -> bool:
-    """Whether a body is kept apart from its job."""
+    """Whether a body is stored apart from its job."""
     return len(body) > _INLINE
 
 
 def size_of(jobs: Sequence[NewJob]) -> int:
-    """About how many bytes they take."""
+    """Estimate the bytes that jobs take in the file."""
     return sum(len(job.body) for job in jobs) + _ROW * len(jobs)
 
 
@@ -140,11 +141,11 @@ def _insert_text(rows: int, schema: str) -> str:
     return head + ", ".join([values] * rows) + tail
 
 
-# --- what is due becomes ready ---------------------------------------------------------------------------
+# --- promotion of due jobs ---------------------------------------------------------------------------
 
 
 def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, bool]:
-    """Make what is due ready, a slice at most. Returns how many, and whether that was all."""
+    """Make due jobs ready, at most a slice of them. Returns how many, and whether these were all."""
     promoted = 0
     for state, at in ((RESERVED, outlook.lease_ends_at), (DELAYED, outlook.due_at)):
         if at is not None and at <= now:
@@ -153,21 +154,21 @@ def promote(transaction: Transaction, outlook: Outlook, now: int) -> tuple[int, 
     return promoted, promoted < SLICE
 
 
-def move(transaction: Transaction, verb: str, which: str, parameters: dict[str, Any]) -> int:
-    """Do *verb* to those jobs that ``sql/<which>.sql`` finds. Returns how many."""
+def move(transaction: Transaction, statement: str, which: str, parameters: dict[str, Any]) -> int:
+    """Run ``sql/<statement>.sql`` on the jobs that ``sql/<which>.sql`` finds. Returns how many."""
     seqs, count = transaction.execute(which, parameters).fetchone()
     if count:
-        transaction.execute(verb, {"seqs": seqs})
+        transaction.execute(statement, {"seqs": seqs})
     return int(count)
 
 
 def look(connection: Connection, queues: str) -> list[Outlook]:
-    """The outlooks of *queues*, a JSON list, without a transaction."""
+    """Return the outlooks of *queues*, a JSON list, outside a transaction."""
     return outlooks(connection.select("look", {"queues": queues})[0][0])
 
 
 def look_inside(transaction: Transaction, queues: str) -> list[Outlook]:
-    """The same inside a transaction."""
+    """Return the outlooks of *queues*, inside a transaction."""
     return outlooks(transaction.execute("look", {"queues": queues}).fetchone()[0])
 
 
@@ -178,7 +179,7 @@ _KINDS = {(int, str, *[int] * 8, kind) for kind in (str, type(None))}
 
 
 class Row(NamedTuple):
-    """A job as ``peek`` and ``jobs`` read it."""
+    """A job as read by ``peek`` and ``jobs``."""
 
     seq: int
     id: str
@@ -195,11 +196,11 @@ class Row(NamedTuple):
 
     @property
     def place(self) -> tuple[int, int]:
-        """What a listing is sorted by."""
+        """The sort key of a listing."""
         return (self.priority if self.state == READY else self.due_at, self.seq)
 
     def record(self, queue: str, now: int) -> JobRecord:
-        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        """Return the public record, as of *now*: a due job is ready, whether it was promoted or not."""
         kinds = tuple(map(type, self))
         if kinds[:11] not in _KINDS or kinds[11] is not bytes:
             raise MalformedRecord(f"columns of number {self.seq}")
@@ -221,7 +222,7 @@ class Row(NamedTuple):
 
 
 def effective_state(code: int, due_at: int, now: int) -> State:
-    """A job's state, for which a due time in the past is ready."""
+    """Return a job's state as of *now*: delayed and reserved jobs that are due are ready."""
     if type(code) is not int or type(due_at) is not int or not READY <= code <= BURIED:
         raise MalformedRecord(f"a state of {code!r} and a due time of {due_at!r}")
     return State.READY if code in {DELAYED, RESERVED} and due_at <= now else STORED_STATES[code]

@@ -1,4 +1,4 @@
-"""The tables: made in a new file, checked in an old one, brought up from earlier versions."""
+"""The schema: creates the tables in a new file, checks their version, upgrades earlier versions."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _STRICT = re.compile(r",? STRICT;")
 
 
 def prepare(sqlite: sqlite3.Connection, path: str) -> None:
-    """Make sure that the tables are those of this version.
+    """Create or upgrade the tables if necessary.
 
-    Many processes may come here at once for the same new file: who gets the write lock makes the tables, the others
-    find them. Raises ``BackendCorrupt`` for a newer version, ``sqlite3.Error``.
+    Many processes may do this at once for the same new file: the one that gets the write lock creates the tables, the
+    others find them. Raises ``BackendCorrupt`` for a newer version, ``sqlite3.Error``.
     """
     if version(sqlite, path) == VERSION:
         return
@@ -34,7 +34,7 @@ def prepare(sqlite: sqlite3.Connection, path: str) -> None:
 
 
 def upgrade(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
-    """Make or upgrade the tables inside the transaction that is open."""
+    """Create or upgrade the tables inside the open transaction."""
     found = version(sqlite, path)
     scripts = ["schema"] if found is None else [f"upgrade_{step}" for step in range(found + 1, VERSION + 1)]
     for name in scripts:
@@ -43,7 +43,7 @@ def upgrade(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str) -> None:
 
 
 def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = "main") -> int | None:
-    """The version of the tables, None if there are none. Raises ``BackendCorrupt`` if we cannot work with it."""
+    """Return the version of the tables, None if there are none. Raises ``BackendCorrupt`` if it is not supported."""
     try:
         (found,) = sqlite.execute(qualified("version", name)).fetchone()
     except sqlite3.OperationalError as exc:
@@ -52,11 +52,11 @@ def version(sqlite: sqlite3.Connection | sqlite3.Cursor, path: str, name: str = 
         raise
     if not isinstance(found, int) or found < 1:
         raise BackendCorrupt(
-            f"{path} has a table multiq_schema that does not say which version its jobs are: {found!r}"
+            f"{path} has a table multiq_schema whose version must be a positive integer, got {found!r}"
         )
     if found > VERSION:
         raise BackendCorrupt(
-            f"{path} was made by a newer multiq (version {found} of its tables; this one knows {VERSION}): "
+            f"{path} was made by a newer multiq (version {found} of its tables; this one supports {VERSION}): "
             "upgrade multiq here, or use another file"
         )
     return found

@@ -1,4 +1,4 @@
-"""The SQL of each verb, read once from ``sql/<verb>.sql``. Each file opens with why it reads as it does."""
+"""SQL statements, read once from ``sql/<name>.sql``. Comments at the head of a file explain its statement."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ import sqlite3
 
 
 @functools.cache
-def statement(verb: str) -> str:
-    """The text of one statement, without its comments."""
-    return "\n".join(_lines(verb)).strip().removesuffix(";")
+def statement(name: str) -> str:
+    """Return the text of one statement, without its comments."""
+    return "\n".join(_lines(name)).strip().removesuffix(";")
 
 
 @functools.lru_cache(maxsize=64)
-def qualified(verb: str, schema: str) -> str:
-    """The same for the tables of one of the databases that a connection has open."""
-    return statement(verb).replace("multiq_", f"{schema}.multiq_")
+def qualified(name: str, schema: str) -> str:
+    """Return the statement with its tables qualified by the name of an attached database."""
+    return statement(name).replace("multiq_", f"{schema}.multiq_")
 
 
 @functools.cache
 def script(name: str) -> tuple[str, ...]:
-    """The statements of a file that holds several: the schema and its upgrades."""
+    """Return the statements of a file that holds several: the schema, its upgrades, the moves."""
     found: list[str] = []
     text = ""
     for line in _lines(name):
         text += line + "\n"
-        if sqlite3.complete_statement(text):  # knows that a trigger holds semicolons of its own
+        if sqlite3.complete_statement(text):  # also handles the semicolons inside a trigger
             found.append(text.strip())
             text = ""
     return tuple(found)

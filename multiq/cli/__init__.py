@@ -11,9 +11,9 @@ from .options import connection_option, traceback_option, verbose_option
 
 #: what ``multiq --help`` lists, in its order: section -> command -> module of this package
 SECTIONS = {
-    "Run and feed": {"worker": "worker", "enqueue": "enqueue"},
-    "Look": {"stats": "inspect", "jobs": "inspect", "peek": "inspect", "top": "top", "health": "health"},
-    "Change": {
+    "Run": {"worker": "worker", "enqueue": "enqueue"},
+    "Inspect": {"stats": "inspect", "jobs": "inspect", "peek": "inspect", "top": "top", "health": "health"},
+    "Manage": {
         "kick": "manage",
         "delete": "manage",
         "reschedule": "manage",
@@ -24,7 +24,7 @@ SECTIONS = {
         "up": "control",
         "restart": "control",
     },
-    "Prove": {
+    "Check": {
         "doctor": "doctor",
         "schema": "schema",
         "backends": "backends",

@@ -84,7 +84,7 @@ def worker(*, check: bool, **options: Any) -> int:
     Without -q it serves all queues of the app's tasks. What is not given comes from the settings.
 
     The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
-    SIGUSR2 pauses, SIGCONT resumes, SIGHUP begins anew with the code that is there then, SIGQUIT shows what runs.
+    SIGUSR2 pauses, SIGCONT resumes, SIGHUP reloads the code, SIGQUIT shows what runs.
     """
     if check:
         return _work(check=True, **options)
@@ -221,7 +221,7 @@ class _End:
         from multiq.worker.processes import reload
 
         # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
-        # unless this is a roll: then there are children of before
+        # unless this is a reload: then there are previous children
         if not reload.note_signal(number):
             os._exit(self.code)
 

@@ -77,8 +77,8 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         outlived = [child for child in children if not has_ended(child)]
         for child in outlived:
             recorder.note("residue", kind="process", target=f"{child.pid}")
-        if crew.kill_all() or outlived:
-            time.sleep(TTR + 1)  # until their leases are over: the audit is about a store at rest
+        if crew.kill_all() or outlived or not is_drained:
+            time.sleep(TTR + 1)  # until the last leases are over: the audit is about a store at rest
         tell("checking", plan.seconds, nemesis.count)
         ended |= _audit(site, recorder, crew)
         for name, how in ended.items():

@@ -6,6 +6,7 @@ there is a file ``stop-<role>`` in the soak's folder, or whoever started them ha
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -16,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import multiq
-from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, Touch
+from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.backend.registry import open_backend
 from multiq.errors import (
     EnqueuePartial,
@@ -25,6 +26,7 @@ from multiq.errors import (
     JobReserved,
     LeaseLost,
     MultiqError,
+    Unsupported,
 )
 from multiq.ids import new_id
 
@@ -275,6 +277,8 @@ def count(name: str) -> None:
     recorder = Recorder(_folder, f"count-{name}")
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
+            with contextlib.suppress(Unsupported):
+                backend.jobs(queue, State.READY, limit=1)  # stores that move due jobs when they are asked do so now
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

@@ -288,7 +288,7 @@ def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
 def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
     """I13: when all is done, nothing is left: no lease, no process, no key."""
     for story in stories:
-        if "reserved" in story.at_rest and not stories.left_undone:
+        if "reserved" in story.at_rest:
             yield Violation("I13 no residue", story.number, "it is still reserved")
     for event in stories.notes["residue"]:
         yield Violation("I13 no residue", None, f"{event.kind}: {event.err or event.target}")
@@ -404,7 +404,7 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
 
 
 def _counted_as(stories: Stories, state: str) -> str:
-    """If jobs were left undone, leases end and delays are over between the count and the look into the store."""
+    """If jobs were left undone, delays end between the count and the look into the store."""
     return "unfinished" if stories.left_undone and state != "buried" else state
 
 

@@ -257,7 +257,7 @@ def counted_too_few_of_what_is_left_undone(script: Script) -> None:
     script.note(9.0, "drained", err="jobs were left after 60 s")
     script.note(9.5, "count", queue="q", kind="ready", value=1)
     script.note(9.5, "count", queue="q", kind="reserved", value=0)
-    script.audit(9.6, job7="reserved", job8="ready")
+    script.audit(9.6, job7="delayed", job8="ready")
 
 
 def left_reserved(script: Script) -> None:
@@ -552,13 +552,13 @@ def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
     assert script.broken() == set()
 
 
-def test_a_lease_that_ends_between_count_and_audit_is_no_violation_where_jobs_were_left_undone() -> None:
+def test_a_delay_that_ends_between_count_and_audit_is_no_violation_where_jobs_were_left_undone() -> None:
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(9.0, "drained", err="jobs were left after 60 s")
     script.note(9.5, "count", queue="q", kind="ready", value=1)
-    script.note(9.5, "count", queue="q", kind="reserved", value=0)
-    script.audit(9.6, job7="reserved")
+    script.note(9.5, "count", queue="q", kind="delayed", value=0)
+    script.audit(9.6, job7="delayed")
     assert script.broken() == set()
     assert check(script.events).figures["left undone"] == 1
 

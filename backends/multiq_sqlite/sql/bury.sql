@@ -1,4 +1,4 @@
--- A place behind all that are buried, not a time: a clock can stand still or go back, and a batch has one time.
+-- due_at is a place behind all buried jobs, not a time: a clock can stand still or go back, and a batch has one time.
 UPDATE multiq_jobs
 SET state = 3, token = NULL, reason = :reason, due_at = 1 + coalesce((
     SELECT max(due_at) FROM multiq_jobs AS buried INDEXED BY multiq_jobs_waiting

@@ -1,4 +1,4 @@
--- Buried as bury.sql does it, with what can be read of it, and defaults for the rest. Its place is behind those that have one.
+-- Bury as bury.sql does, with the values that can be read, and defaults for the rest. Its place is behind those that have one.
 UPDATE multiq_jobs
 SET state = 3, token = NULL, queue = coalesce(:queue, queue), id = coalesce(:id, id), reason = :reason,
     priority = :priority, ttr = :ttr, enqueued_at = :enqueued_at,

@@ -1,4 +1,4 @@
--- A slice of what is due in one state, delayed or reserved.
+-- A slice of the due jobs in one state, delayed or reserved.
 SELECT json_group_array(seq), count(*)
 FROM (
     SELECT seq FROM multiq_jobs INDEXED BY multiq_jobs_waiting

@@ -1,4 +1,4 @@
--- What each of some queues has to offer, as one row: [queue, paused until, any ready, next due, next end of a lease].
+-- The outlook of each of some queues, packed into one row: [queue, paused until, any ready, next due, next end of a lease].
 -- One row, because each row fetched gives up the interpreter's lock. INDEXED BY, because the planner does not see that
 -- state = 1 implies state <> 0, and would read the whole queue; so no ANALYZE can change the plan either.
 SELECT json_group_array(json_array(

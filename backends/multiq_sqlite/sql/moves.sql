@@ -1,4 +1,4 @@
--- Made anew by each connection, in its temp schema: views to insert the seqs of jobs into, to move them all by one
+-- Created by each connection, in its temp schema: views to insert the seqs of jobs into, to move them all by one
 -- statement. `UPDATE ... WHERE seq IN (SELECT ...)` would do the same, but after an ANALYZE at a time of few jobs the
 -- planner prefers to read the whole table for it, however long it is by now. An equality it always looks up.
 CREATE TEMP VIEW multiq_to_reserve (seq, token, now) AS SELECT NULL, NULL, NULL;

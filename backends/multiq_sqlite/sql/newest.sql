@@ -1,2 +1,2 @@
--- What the next enqueue would be given as seq, less one.
+-- The highest seq; the next enqueue gets this plus one.
 SELECT coalesce(max(seq), 0) FROM multiq_jobs

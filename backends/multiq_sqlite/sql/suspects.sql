@@ -1,5 +1,5 @@
--- Records that may not be what multiq writes, the lowest seq first. What is only unusual, like an id with an umlaut, is
--- sorted out by whoever asks, who alone can tell whether a text is UTF-8: so texts are read as bytes.
+-- Records that may not be what multiq writes, the lowest seq first. Unusual values, like an id with
+-- an umlaut, are sorted out by the caller, as SQLite cannot check whether a text is UTF-8: so texts are read as bytes.
 SELECT seq,
     CAST(queue AS BLOB), typeof(queue), CAST(id AS BLOB), typeof(id), CAST(reason AS BLOB), typeof(reason),
     iif(typeof(state) = 'integer', state, NULL),

@@ -1,4 +1,4 @@
-"""beanstalkd servers for tests: one for the whole run where nobody breaks it, and new ones for those who do."""
+"""beanstalkd servers for tests: one for the whole run, and new ones for tests that break them."""
 
 from __future__ import annotations
 

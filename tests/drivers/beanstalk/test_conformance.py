@@ -1,4 +1,4 @@
-"""The beanstalkd backend against the contract, on a server of the run's own that keeps a log, in real time."""
+"""The beanstalkd backend against the contract, on a private server with a log, in real time."""
 
 from __future__ import annotations
 

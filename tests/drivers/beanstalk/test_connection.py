@@ -1,4 +1,4 @@
-"""Many replies to one packet, as a connection reads them: together, however they come, and no more than there are."""
+"""The connection: reads many replies to one packet by few calls, however they arrive, and never waits for too many."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def in_time() -> float:
     return time.monotonic() + PATIENCE
 
 
-def said(lines: list[bytes]) -> bytes:
+def encoded(lines: list[bytes]) -> bytes:
     return b"".join(line + b"\r\n" for line in lines)
 
 
-def say_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thread:
+def send_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thread:
     """As the server does that syncs its log before each reply."""
 
     def say() -> None:
@@ -70,59 +70,63 @@ def say_one_by_one(theirs: socket.socket, pieces: list[bytes]) -> threading.Thre
     return thread
 
 
-def test_replies_that_come_one_by_one_are_not_received_one_by_one(pair: tuple[Connection, socket.socket]) -> None:
+def test_replies_sent_one_by_one_are_received_by_few_calls(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
     # When a hundred replies come one after the other
-    thread = say_one_by_one(theirs, [said([line]) for line in INSERTED])
+    thread = send_one_by_one(theirs, [encoded([line]) for line in INSERTED])
     assert connection.read_lines(JOBS, in_time()) == INSERTED
     thread.join()
-    # Then whoever reads was not called for each
+    # Then the reader was not called for each
     assert isinstance(connection.sock, Counting)
     assert connection.sock.received < JOBS / 4
 
 
 @pytest.mark.parametrize("line", [b"BURIED", b"DELETED", b"RELEASED", b"NOT_FOUND"])
-def test_the_shortest_replies_are_all_that_is_waited_for(pair: tuple[Connection, socket.socket], line: bytes) -> None:
+def test_receive_waits_for_no_more_than_the_shortest_replies(
+    pair: tuple[Connection, socket.socket], line: bytes
+) -> None:
     connection, theirs = pair
-    theirs.sendall(said([line] * JOBS))
+    theirs.sendall(encoded([line] * JOBS))
     assert connection.read_many(JOBS, in_time(), lines=JOBS) == [(line, b"")] * JOBS
-    theirs.sendall(said([line] * JOBS))
+    theirs.sendall(encoded([line] * JOBS))
     assert connection.read_lines(JOBS, in_time()) == [line] * JOBS
 
 
-def test_what_follows_verdicts_is_read_with_its_body(pair: tuple[Connection, socket.socket]) -> None:
+def test_replies_after_verdicts_are_read_with_their_bodies(pair: tuple[Connection, socket.socket]) -> None:
     connection, theirs = pair
-    whole = said([b"DELETED"] * JOBS) + said([part for reply in RESERVED for part in reply])
-    thread = say_one_by_one(theirs, [whole[at : at + 7] for at in range(0, len(whole), 7)])
+    whole = encoded([b"DELETED"] * JOBS) + encoded([part for reply in RESERVED for part in reply])
+    thread = send_one_by_one(theirs, [whole[at : at + 7] for at in range(0, len(whole), 7)])
     assert connection.read_many(JOBS + 3, in_time(), lines=JOBS) == [(b"DELETED", b"")] * JOBS + RESERVED
     thread.join()
 
 
-@pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
+@pytest.mark.parametrize("received", [0, 1, 37, JOBS - 11, JOBS - 1])
 @pytest.mark.parametrize("is_cut", [True, False], ids=["cut", "silent"])
-def test_replies_that_came_before_a_failure_are_told(
-    pair: tuple[Connection, socket.socket], heard: int, is_cut: bool
+def test_error_carries_lines_received_before_it(
+    pair: tuple[Connection, socket.socket], received: int, is_cut: bool
 ) -> None:
     connection, theirs = pair
     # Given some replies, and a piece of the next one
-    theirs.sendall(said(INSERTED[:heard]) + INSERTED[heard][:5])
+    theirs.sendall(encoded(INSERTED[:received]) + INSERTED[received][:5])
     # When the connection ends, or no more comes in time
     if is_cut:
         theirs.close()
     deadline = time.monotonic() + 0.2
     with pytest.raises(ConnectionError if is_cut else TimeoutError) as failure:
         connection.read_lines(JOBS, deadline)
-    # Then nothing that was heard is lost, and nobody can read on in the middle of a reply
-    assert failure.value.partly_read == INSERTED[:heard]  # type: ignore[attr-defined]
+    # Then no received line is lost, and the connection cannot be read from the middle of a reply
+    assert failure.value.partly_read == INSERTED[:received]  # type: ignore[attr-defined]
     assert connection.is_closed
 
 
-@pytest.mark.parametrize("heard", [0, 1, 37, JOBS - 11, JOBS - 1])
-def test_verdicts_that_were_heard_before_a_failure_are_told(pair: tuple[Connection, socket.socket], heard: int) -> None:
+@pytest.mark.parametrize("received", [0, 1, 37, JOBS - 11, JOBS - 1])
+def test_error_carries_verdict_replies_received_before_it(
+    pair: tuple[Connection, socket.socket], received: int
+) -> None:
     connection, theirs = pair
-    theirs.sendall(said([b"DELETED"] * heard) + b"DELE")
+    theirs.sendall(encoded([b"DELETED"] * received) + b"DELE")
     theirs.close()
     with pytest.raises(ConnectionError) as failure:
         connection.read_many(JOBS + 3, in_time(), lines=JOBS)
-    assert failure.value.partly_read == [(b"DELETED", b"")] * heard  # type: ignore[attr-defined]
+    assert failure.value.partly_read == [(b"DELETED", b"")] * received  # type: ignore[attr-defined]
     assert connection.is_closed

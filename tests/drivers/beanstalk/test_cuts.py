@@ -1,6 +1,6 @@
-"""A reply cut at every byte of every verb, and a request cut before it is whole: no job is lost, no answer is wrong.
+"""Cut connections: the reply to every call is cut at every byte, the request before its end. No job is lost.
 
-Each verb is a scene: what is there before, the call, and what must be true after it. beanstalkd knows no tokens, so a
+Each call is a scene: what is there before, the call, and what must be true after it. beanstalkd knows no tokens, so a
 call whose reply was lost may say that it cannot know; but it never says what is not so, and the next calls get their
 own answers. The call goes through a proxy, everything else beside it, in the server's own words.
 """
@@ -96,7 +96,7 @@ class Stage:
         return found
 
     def becomes(self, *allowed: Sequence[tuple[str, str]]) -> None:
-        """The jobs are as in one of these lists, once the server has noticed who is gone."""
+        """The jobs are as in one of these lists, once the server has noticed the lost connection."""
         wanted = [list(one) for one in allowed]
         seen: list[Any] = []
 
@@ -115,7 +115,7 @@ class Stage:
 
 @dataclass
 class Scene:
-    """One verb."""
+    """One call."""
 
     given: Callable[[Stage], object]
     act: Callable[[Stage], Any]
@@ -311,7 +311,7 @@ def perhaps_purged(stage: Stage, _: BackendUnavailable) -> None:
     stage.becomes(late, *(ready(*left) + late for left in ("c", "bc", "abc")))
 
 
-# --- the verbs -------------------------------------------------------------------------------------------
+# --- the calls -------------------------------------------------------------------------------------------
 
 
 def paused_with_jobs(stage: Stage) -> None:
@@ -450,7 +450,7 @@ def play_with(stage: Stage, scene: Scene, fault: CutReply | CutRequest, size: in
 
 
 def in_step(stage: Stage) -> None:
-    """The next calls on the same connections get their own answers, and nobody else's."""
+    """The next calls on the same connections get their own replies, and no others."""
     consumer = stage.consumer
     stage.put("probe", queue="probe")
     assert stage.backend.peek("probe", id_of(stage, "probe")).body == b"probe"
@@ -465,9 +465,7 @@ def in_step(stage: Stage) -> None:
 
 @pytest.mark.parametrize("most", MOST)
 @every_verb
-def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
-    stage: Stage, scene: Scene, most: int | None
-) -> None:
+def test_reply_cut_at_any_byte_loses_no_job_and_reports_the_truth(stage: Stage, scene: Scene, most: int | None) -> None:
     play(stage, scene)
     _, size = play(stage, scene)
     assert size > 0
@@ -477,7 +475,7 @@ def test_a_reply_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
 
 @pytest.mark.parametrize("most", MOST)
 @every_verb
-def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
+def test_request_cut_at_any_byte_loses_no_job_and_reports_the_truth(
     stage: Stage, scene: Scene, most: int | None
 ) -> None:
     play(stage, scene)
@@ -488,6 +486,6 @@ def test_a_request_that_is_cut_at_any_byte_loses_no_job_and_tells_no_lie(
 
 @pytest.mark.long
 @every_verb
-def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
+def test_reply_in_pieces_of_one_byte_is_read_whole(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)
     play(stage, scene)

@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` finds about a beanstalkd, on servers that were really started so."""
+"""``multiq doctor`` on beanstalkd servers that were started with the options in question."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ def levels(url: str, *names: str) -> dict[str, str]:
     return {name: findings[name].level for name in names}
 
 
-def test_a_server_that_keeps_everything_is_fit(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_accepts_server_with_synced_log(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
     findings = found(server.url)
-    # But for one thing: whether somebody starts it again does not show
+    # Except for one: whether a service manager restarts it is unknown
     assert {finding.what: finding.level for finding in findings.values() if finding.level != "ok"} == {
         "restart": "unknown"
     }
@@ -58,7 +58,7 @@ def test_a_server_that_keeps_everything_is_fit(new_beanstalk: NewBeanstalk) -> N
     ],
     ids=["as it comes", "-f1000", "no log"],
 )
-def test_what_survives_follows_from_how_it_was_started(
+def test_doctor_derives_durability_from_options(
     new_beanstalk: NewBeanstalk, options: dict[str, int], what: str, level: str, survives: str
 ) -> None:
     findings = found(new_beanstalk(**options).url)
@@ -79,11 +79,11 @@ def test_what_survives_follows_from_how_it_was_started(
     ],
     ids=" ".join,
 )
-def test_a_command_line_is_read_as_the_server_reads_it(words: list[str], options: dict[str, str]) -> None:
+def test_command_line_is_parsed_as_by_the_server(words: list[str], options: dict[str, str]) -> None:
     assert list(local_process.options_of(words).items()) == list(options.items())
 
 
-def test_a_server_elsewhere_gets_no_promise_about_a_power_failure(
+def test_doctor_reports_unknown_sync_for_remote_server(
     new_beanstalk: NewBeanstalk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
@@ -94,7 +94,7 @@ def test_a_server_elsewhere_gets_no_promise_about_a_power_failure(
     assert "killed server" in findings["durability"].why
 
 
-def test_a_log_that_is_in_use_is_fine_after_all_that_can_happen_to_a_job(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_accepts_log_after_every_kind_of_change(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=1000, log_file_size=8192)
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         for _ in range(2):
@@ -110,10 +110,10 @@ def test_a_log_that_is_in_use_is_fine_after_all_that_can_happen_to_a_job(new_bea
             assert findings["binlog-records-written"].level == "ok"
             assert findings["binlog-oldest-index"].level == "ok"
             server.stop()
-            server.start()  # the counts begin anew, the jobs do not
+            server.start()  # the counts restart, the jobs stay
 
 
-def test_a_log_that_old_jobs_make_grow_is_a_weakness(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_warns_of_log_that_old_jobs_keep_growing(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=1000, log_file_size=4096)
     with open_backend(server.url) as backend:
         backend.enqueue(QUEUE, [NewJob(b"x" * 3000, new_id()) for _ in range(150)])
@@ -122,14 +122,14 @@ def test_a_log_that_old_jobs_make_grow_is_a_weakness(new_beanstalk: NewBeanstalk
     assert "buried" in finding.advice
 
 
-def test_a_server_that_drains_is_bad(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_reports_draining_server(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     assert levels(server.url, "draining") == {"draining": "ok"}
     server.drain()
     assert levels(server.url, "draining") == {"draining": "bad"}
 
 
-def test_tubes_that_nobody_watches_are_named(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_names_unwatched_tubes(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend, backend.consumer(["watched"]) as consumer:
         assert consumer.reserve(1, 0) == []
@@ -140,14 +140,14 @@ def test_tubes_that_nobody_watches_are_named(new_beanstalk: NewBeanstalk) -> Non
     assert finding.why.endswith(": lonely")
 
 
-def test_the_default_tube_is_forgotten_when_nobody_works_at_all(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_names_default_tube_without_any_worker(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend:
         backend.enqueue("default", [NewJob(b"x", new_id())])
     assert found(server.url)["current-watching"].why.endswith(": default")
 
 
-def test_a_server_that_listens_on_all_interfaces_is_a_weakness(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_warns_of_server_that_listens_on_all_interfaces(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(address="0.0.0.0")  # noqa: S104 - the point of it; gone in a moment
     finding = found(server.url)["address"]
     assert finding.level == "warn"
@@ -158,7 +158,7 @@ def test_a_server_that_listens_on_all_interfaces_is_a_weakness(new_beanstalk: Ne
     assert own in finding.why
 
 
-def test_a_socket_file_is_this_machines_only() -> None:
+def test_doctor_accepts_address_of_unix_socket() -> None:
     with BeanstalkServer(unix=True) as server:
         findings = found(server.url)
         assert findings["address"].level == "ok"
@@ -174,7 +174,7 @@ def _own_address() -> str:
     pytest.skip("this machine has no address but loopback")
 
 
-def test_who_listens_on_a_port_is_read_for_both_families() -> None:
+def test_listening_on_reads_ipv4_and_ipv6() -> None:
     with socket.create_server((HOST, 0)) as four, socket.create_server(("::1", 0), family=socket.AF_INET6) as six:
         assert local_process.listening_on(four.getsockname()[1]) == [HOST]
         assert local_process.listening_on(six.getsockname()[1]) == ["::1"]
@@ -184,31 +184,31 @@ def test_who_listens_on_a_port_is_read_for_both_families() -> None:
     ("version", "level"),
     [("1.12", "ok"), ("1.13+3.gabc", "ok"), ("1.10", "warn"), ("1.4.6", "bad"), ("head", "unknown")],
 )
-def test_versions(version: str, level: str) -> None:
+def test_doctor_judges_server_version(version: str, level: str) -> None:
     stats = f'---\nversion: "{version}"\n'.encode()
     findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
     assert {finding.what: finding.level for finding in findings}["version"] == level
 
 
 @pytest.mark.parametrize(
-    ("version", "is_told"), [("1.8", True), ("1.12", True), ("1.13+3.gabc", True), ("1.14", False), ("head", False)]
+    ("version", "is_reported"), [("1.8", True), ("1.12", True), ("1.13+3.gabc", True), ("1.14", False), ("head", False)]
 )
-def test_releases_that_crash_now_and_then_have_to_be_started_again(version: str, is_told: bool) -> None:
+def test_doctor_advises_restarts_for_releases_that_crash(version: str, is_reported: bool) -> None:
     stats = f'---\nversion: "{version}"\n'.encode()
     findings = doctor.examine(lambda command: stats if command == b"stats" else b"---\n", (HOST, 1))
-    told = [finding for finding in findings if finding.what == "restart"]
-    assert [finding.level for finding in told] == ["unknown"] * is_told
-    assert all("Restart=always" in finding.advice for finding in told)
+    restarts = [finding for finding in findings if finding.what == "restart"]
+    assert [finding.level for finding in restarts] == ["unknown"] * is_reported
+    assert all("Restart=always" in finding.advice for finding in restarts)
     (without_log,) = [finding for finding in findings if finding.what == "-b"]
     assert "crash" in without_log.why
 
 
-def test_the_largest_body_is_told_and_what_a_log_takes_of_it(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_reports_largest_body_with_and_without_log(new_beanstalk: NewBeanstalk) -> None:
     assert found(new_beanstalk(max_job_size=1234).url)["max-job-size"].why.startswith("1,234 bytes:")
     assert "all but two" in found(new_beanstalk(binlog=True).url)["max-job-size"].why
 
 
-def test_a_server_that_is_not_there_is_an_error(new_beanstalk: NewBeanstalk) -> None:
+def test_doctor_raises_for_unreachable_server(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     server.stop()
     with open_backend(server.url) as backend, pytest.raises(BackendUnavailable):

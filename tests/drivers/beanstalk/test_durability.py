@@ -1,4 +1,4 @@
-"""What a beanstalkd that is killed, restarted or out of luck with its disk still has, and what it has forgotten.
+"""Durability: what a killed or restarted beanstalkd, or one with a failing disk, keeps and forgets.
 
 The table in ``docs/durability.md`` says the same.
 """
@@ -42,7 +42,7 @@ JOBS_BETWEEN = int(os.environ.get("MULTIQ_TEST_JOBS", "100"))
 @pytest.mark.parametrize(
     "end", ["kill", pytest.param("crash", marks=pytest.mark.long), pytest.param("stop", marks=pytest.mark.long)]
 )
-def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_under_load(
+def test_acknowledged_jobs_survive_kills_and_restarts_under_load(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None], end: str
 ) -> None:
     # Given a server that syncs before it answers, a worker, and a producer that notes what was acknowledged
@@ -63,7 +63,7 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
                 until(lambda done=done: len(numbers(process.diary, "end")) > done, what=lambda: process.log)  # type: ignore[misc]
                 resumed.append(time.monotonic() - accepted_at)
             load.goes_on(JOBS_BETWEEN, what=lambda: process.log)
-        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        # Then the worker continues by itself, and runs every acknowledged job
         acknowledged, uncertain = set(load.acknowledged), set(load.uncertain)
         until(lambda: acknowledged <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
@@ -75,7 +75,7 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
     )
 
 
-def test_a_killed_server_keeps_jobs_and_forgets_what_its_log_leaves_out(new_beanstalk: NewBeanstalk) -> None:
+def test_killed_server_keeps_jobs_and_forgets_counts(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         held, retried, late, spoilt, kicked, delayed = backend.enqueue(
@@ -124,7 +124,7 @@ def test_a_killed_server_keeps_jobs_and_forgets_what_its_log_leaves_out(new_bean
         assert isinstance(answer, LeaseLost)
 
 
-def test_without_a_log_a_restart_takes_all_jobs(new_beanstalk: NewBeanstalk) -> None:
+def test_restart_without_log_loses_all_jobs(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend:
         backend.enqueue(QUEUE, [new(), new(delay=3600)])
@@ -134,7 +134,7 @@ def test_without_a_log_a_restart_takes_all_jobs(new_beanstalk: NewBeanstalk) -> 
         assert backend.queues() == []
 
 
-def test_a_batch_that_a_killed_server_did_not_answer_is_uncertain_and_each_job_whole(
+def test_batch_unanswered_by_killed_server_is_uncertain_and_each_job_whole(
     new_beanstalk: NewBeanstalk,
 ) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0)
@@ -171,7 +171,7 @@ def failing_write(server: BeanstalkServer) -> AbstractContextManager[None]:
     return strace.injecting(server, "write", "error=EIO:when=1", "-P", str(log))
 
 
-def test_a_log_that_failed_once_is_off_for_good_and_only_the_doctor_tells(new_beanstalk: NewBeanstalk) -> None:
+def test_log_stays_off_after_a_failed_write_and_doctor_reports_it(new_beanstalk: NewBeanstalk) -> None:
     strace.require()
     server = new_beanstalk(binlog=True, fsync_ms=0)
     with open_backend(server.url) as backend:
@@ -180,7 +180,7 @@ def test_a_log_that_failed_once_is_off_for_good_and_only_the_doctor_tells(new_be
         # When a single write fails
         with failing_write(server), pytest.raises(BackendError):
             backend.enqueue(QUEUE, [new(b"failed")])
-        # Then that job was refused, and those after it are acknowledged, though nobody writes them down
+        # Then that job was refused, and those after it are acknowledged, though they are in no log
         backend.enqueue(QUEUE, [new(b"after") for _ in range(5)])
         assert log_level(server) == "bad"
         server.kill()
@@ -190,12 +190,12 @@ def test_a_log_that_failed_once_is_off_for_good_and_only_the_doctor_tells(new_be
 
 
 def log_level(server: BeanstalkServer) -> str:
-    """What the doctor says of the log, in whose words it is in use."""
+    """The level of the doctor's finding on the log."""
     with open_backend(server.url) as backend:
         return {finding.what: finding.level for finding in backend.doctor()}["binlog-records-written"]
 
 
-def test_a_log_without_room_refuses_jobs_and_takes_them_again(new_beanstalk: NewBeanstalk) -> None:
+def test_full_log_refuses_jobs_until_there_is_room(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=0, log_file_size=8192)
     assert server.binlog is not None
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:

@@ -1,4 +1,4 @@
-"""What goes wrong with a beanstalkd server and on the way to it: stopped, refusing, slow, draining, full, old.
+"""Faults of the server and of the network: stopped, refusing, slow, draining, full, old.
 
 One deterministic test each. The server is real, and so is what is done to it.
 """
@@ -66,10 +66,10 @@ def proxy(beanstalk_server: BeanstalkServer) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer -----------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: NewBeanstalk) -> None:
+def test_stopped_server_is_a_timeout_for_every_call(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         # Given connections that are open, and a lease
@@ -77,15 +77,15 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: New
         (lease,) = consumer.reserve(1, 0)
         calls: dict[str, Callable[[], Any]] = {**verbs(backend, consumer, lease)}
         enqueue, settle = calls.pop("enqueue"), calls.pop("settle")
-        # When the server is stopped, then all verbs give up
+        # When the server is stopped, then all calls time out
         with stopped(server):
             all_timed_out(calls.values())
-            # And a lease is over with the connection on which nobody answers
+            # And a lease ends with the connection that does not answer
             start = time.monotonic()
             (answer,) = settle()
             assert isinstance(answer, LeaseLost)
             assert time.monotonic() - start < DEADLINE + GRACE
-            # And an enqueue that was sent says that nobody can know
+            # And an enqueue that was sent is uncertain
             start = time.monotonic()
             with pytest.raises((EnqueueUncertain, BackendTimeout)):
                 enqueue()
@@ -94,7 +94,7 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_beanstalk: New
         assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_an_enqueue_to_a_server_that_stops_has_its_jobs_in_hand(new_beanstalk: NewBeanstalk) -> None:
+def test_enqueue_to_stopped_server_reports_its_jobs(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
         backend.enqueue(QUEUE, [new()])
@@ -103,13 +103,11 @@ def test_an_enqueue_to_a_server_that_stops_has_its_jobs_in_hand(new_beanstalk: N
             backend.enqueue(QUEUE, jobs)
         assert list(caught.value.jobs) == jobs
         assert caught.value.__cause__ is not None
-        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and what nobody could know
+        assert backend.stats(QUEUE).ready in {1, 2, 3}  # the one before, and the uncertain ones
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])
-def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(
-    new_beanstalk: NewBeanstalk, wait: float
-) -> None:
+def test_stopped_server_is_a_timeout_for_a_waiting_reserve(new_beanstalk: NewBeanstalk, wait: float) -> None:
     server = new_beanstalk()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
@@ -119,7 +117,7 @@ def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
-def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_beanstalk: NewBeanstalk) -> None:
+def test_waiting_reserve_notices_that_the_server_stops(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with (
         open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
@@ -134,8 +132,8 @@ def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_beanstalk: N
 
 
 @pytest.mark.long
-def test_a_wait_whose_answer_the_server_forgets_costs_its_time_and_no_job(new_beanstalk: NewBeanstalk) -> None:
-    # Given one who holds a job, and another who holds one and waits for more on the same connection
+def test_wait_without_a_reply_ends_by_its_time_and_loses_no_job(new_beanstalk: NewBeanstalk) -> None:
+    # Given a client that holds a job, and another that holds one and waits for more on the same connection
     server = new_beanstalk()
     with (
         open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
@@ -165,7 +163,7 @@ def test_a_wait_whose_answer_the_server_forgets_costs_its_time_and_no_job(new_be
         assert lease.id == str(job_id)
 
 
-def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
+def test_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
     proxy.mode = Hole()
     with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         all_timed_out([lambda: backend.stats(QUEUE), lambda: consumer.reserve(1, 0)])
@@ -176,7 +174,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) ->
 
 
 @pytest.mark.long
-def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
+def test_worker_outlives_a_stopped_server(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
@@ -184,10 +182,10 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
     outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server ----------------------------------------------------------------------------------------
 
 
-def test_a_refused_connection_fails_at_once_with_the_address(proxy: Proxy) -> None:
+def test_refused_connection_fails_at_once_with_the_address(proxy: Proxy) -> None:
     proxy.refuse()
     with open_backend(url_of(proxy.port)) as backend:
         # nothing was sent, so nothing is uncertain
@@ -196,7 +194,7 @@ def test_a_refused_connection_fails_at_once_with_the_address(proxy: Proxy) -> No
         assert refused.value.__cause__ is not None
 
 
-def test_a_socket_that_does_not_exist_is_unavailable(tmp_path: Path) -> None:
+def test_missing_socket_is_unavailable(tmp_path: Path) -> None:
     with (
         open_backend(f"beanstalk+unix://{tmp_path}/no.sock") as backend,
         pytest.raises(BackendUnavailable, match=r"no\.sock"),
@@ -204,13 +202,13 @@ def test_a_socket_that_does_not_exist_is_unavailable(tmp_path: Path) -> None:
         backend.enqueue(QUEUE, [new()])
 
 
-def test_a_host_that_does_not_exist_is_unavailable() -> None:
+def test_unknown_host_is_unavailable() -> None:
     with open_backend("beanstalk://no-such-host.invalid:11300") as backend, pytest.raises(BackendUnavailable):
         backend.stats(QUEUE)
 
 
 @pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"-ERR unknown command\r\n", b"OK x\r\n", b""])
-def test_a_server_that_speaks_something_else_is_a_typed_error(answer: bytes) -> None:
+def test_server_of_another_protocol_is_a_typed_error(answer: bytes) -> None:
     with somebody_else(answer) as port, open_backend(url_of(port, timeout=DEADLINE)) as backend:
         with pytest.raises(BackendError):
             backend.stats(QUEUE)
@@ -218,7 +216,7 @@ def test_a_server_that_speaks_something_else_is_a_typed_error(answer: bytes) -> 
             backend.enqueue(QUEUE, [new()])
 
 
-def test_a_worker_that_starts_before_its_server_waits_for_it(
+def test_worker_waits_for_a_server_that_starts_later(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
@@ -229,7 +227,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
 # --- the connection goes away ----------------------------------------------------------------------------
 
 
-def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
+def test_hundred_reconnects_leave_no_open_file(proxy: Proxy) -> None:
     queue = "reconnects"
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
 
@@ -247,7 +245,7 @@ def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
         assert queue not in backend.queues()
 
 
-def test_an_enqueue_on_a_connection_that_was_closed_meanwhile_makes_another_one(proxy: Proxy) -> None:
+def test_enqueue_replaces_a_connection_closed_while_idle(proxy: Proxy) -> None:
     with open_backend(url_of(proxy.port)) as backend:
         backend.enqueue("closed", [new()])
         proxy.cut()
@@ -257,7 +255,7 @@ def test_an_enqueue_on_a_connection_that_was_closed_meanwhile_makes_another_one(
         assert backend.purge("closed", [State.READY]) == 2
 
 
-def test_the_next_consumer_has_a_job_as_soon_as_its_holders_connection_drops(
+def test_job_is_reserved_again_as_soon_as_its_consumers_connection_drops(
     proxy: Proxy, beanstalk_server: BeanstalkServer
 ) -> None:
     with (
@@ -275,7 +273,7 @@ def test_the_next_consumer_has_a_job_as_soon_as_its_holders_connection_drops(
         assert next_one.settle([Ack(lease)]) == [None]
 
 
-def test_a_worker_hears_of_its_lost_connection_and_runs_the_job_again(
+def test_worker_notices_its_lost_connection_and_runs_the_job_again(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
@@ -290,7 +288,7 @@ def test_a_worker_hears_of_its_lost_connection_and_runs_the_job_again(
         assert "lost" in process.log
 
 
-def test_a_slow_way_makes_no_lease_end_early(
+def test_slow_link_ends_no_lease_early(
     proxy: Proxy, new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
@@ -320,10 +318,10 @@ def alarm() -> Iterator[Callable[[float], object]]:
     signal.signal(signal.SIGALRM, before)
 
 
-# raised within socket.socket() itself, it leaves a socket that nobody has got yet
+# raised within socket.socket() itself, it leaves a socket that is not assigned yet
 @pytest.mark.filterwarnings("ignore:Exception ignored in. <socket:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("what", ["stats", "enqueue", "reserve", "settle", "wait"])
-def test_what_is_raised_in_the_middle_of_a_call_leaves_the_next_ones_in_step(
+def test_exception_in_the_middle_of_a_call_does_not_shift_later_replies(
     new_beanstalk: NewBeanstalk, alarm: Callable[[float], object], what: str
 ) -> None:
     server = new_beanstalk()
@@ -356,7 +354,7 @@ def test_what_is_raised_in_the_middle_of_a_call_leaves_the_next_ones_in_step(
             assert backend.stats("never-used").ready == 0
             (job_id,) = near.enqueue("probe", [new(b"probe")])
             assert backend.peek("probe", job_id).body == b"probe"
-            # And no job is lost: it is settled now, or ready again for who comes next
+            # And no job is lost: it is settled now, or ready again
             consumer.settle([Ack(lease)])
             while QUEUE in near.queues():  # what a connection held is ready once the server has seen its end
                 consumer.settle([Ack(one) for one in consumer.reserve(5, 0)])
@@ -366,7 +364,7 @@ def test_what_is_raised_in_the_middle_of_a_call_leaves_the_next_ones_in_step(
 # --- the server refuses ----------------------------------------------------------------------------------
 
 
-def test_a_server_that_drains_refuses_jobs_and_finishes_what_it_has(
+def test_draining_server_refuses_new_jobs_and_finishes_its_own(
     new_beanstalk: NewBeanstalk, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_beanstalk()
@@ -390,7 +388,7 @@ def test_a_server_that_drains_refuses_jobs_and_finishes_what_it_has(
     assert sorted(numbers(process.diary, "end")) == list(range(20))
 
 
-def test_a_reschedule_on_a_server_that_drains_leaves_the_job_as_it_is(new_beanstalk: NewBeanstalk) -> None:
+def test_reschedule_on_draining_server_leaves_the_job_unchanged(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend:
         (job_id,) = backend.enqueue(QUEUE, [new(delay=3600)])
@@ -401,7 +399,7 @@ def test_a_reschedule_on_a_server_that_drains_leaves_the_job_as_it_is(new_beanst
         assert backend.stats(QUEUE).ready == 0
 
 
-def test_a_server_without_memory_is_full_and_still_drains(new_beanstalk: NewBeanstalk) -> None:
+def test_server_without_memory_is_full_and_can_be_worked_off(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(max_job_size=10_000_000)
     large = b"x" * 5_000_000
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -421,7 +419,7 @@ def test_a_server_without_memory_is_full_and_still_drains(new_beanstalk: NewBean
         backend.enqueue(QUEUE, [new(large)])
 
 
-def test_a_job_that_was_buried_with_its_put_is_refused_and_not_left_behind(new_beanstalk: NewBeanstalk) -> None:
+def test_job_buried_by_its_put_is_refused_and_deleted(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend, server.client() as client:
         client.fill(QUEUE)
@@ -432,7 +430,7 @@ def test_a_job_that_was_buried_with_its_put_is_refused_and_not_left_behind(new_b
 
 
 @pytest.mark.parametrize("limit", [100, 65535, 200_000])
-def test_a_body_over_the_servers_limit_is_refused_before_it_is_sent(new_beanstalk: NewBeanstalk, limit: int) -> None:
+def test_body_over_the_servers_limit_is_refused_before_it_is_sent(new_beanstalk: NewBeanstalk, limit: int) -> None:
     server = new_beanstalk(max_job_size=limit)
     with Proxy(server.address) as proxy, open_backend(url_of(proxy.port)) as backend:
         backend.enqueue(QUEUE, [new(b"x" * limit)])
@@ -444,7 +442,7 @@ def test_a_body_over_the_servers_limit_is_refused_before_it_is_sent(new_beanstal
         assert backend.stats(QUEUE).ready == 1
 
 
-def test_a_limit_that_was_lowered_meanwhile_is_a_typed_refusal(new_beanstalk: NewBeanstalk) -> None:
+def test_body_over_a_lowered_limit_is_a_typed_refusal(new_beanstalk: NewBeanstalk) -> None:
     generous = new_beanstalk()
     strict = new_beanstalk(max_job_size=100)
     with Proxy(generous.address) as proxy, open_backend(url_of(proxy.port)) as backend:
@@ -469,7 +467,7 @@ class OldLink(Proxy):
         return super()._of_request(data)
 
 
-def test_a_server_too_old_for_a_command_is_told_so(new_beanstalk: NewBeanstalk) -> None:
+def test_error_names_version_of_server_that_lacks_a_command(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with OldLink(server.address) as link, open_backend(url_of(link.port)) as backend, server.client() as client:
         job_id = str(client.put(b"x", tube=QUEUE, delay=3600))
@@ -484,7 +482,7 @@ def test_a_server_too_old_for_a_command_is_told_so(new_beanstalk: NewBeanstalk) 
         assert backend.stats(QUEUE).delayed == 1
 
 
-def test_a_lease_that_is_about_to_end_makes_no_busy_loop(new_beanstalk: NewBeanstalk) -> None:
+def test_lease_about_to_end_makes_no_busy_loop(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer, server.client() as client:
         backend.enqueue(QUEUE, [new(ttr=3)])
@@ -496,7 +494,7 @@ def test_a_lease_that_is_about_to_end_makes_no_busy_loop(new_beanstalk: NewBeans
         assert int(client.stats()["cmd-reserve-with-timeout"]) - before < 20
 
 
-def test_a_server_that_was_emptied_by_a_restart_ends_leases_and_starts_over(new_beanstalk: NewBeanstalk) -> None:
+def test_restart_without_log_ends_leases_and_serves_new_jobs(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new(), new(), new(delay=3600)])
@@ -504,7 +502,7 @@ def test_a_server_that_was_emptied_by_a_restart_ends_leases_and_starts_over(new_
         server.stop()
         server.start()
         with server.client() as client:
-            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # the ids begin anew
+            assert client.put(b"another", tube=QUEUE) == int(lease.id)  # ids restart at 1
         (answer,) = consumer.settle([Ack(lease)])
         assert isinstance(answer, LeaseLost)
         assert [found.body for found in consumer.reserve(5, 5)] == [b"another"]

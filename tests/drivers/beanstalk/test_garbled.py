@@ -1,4 +1,4 @@
-"""Replies of the real server, changed on their way: each call ends with an answer or an error of multiq's, in time."""
+"""Malformed replies: the real server's, changed by a proxy. Each call ends in time, with a result or a typed error."""
 
 from __future__ import annotations
 
@@ -28,9 +28,7 @@ _OK = b"OK %d\r\n%b\r\n" % (len(_STATS), _STATS)
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
-    beanstalk_server: BeanstalkServer, seed: int
-) -> None:
+def test_malformed_reply_is_a_typed_error_and_the_next_call_works(beanstalk_server: BeanstalkServer, seed: int) -> None:
     with (
         Attacker(beanstalk_server.address) as attacker,
         open_backend(f"beanstalk://127.0.0.1:{attacker.port}?timeout=0.2") as backend,
@@ -40,7 +38,7 @@ def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(
         is_well(backend, f"well{seed}")
 
 
-def test_a_reply_that_comes_a_byte_at_a_time_ends_at_the_deadline(beanstalk_server: BeanstalkServer) -> None:
+def test_slow_reply_ends_at_the_deadline(beanstalk_server: BeanstalkServer) -> None:
     with (
         Attacker(beanstalk_server.address) as attacker,
         open_backend(f"beanstalk://127.0.0.1:{attacker.port}?timeout=0.4") as backend,
@@ -95,9 +93,9 @@ def liar() -> Iterator[Callable[[Callable[[bytes], bytes]], Backend]]:
         yield start
 
 
-@pytest.mark.parametrize("said", [b"NOT_FOUND\r\n", b""], ids=["refused", "silent"])
-def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
-    liar: Callable[[Callable[[bytes], bytes]], Backend], said: bytes
+@pytest.mark.parametrize("sent_back", [b"NOT_FOUND\r\n", b""], ids=["refused", "silent"])
+def test_kick_and_purge_without_progress_end_at_the_deadline(
+    liar: Callable[[Callable[[bytes], bytes]], Backend], sent_back: bytes
 ) -> None:
     """It shows a head for ever that it neither kicks nor deletes."""
     tube = b"---\ncurrent-jobs-ready: 9\ncurrent-jobs-reserved: 0\ncurrent-jobs-delayed: 9\ncurrent-jobs-buried: 9\n"
@@ -110,7 +108,7 @@ def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
             return b"FOUND 1 1\r\nx\r\n"
         if command.startswith(b"stats-tube"):
             return b"OK %d\r\n%b\r\n" % (len(tube), tube)
-        return _OK if command == b"stats" else said
+        return _OK if command == b"stats" else sent_back
 
     backend = liar(answer)
     calls: list[Callable[[], int]] = [lambda: backend.kick("q", 10**9), lambda: backend.purge("q", [State.READY])]
@@ -121,15 +119,15 @@ def test_a_server_that_gets_nowhere_does_not_keep_a_kick_or_a_purge(
         assert time.monotonic() - start < 10
 
 
-@pytest.mark.parametrize("said", [b"INSERTED \xff\r\n", b"INSERTED\r\n", b"HELLO 7\r\n", b"\r\n"])
-def test_a_put_with_a_strange_answer_is_in_doubt(
-    liar: Callable[[Callable[[bytes], bytes]], Backend], said: bytes
+@pytest.mark.parametrize("sent_back", [b"INSERTED \xff\r\n", b"INSERTED\r\n", b"HELLO 7\r\n", b"\r\n"])
+def test_put_with_an_unexpected_reply_is_uncertain(
+    liar: Callable[[Callable[[bytes], bytes]], Backend], sent_back: bytes
 ) -> None:
     """The job may be there: as unavailable it would be put again."""
 
     def answer(command: bytes) -> bytes:
         if command.startswith(b"put "):
-            return said
+            return sent_back
         return {b"stats": _OK, b"use q": b"USING q\r\n"}.get(command, b"")
 
     backend = liar(answer)
@@ -141,7 +139,7 @@ def test_a_put_with_a_strange_answer_is_in_doubt(
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sent_back",
     [
         b"OK 600000000\r\n",  # a body that does not end
         b"OK 9999999999999999\r\n",
@@ -151,8 +149,8 @@ def test_a_put_with_a_strange_answer_is_in_doubt(
     ],
     ids=["body", "size", "digits", "line", "nothing"],
 )
-@pytest.mark.parametrize("verb", ["stats", "enqueue"])
-def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, said: bytes, verb: str) -> None:
+@pytest.mark.parametrize("call", ["stats", "enqueue"])
+def test_reply_size_is_bounded(monkeypatch: pytest.MonkeyPatch, sent_back: bytes, call: str) -> None:
     monkeypatch.setattr("multiq_beanstalk.connection._LARGEST_REPLIES", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0
@@ -161,13 +159,13 @@ def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, said: bytes
         nonlocal sent
         connection, _ = listener.accept()
         with connection, contextlib.suppress(OSError):
-            if verb == "enqueue":  # after what the lines of many puts follow
+            if call == "enqueue":  # after what the lines of many puts follow
                 connection.recv(65536)
                 connection.sendall(_OK)
                 connection.recv(65536)
                 connection.sendall(b"USING q\r\n")
             connection.recv(65536)
-            connection.sendall(said)
+            connection.sendall(sent_back)
             while sent < 300_000_000:
                 sent += connection.send(b"x" * 65536)
 
@@ -175,7 +173,7 @@ def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch, said: bytes
     thread.start()
     with open_backend(f"beanstalk://127.0.0.1:{listener.getsockname()[1]}?timeout=5") as backend:
         with pytest.raises(BackendError):
-            backend.stats("q") if verb == "stats" else backend.enqueue("q", [NewJob(b"x", str(n)) for n in range(50)])
+            backend.stats("q") if call == "stats" else backend.enqueue("q", [NewJob(b"x", str(n)) for n in range(50)])
         listener.close()
     thread.join(10)
     assert sent < 50_000_000

@@ -1,4 +1,4 @@
-"""Leases that end: in time though the server forgets to look, and with no verdict let through that comes late."""
+"""Leases: end in time although the server misses their ends, and late verdicts are refused."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 
 @pytest.fixture
 def queue() -> str:
-    """A name that nobody has used on this server."""
+    """A name that was not used on this server before."""
     return f"leases-{os.getpid()}-{next(_numbers)}"
 
 
@@ -70,7 +70,7 @@ def test_leases_of_many_silent_consumers_end_in_time(backend: Backend, queue: st
     assert backend.purge(queue, [State.READY]) == sum(counts)
 
 
-def test_a_lease_of_a_forked_child_ends_in_time_as_well(backend: Backend, queue: str) -> None:
+def test_lease_of_a_forked_child_ends_in_time(backend: Backend, queue: str) -> None:
     # Given a thread that watches over a lease here, and a child that has none
     backend.enqueue(queue, [new(ttr=60), new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
@@ -88,12 +88,12 @@ def test_a_lease_of_a_forked_child_ends_in_time_as_well(backend: Backend, queue:
     assert backend.purge(queue, [State.READY]) == 1
 
 
-def test_a_consumer_whose_lease_has_ended_goes_on_in_step(backend: Backend, queue: str) -> None:
+def test_consumer_reads_its_own_replies_after_noops(backend: Backend, queue: str) -> None:
     backend.enqueue(queue, [new(b"short", ttr=TTR), new(b"long", ttr=60)])
     with backend.consumer([queue]) as consumer:
         short, long = consumer.reserve(2, 0)
         time.sleep(TTR + NOOP_DELAYS[1] + 0.2)
-        # the words that were said meanwhile have answers, that nobody takes for others
+        # the replies to the no-ops sent meanwhile are not taken for other replies
         (lost, *rest) = consumer.settle([Ack(short), Touch(long)])
         assert isinstance(lost, LeaseLost)
         assert rest == [None]
@@ -102,7 +102,7 @@ def test_a_consumer_whose_lease_has_ended_goes_on_in_step(backend: Backend, queu
         assert consumer.settle([Ack(long), Ack(again)]) == [None, None]
 
 
-def test_what_nobody_comes_for_is_forgotten(backend: Backend, queue: str) -> None:
+def test_unsettled_lease_is_forgotten(backend: Backend, queue: str) -> None:
     backend.enqueue(queue, [new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
         (lease,) = consumer.reserve(1, 0)
@@ -121,9 +121,7 @@ def near_its_end(lease: Lease, reserved_at: float) -> None:
     time.sleep(reserved_at + lease.ttr - 0.4 - time.monotonic())
 
 
-def test_an_ack_near_the_end_is_preceded_by_a_touch_which_the_server_would_refuse(
-    backend: Backend, client: BareClient, queue: str
-) -> None:
+def test_ack_near_the_end_of_the_lease_is_preceded_by_a_touch(backend: Backend, client: BareClient, queue: str) -> None:
     backend.enqueue(queue, [new(ttr=TTR), new(ttr=TTR), new(ttr=60)])
     with backend.consumer([queue]) as consumer:
         reserved_at = time.monotonic()
@@ -138,7 +136,7 @@ def test_an_ack_near_the_end_is_preceded_by_a_touch_which_the_server_would_refus
     assert backend.purge(queue, [State.BURIED, State.READY]) == 1
 
 
-def test_an_ack_whose_touch_is_refused_is_not_sent(backend: Backend, client: BareClient, queue: str) -> None:
+def test_ack_is_not_sent_after_a_refused_touch(backend: Backend, client: BareClient, queue: str) -> None:
     # Given a lease that has ended for the server, and not yet by the consumer's clock
     backend.enqueue(queue, [new(ttr=TTR)])
     with backend.consumer([queue]) as consumer:
@@ -155,7 +153,7 @@ def test_an_ack_whose_touch_is_refused_is_not_sent(backend: Backend, client: Bar
     assert backend.purge(queue, [State.READY]) == 1
 
 
-def test_a_job_that_was_waited_for_has_its_whole_lease(backend: Backend, client: BareClient, queue: str) -> None:
+def test_job_from_a_wait_has_its_whole_lease(backend: Backend, client: BareClient, queue: str) -> None:
     # Given a job that comes after a wait as long as its ttr
     backend.enqueue(queue, [new(ttr=TTR, delay=TTR)])
     with backend.consumer([queue]) as consumer:
@@ -167,9 +165,7 @@ def test_a_job_that_was_waited_for_has_its_whole_lease(backend: Backend, client:
         assert answer is None or time.monotonic() > reserved_at + TTR
 
 
-def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
-    backend: Backend, client: BareClient, queue: str
-) -> None:
+def test_foreign_job_with_a_ttr_of_one_second_can_be_worked(backend: Backend, client: BareClient, queue: str) -> None:
     client.put(b"foreign", tube=queue, ttr=1)
     with backend.consumer([queue]) as consumer:
         reserved_at = time.monotonic()
@@ -180,9 +176,7 @@ def test_a_job_of_somebody_elses_with_a_ttr_of_a_second_can_be_worked(
     assert backend.purge(queue, [State.READY]) <= 1
 
 
-def test_an_ack_of_a_lease_of_a_second_is_not_preceded_by_touches_without_end(
-    backend: Backend, client: BareClient, queue: str
-) -> None:
+def test_ack_of_a_one_second_lease_needs_few_touches(backend: Backend, client: BareClient, queue: str) -> None:
     for ttr in (1, 60):
         client.put(b"foreign", tube=queue, ttr=ttr)
     with backend.consumer([queue]) as consumer:
@@ -196,9 +190,7 @@ def test_an_ack_of_a_lease_of_a_second_is_not_preceded_by_touches_without_end(
     backend.purge(queue, [State.READY])
 
 
-def test_a_verdict_that_comes_too_late_leaves_its_job_to_others(
-    backend: Backend, client: BareClient, queue: str
-) -> None:
+def test_late_verdict_leaves_the_job_to_other_consumers(backend: Backend, client: BareClient, queue: str) -> None:
     """The server forgets to look at most ends of leases, so it has to be reminded all the same."""
     queues = [f"{queue}-{number}" for number in range(10)]
     with contextlib.ExitStack() as stack:
@@ -218,10 +210,10 @@ def test_a_verdict_that_comes_too_late_leaves_its_job_to_others(
         assert backend.purge(name, [State.READY]) == 1
 
 
-def test_a_consumer_whose_lease_nobody_came_for_waits_in_step_and_can_be_interrupted(
+def test_consumer_with_an_ended_lease_waits_and_can_be_interrupted(
     backend: Backend, client: BareClient, queue: str
 ) -> None:
-    # Given a job that came to the second connection, and on it words were said that nobody has read the answers to
+    # Given a job on the second connection, which has unread replies to no-ops
     backend.enqueue(queue, [new(b"held", ttr=60)])
     with backend.consumer([queue]) as consumer, ThreadPoolExecutor(1) as pool:
         (held,) = consumer.reserve(1, 0)

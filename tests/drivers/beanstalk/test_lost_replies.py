@@ -1,6 +1,6 @@
-"""A lease is over with its connection, however its end comes: cut, frozen, or behind replies that nobody has read.
+"""Lost replies: a lease ends with its connection, whether that is cut, frozen, or ends behind unread replies.
 
-One deterministic test each, with a rival who has the jobs meanwhile.
+One deterministic test each, with another consumer who has the jobs meanwhile.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def consumer(far: Backend) -> Iterator[Consumer]:
 
 
 @pytest.fixture
-def rival(backend: Backend) -> Iterator[Consumer]:
-    with backend.consumer([QUEUE]) as rival:
-        yield rival
+def other(backend: Backend) -> Iterator[Consumer]:
+    with backend.consumer([QUEUE]) as other:
+        yield other
 
 
 def enqueue(backend: Backend, *ttrs: float) -> None:
@@ -71,18 +71,18 @@ def insist(consumer: Consumer, verdicts: Sequence[Verdict]) -> list[LeaseLost | 
     raise AssertionError("there was no answer")
 
 
-def test_an_end_behind_a_reply_that_was_not_read_ends_the_lease(
-    proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, client: BareClient
+def test_connection_end_behind_unread_replies_ends_the_lease(
+    proxy: Proxy, backend: Backend, consumer: Consumer, other: Consumer, client: BareClient
 ) -> None:
-    # Given two leases, of which one has ended: its end was said on the connection, and the reply to that was not read
+    # Given two leases, one of which has ended: a no-op was sent for it, and its reply was not read
     enqueue(backend, TTR, 60)
     short, long = sorted(consumer.reserve(2, 0), key=lambda lease: lease.ttr)
     until(lambda: client.stats("job", short.id)["state"] == "ready", "the short lease is over")
-    # When the connection is cut, and a rival has done the other job
+    # When the connection is cut, and another consumer has done the other job
     proxy.cut()
     until(lambda: client.stats("job", long.id)["state"] == "ready", "the server has noticed")
-    leases = {lease.id: lease for lease in rival.reserve(2, 5)}
-    assert rival.settle([Ack(leases[long.id]), Release(leases[short.id])]) == [None, None]
+    leases = {lease.id: lease for lease in other.reserve(2, 5)}
+    assert other.settle([Ack(leases[long.id]), Release(leases[short.id])]) == [None, None]
     # Then the ack of the first one is stale, and the end is seen before anything is sent
     (answer,), (again,) = consumer.exchange([Ack(long)], 1, 0)
     assert isinstance(answer, LeaseLost)
@@ -97,17 +97,17 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 
 @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-def test_what_a_rival_did_after_a_cut_is_not_taken_for_ours(
-    proxy: Proxy, backend: Backend, consumer: Consumer, rival: Consumer, verdict: Callable[[Lease], Verdict]
+def test_verdict_of_another_consumer_after_a_cut_is_not_taken_for_our_own(
+    proxy: Proxy, backend: Backend, consumer: Consumer, other: Consumer, verdict: Callable[[Lease], Verdict]
 ) -> None:
-    # Given a connection that the server has given up, of whose end nobody has told us
+    # Given a connection that the server has closed, without the client noticing
     enqueue(backend, 60)
     (lease,) = consumer.reserve(1, 0)
     proxy.freeze()
     proxy.cut_server()
-    # When a rival has acked the job
-    (theirs,) = rival.reserve(1, 5)
-    assert rival.settle([Ack(theirs)]) == [None]
+    # When another consumer has acked the job
+    (theirs,) = other.reserve(1, 5)
+    assert other.settle([Ack(theirs)]) == [None]
     # Then our verdict is refused, and in time
     start = time.monotonic()
     (answer,) = insist(consumer, [verdict(lease)])
@@ -116,7 +116,7 @@ def test_what_a_rival_did_after_a_cut_is_not_taken_for_ours(
 
 
 @pytest.mark.parametrize("verdict", [Ack, Touch], ids=["ack", "touch"])
-def test_a_settle_on_a_connection_that_dies_silently_ends_within_its_timeout(
+def test_settle_on_a_silent_connection_ends_within_its_timeout(
     proxy: Proxy, backend: Backend, consumer: Consumer, verdict: Callable[[Lease], Verdict]
 ) -> None:
     # Given a connection that carries nothing any more, which the server does not notice
@@ -131,7 +131,7 @@ def test_a_settle_on_a_connection_that_dies_silently_ends_within_its_timeout(
     assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_a_settle_and_an_exchange_into_nowhere_take_no_longer_than_their_timeout(
+def test_settle_and_exchange_without_replies_end_within_their_timeout(
     proxy: Proxy, backend: Backend, consumer: Consumer
 ) -> None:
     enqueue(backend, 60, 60, 60)
@@ -147,7 +147,7 @@ def test_a_settle_and_an_exchange_into_nowhere_take_no_longer_than_their_timeout
     assert leases == []
 
 
-def test_verdicts_that_were_answered_before_the_cut_count(proxy: Proxy, backend: Backend, consumer: Consumer) -> None:
+def test_verdicts_answered_before_a_cut_count(proxy: Proxy, backend: Backend, consumer: Consumer) -> None:
     enqueue(backend, 60, 60, 60)
     leases = consumer.reserve(3, 0)
     proxy.arm(CutReply(at=len(b"DELETED\r\nDEL"), after=b"delete"))
@@ -158,8 +158,8 @@ def test_verdicts_that_were_answered_before_the_cut_count(proxy: Proxy, backend:
 
 
 @pytest.mark.parametrize("wait", [0.0, 8.0])
-def test_a_job_that_came_too_late_is_not_held_by_two(
-    proxy: Proxy, backend: Backend, rival: Consumer, client: BareClient, wait: float
+def test_job_that_arrives_after_its_lease_is_not_held_twice(
+    proxy: Proxy, backend: Backend, other: Consumer, client: BareClient, wait: float
 ) -> None:
     with (
         open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far,
@@ -172,7 +172,7 @@ def test_a_job_that_came_too_late_is_not_held_by_two(
             until(lambda: client.stats()["current-waiting"] == "1", "it waits")
         else:
             enqueue(backend, TTR)
-        # When it is handed a job, and hears of it only when the lease is over
+        # When it is handed a job, and the reply arrives only when the lease is over
         proxy.mode = Latency(TTR + 0.3)
         if wait:
             enqueue(backend, TTR)
@@ -180,10 +180,10 @@ def test_a_job_that_came_too_late_is_not_held_by_two(
             ours = pool.submit(consumer.reserve, 1, wait)
         until(lambda: backend.stats(QUEUE).reserved == 1, "it is handed out")
         proxy.mode = Pass()
-        theirs = pool.submit(rival.reserve, 1, 8)
+        theirs = pool.submit(other.reserve, 1, 8)
         # Then only one of the two has it, and has it until it is settled
         taken = 0
-        for holder, result in ((consumer, ours), (rival, theirs)):
+        for holder, result in ((consumer, ours), (other, theirs)):
             held = result.result(20)
             taken += len(held)
             assert holder.settle([Ack(lease) for lease in held]) == [None] * len(held)
@@ -191,7 +191,7 @@ def test_a_job_that_came_too_late_is_not_held_by_two(
         assert backend.stats(QUEUE).ready == 0
 
 
-def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy, backend: Backend) -> None:
+def test_ack_answered_after_the_end_of_the_lease_is_refused(proxy: Proxy, backend: Backend) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
         enqueue(backend, TTR)
         (lease,) = consumer.reserve(1, 0)
@@ -201,7 +201,7 @@ def test_an_ack_whose_answer_comes_after_the_leases_end_is_refused(proxy: Proxy,
         assert backend.jobs(QUEUE, State.READY).jobs == []
 
 
-def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
+def test_ack_is_not_sent_if_its_lease_ends_during_another_touch(
     proxy: Proxy, backend: Backend, client: BareClient
 ) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=10") as far, far.consumer([QUEUE]) as consumer:
@@ -217,7 +217,7 @@ def test_an_ack_whose_lease_ends_while_another_one_is_touched_is_not_sent(
             assert (answer is None) == (client.stats("job", lease.id) == {})
 
 
-def test_what_is_raised_before_a_lease_begins_gives_its_job_back(
+def test_exception_before_a_lease_begins_gives_the_job_back(
     backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with backend.consumer([QUEUE]) as consumer:

@@ -1,4 +1,4 @@
-"""What a power failure would take, by a model: the log is cut back to what had reached the disk, as a trace shows it.
+"""Power loss, by a model: the log is cut back to what had reached the disk, according to a trace.
 
 ``kill -9`` proves nothing about disks, because the kernel writes on. Here the server runs under strace; it is killed at
 some moment, and of its log all is blanked that was written after the beginning of the last sync that had completed.
@@ -91,7 +91,7 @@ _LOOSE = [pytest.param(ms, marks=pytest.mark.long, id=name) for ms, name in ((No
 
 
 @pytest.mark.parametrize("fsync_ms", [pytest.param(0, id="-f0"), *_LOOSE])
-def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(fsync_ms: int | None) -> None:
+def test_power_failure_loses_nothing_that_the_setting_keeps(fsync_ms: int | None) -> None:
     with TracedServer(binlog=True, fsync_ms=fsync_ms) as server, open_backend(server.url) as backend:
         acknowledged = enqueue_for(backend, SECONDS)
         server.lose_power()

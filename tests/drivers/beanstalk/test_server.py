@@ -1,4 +1,4 @@
-"""What the driver relies on, asked of the real server, with no driver in between.
+"""Assumptions of the driver about beanstalkd, checked on the real server without the driver.
 
 The protocol's text leaves much of this open, and some of it is not what one would think. A server that answers
 differently here needs another driver.
@@ -28,7 +28,7 @@ _numbers = itertools.count(1)
 
 @pytest.fixture
 def tube() -> str:
-    """A name that nobody has used on this server."""
+    """A name that was not used on this server before."""
     return f"tube-{os.getpid()}-{next(_numbers)}"
 
 
@@ -51,7 +51,7 @@ def state_of(client: BareClient, job: int) -> str | None:
 # --- replies ---------------------------------------------------------------------------------------------
 
 
-def test_commands_sent_together_are_answered_in_their_order(client: BareClient, tube: str) -> None:
+def test_server_answers_commands_in_their_order(client: BareClient, tube: str) -> None:
     client.ask(b"use " + tube.encode())
     client.watch(tube)
     put = b"put 1 0 60 1\r\nx"
@@ -63,9 +63,7 @@ def test_commands_sent_together_are_answered_in_their_order(client: BareClient, 
     assert rest == [reserved[0], b"NOT_FOUND", reserved[1], b"TIMED_OUT"]
 
 
-def test_commands_behind_a_reserve_that_waits_are_answered_after_it(
-    client: BareClient, other: BareClient, tube: str
-) -> None:
+def test_server_answers_commands_after_a_waiting_reserve(client: BareClient, other: BareClient, tube: str) -> None:
     client.watch(tube)
     client.send(b"reserve-with-timeout 20", b"peek 0")
     until(lambda: other.stats("tube", tube)["current-waiting"] == "1", "it waits")
@@ -73,7 +71,7 @@ def test_commands_behind_a_reserve_that_waits_are_answered_after_it(
     assert [client.reply(), client.reply()] == [b"RESERVED %d 1\r\nx" % job, b"NOT_FOUND"]
 
 
-def test_a_body_over_the_limit_is_swallowed_and_the_next_command_gets_its_own_reply(client: BareClient) -> None:
+def test_server_discards_a_body_over_the_limit_and_answers_the_next_command(client: BareClient) -> None:
     limit = int(client.stats()["max-job-size"])
     assert limit == 65535
     client.send(b"put 1 0 60 %d\r\n%b" % (limit + 1, b"x" * (limit + 1)), b"peek 0")
@@ -85,17 +83,17 @@ def test_a_body_over_the_limit_is_swallowed_and_the_next_command_gets_its_own_re
 @pytest.mark.parametrize(
     "numbers", [b"4294967296 0 60", b"1 4294967296 60", b"1 0 4294967296", b"-1 0 60", b"1 0.5 60"]
 )
-def test_after_a_put_with_a_wrong_number_its_body_is_taken_for_commands(client: BareClient, numbers: bytes) -> None:
+def test_server_takes_the_body_of_a_malformed_put_for_commands(client: BareClient, numbers: bytes) -> None:
     client.send(b"put %b 6\r\npeek 0" % numbers)
     assert [client.reply(), client.reply()] == [b"BAD_FORMAT", b"NOT_FOUND"]
 
 
 @pytest.mark.parametrize(("name", "is_fine"), [("a" * 200, True), ("a" * 201, False), ("_A.b-9", True), ("-a", False)])
-def test_every_name_of_a_multiq_queue_is_one_of_a_tube(client: BareClient, name: str, is_fine: bool) -> None:
+def test_every_queue_name_is_a_valid_tube_name(client: BareClient, name: str, is_fine: bool) -> None:
     assert (client.ask(b"watch " + name.encode()) == b"BAD_FORMAT") is not is_fine
 
 
-def test_there_is_no_mode_for_strict_order(client: BareClient) -> None:
+def test_server_has_no_mode_for_strict_order(client: BareClient) -> None:
     assert client.ask(b"reserve-mode strict") == b"BAD_FORMAT"
     assert client.ask(b"no-such-command") == b"UNKNOWN_COMMAND"
 
@@ -103,9 +101,7 @@ def test_there_is_no_mode_for_strict_order(client: BareClient) -> None:
 # --- order -----------------------------------------------------------------------------------------------
 
 
-def test_jobs_come_by_priority_then_id_and_one_that_was_released_goes_first_again(
-    client: BareClient, tube: str
-) -> None:
+def test_server_orders_jobs_by_priority_then_id_also_after_a_release(client: BareClient, tube: str) -> None:
     client.watch(tube)
     ids = [client.put(b"x", tube=tube) for _ in range(12)]  # across 9 and 10, or 99 and 100
     urgent = client.put(b"x", tube=tube, priority=0)
@@ -116,7 +112,7 @@ def test_jobs_come_by_priority_then_id_and_one_that_was_released_goes_first_agai
     assert [found[0] for found in taken if found is not None] == ids
 
 
-def test_of_several_tubes_the_lowest_priority_number_wins_wherever_it_is(client: BareClient, tube: str) -> None:
+def test_server_takes_the_lowest_priority_number_of_all_watched_tubes(client: BareClient, tube: str) -> None:
     high, low = tube + "-high", tube + "-low"
     client.put(b"high", tube=high, priority=500)
     client.put(b"low", tube=low, priority=1)
@@ -130,7 +126,7 @@ def test_of_several_tubes_the_lowest_priority_number_wins_wherever_it_is(client:
 # --- reservations ----------------------------------------------------------------------------------------
 
 
-def test_jobs_come_back_the_moment_their_connection_ends_and_nothing_counts_it(
+def test_server_releases_jobs_of_an_ended_connection_without_counting_it(
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
     job = client.put(b"x", tube=tube)
@@ -143,7 +139,7 @@ def test_jobs_come_back_the_moment_their_connection_ends_and_nothing_counts_it(
     assert [counts[name] for name in ("reserves", "timeouts", "releases", "buries")] == ["2", "0", "0", "0"]
 
 
-def test_a_connection_that_is_closed_while_it_waits_takes_no_job_with_it(
+def test_connection_closed_while_it_waits_loses_no_job(
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
     with beanstalk_server.client() as worker:
@@ -158,7 +154,7 @@ def test_a_connection_that_is_closed_while_it_waits_takes_no_job_with_it(
     assert client.reserve(20) == (job, b"x")
 
 
-def test_only_the_holder_settles_but_anybody_deletes_what_nobody_holds(
+def test_server_lets_only_the_holder_settle_and_any_client_delete_unreserved_jobs(
     client: BareClient, other: BareClient, tube: str
 ) -> None:
     client.watch(tube)
@@ -172,7 +168,7 @@ def test_only_the_holder_settles_but_anybody_deletes_what_nobody_holds(
     assert other.ask(b"delete %d" % late) == b"DELETED"
 
 
-def test_after_its_end_a_reservation_is_refused_for_all_but_a_delete(client: BareClient, tube: str) -> None:
+def test_server_refuses_all_but_a_delete_after_the_end_of_a_reservation(client: BareClient, tube: str) -> None:
     client.watch(tube)
     job = client.put(b"x", tube=tube, ttr=1)
     assert client.reserve() == (job, b"x")
@@ -184,11 +180,11 @@ def test_after_its_end_a_reservation_is_refused_for_all_but_a_delete(client: Bar
     assert client.ask(b"delete %d" % job) == b"DELETED"
 
 
-def test_a_reservation_whose_end_the_server_has_missed_ends_with_the_next_word_of_its_holder(
+def test_reservation_whose_end_the_server_missed_ends_with_the_holders_next_command(
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
     """1.12 forgets a connection's timer if it looks at it in the very microsecond of the end, as it mostly does when
-    there is any traffic (its issues 262 and 334). Nobody but the holder can help.
+    there is any traffic (its issues 262 and 334). Only the holder can help.
     """
     with ExitStack() as stack:
         holders = [stack.enter_context(beanstalk_server.client()) for _ in range(20)]
@@ -206,14 +202,14 @@ def test_a_reservation_whose_end_the_server_has_missed_ends_with_the_next_word_o
         until(lambda: client.stats("tube", tube)["current-jobs-ready"] == "20", "all are ready")
 
 
-def test_a_reservation_of_less_than_a_second_more_answers_every_reserve_at_once(client: BareClient, tube: str) -> None:
+def test_server_answers_reserves_at_once_in_the_last_second_of_a_reservation(client: BareClient, tube: str) -> None:
     client.watch(tube)
     assert client.put(b"x", tube=tube, ttr=0)  # raised to 1
     assert client.reserve() is not None
     assert client.ask(b"reserve-with-timeout 60") == b"DEADLINE_SOON"
 
 
-def test_a_kick_wakes_delayed_jobs_once_none_is_buried(client: BareClient, tube: str) -> None:
+def test_server_kick_takes_delayed_jobs_if_none_is_buried(client: BareClient, tube: str) -> None:
     client.watch(tube)
     buried, late = client.put(b"x", tube=tube), client.put(b"x", tube=tube, delay=60)
     assert client.reserve() == (buried, b"x")
@@ -228,7 +224,7 @@ def test_a_kick_wakes_delayed_jobs_once_none_is_buried(client: BareClient, tube:
 # --- tubes -----------------------------------------------------------------------------------------------
 
 
-def test_a_tube_is_there_while_it_has_jobs_or_somebody_uses_it(
+def test_tube_exists_while_it_has_jobs_or_users(
     beanstalk_server: BeanstalkServer, client: BareClient, tube: str
 ) -> None:
     assert client.stats("tube", tube) == {}
@@ -240,7 +236,7 @@ def test_a_tube_is_there_while_it_has_jobs_or_somebody_uses_it(
     until(lambda: client.stats("tube", tube) == {}, "the tube is gone, and with it its pause")
 
 
-def test_a_pause_of_no_seconds_ends_one(client: BareClient, other: BareClient, tube: str) -> None:
+def test_pause_of_zero_seconds_ends_a_pause(client: BareClient, other: BareClient, tube: str) -> None:
     job = client.put(b"x", tube=tube)
     client.ask(b"pause-tube %b 3600" % tube.encode())
     other.watch(tube)
@@ -254,7 +250,7 @@ def test_a_pause_of_no_seconds_ends_one(client: BareClient, other: BareClient, t
 # --- refusals --------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_drains_refuses_jobs_and_nothing_else(new_beanstalk: NewBeanstalk) -> None:
+def test_draining_server_refuses_jobs_and_nothing_else(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with server.client() as client:
         job = client.put(b"x")
@@ -265,7 +261,7 @@ def test_a_server_that_drains_refuses_jobs_and_nothing_else(new_beanstalk: NewBe
         assert client.ask(b"release %d 1 0" % job) == b"RELEASED"
 
 
-def test_a_server_out_of_memory_refuses_a_job_and_stores_nothing(new_beanstalk: NewBeanstalk) -> None:
+def test_server_out_of_memory_refuses_a_job_and_stores_nothing(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(max_job_size=10_000_000)
     with server.client() as client:
         assert client.put(b"x")
@@ -276,7 +272,7 @@ def test_a_server_out_of_memory_refuses_a_job_and_stores_nothing(new_beanstalk: 
         assert client.ask(b"put 1 0 60 1\r\nx").startswith(b"INSERTED")
 
 
-def test_a_job_that_does_not_fit_into_the_order_is_buried_with_its_put(new_beanstalk: NewBeanstalk) -> None:
+def test_server_buries_a_job_that_does_not_fit_into_the_heap(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk()
     with server.client() as client:
         client.fill()
@@ -289,7 +285,7 @@ def test_a_job_that_does_not_fit_into_the_order_is_buried_with_its_put(new_beans
 # --- its log ---------------------------------------------------------------------------------------------
 
 
-def test_the_log_counts_a_record_for_all_that_a_restart_remembers(new_beanstalk: NewBeanstalk) -> None:
+def test_log_has_a_record_for_everything_that_survives_a_restart(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, log_file_size=8192)
     with server.client() as client:
         client.watch("default")
@@ -315,7 +311,7 @@ def records(client: BareClient) -> int:
     return int(stats["binlog-records-written"]) - int(stats["binlog-records-migrated"])
 
 
-def test_a_log_that_cannot_begin_a_new_file_refuses_jobs(new_beanstalk: NewBeanstalk) -> None:
+def test_server_refuses_jobs_if_the_log_cannot_begin_a_new_file(new_beanstalk: NewBeanstalk) -> None:
     server = new_beanstalk(binlog=True, log_file_size=4096)
     assert server.binlog is not None
     with server.client() as client:
@@ -328,7 +324,7 @@ def test_a_log_that_cannot_begin_a_new_file_refuses_jobs(new_beanstalk: NewBeans
 
 
 @pytest.mark.parametrize(("first", "survive"), [(b"delete %d", False), (b"kick-job %d", True)], ids=["delete", "kick"])
-def test_deleting_a_job_that_was_buried_with_its_put_damages_the_log_and_kicking_it_does_not(
+def test_deleting_a_job_buried_by_its_put_damages_the_log_and_kicking_does_not(
     new_beanstalk: NewBeanstalk, first: bytes, survive: bool
 ) -> None:
     server = new_beanstalk(binlog=True, fsync_ms=1000)
@@ -349,7 +345,7 @@ def test_deleting_a_job_that_was_buried_with_its_put_damages_the_log_and_kicking
 
 
 @pytest.mark.parametrize("binlog", [False, True])
-def test_ids_begin_anew_when_an_empty_server_is_restarted(new_beanstalk: NewBeanstalk, binlog: bool) -> None:
+def test_ids_restart_after_a_restart_of_an_empty_server(new_beanstalk: NewBeanstalk, binlog: bool) -> None:
     server = new_beanstalk(binlog=binlog)
     with server.client() as client:
         first = client.put(b"x")

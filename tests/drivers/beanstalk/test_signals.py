@@ -1,4 +1,4 @@
-"""A call is over at its deadline, also in a program in which signals come all the time."""
+"""Deadlines: a call ends in time also in a program that receives signals all the time."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def ticking() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_signals_do_not_put_the_deadline_off(
+def test_signals_do_not_extend_the_deadline(
     server: BeanstalkServer, call: Callable[[Backend, Consumer, list[Lease]], None]
 ) -> None:
     with open_backend(f"{server.url}?timeout=0.6") as backend, backend.consumer([QUEUE]) as consumer:

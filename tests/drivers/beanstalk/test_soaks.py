@@ -1,4 +1,4 @@
-"""The short form of the soaks that are run by hand: each with fewer rounds, and its own judge."""
+"""Short forms of the soaks that are run by hand, with fewer rounds."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SOAKS = Path(__file__).parents[2] / "soak"
     [("beanstalk_lost.py", 105), ("beanstalk_restarts.py", 60), ("beanstalk_crashes.py", 150)],
     ids=["lost", "restarts", "crashes"],
 )
-def test_a_soak_finds_nothing(script: str, rounds: int) -> None:
+def test_soak_finds_no_fault(script: str, rounds: int) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "error", str(SOAKS / script), "--rounds", str(rounds)],
         capture_output=True,

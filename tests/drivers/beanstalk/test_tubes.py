@@ -1,4 +1,4 @@
-"""Queues as tubes: their order, their pauses, those that are not there, and those of somebody else."""
+"""Queues as tubes: their order, their pauses, missing tubes, and tubes of other programs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])
-def test_a_batch_is_filled_from_earlier_queues_first(backend: Backend, count: int) -> None:
+def test_batch_is_filled_from_earlier_queues_first(backend: Backend, count: int) -> None:
     queues = [f"q{number}" for number in range(count)]
     for priority, queue in enumerate(reversed(queues)):
         backend.enqueue(queue, [new(queue.encode(), priority=priority)] * 3)
@@ -43,7 +43,7 @@ def test_a_batch_is_filled_from_earlier_queues_first(backend: Backend, count: in
     assert taken == [queue for queue in queues for _ in range(3)]
 
 
-def test_of_many_queues_only_those_with_jobs_are_tried(backend: Backend, client: BareClient) -> None:
+def test_reserve_from_many_queues_tries_only_those_with_jobs(backend: Backend, client: BareClient) -> None:
     queues = [f"q{number}" for number in range(20)]
     backend.enqueue(queues[-1], [new()])
     backend.enqueue(queues[7], [new(delay=60)])
@@ -58,7 +58,7 @@ def test_of_many_queues_only_those_with_jobs_are_tried(backend: Backend, client:
 # --- pauses ----------------------------------------------------------------------------------------------
 
 
-def test_a_pause_of_a_queue_without_jobs_lasts_as_long_as_its_backend(backend: Backend, client: BareClient) -> None:
+def test_pause_of_an_empty_queue_lasts_as_long_as_its_backend(backend: Backend, client: BareClient) -> None:
     backend.pause(QUEUE, 3600)
     assert backend.queues() == [QUEUE]
     assert 3590 < (backend.stats(QUEUE).paused_for or 0) <= 3600
@@ -68,13 +68,13 @@ def test_a_pause_of_a_queue_without_jobs_lasts_as_long_as_its_backend(backend: B
         assert consumer.reserve(1, 0) == []
     assert backend.purge(QUEUE, [State.READY]) == 1
     assert backend.stats(QUEUE).paused_for is not None
-    # nobody keeps it but the backend
+    # only the backend keeps it
     backend.close()
     until(lambda: client.stats("tube", QUEUE) == {}, "the tube is gone")
     assert backend.stats(QUEUE).paused_for is None
 
 
-def test_a_pause_of_a_queue_with_jobs_outlasts_its_backend(server: BeanstalkServer, backend: Backend) -> None:
+def test_pause_of_a_queue_with_jobs_outlasts_its_backend(server: BeanstalkServer, backend: Backend) -> None:
     with open_backend(server.url) as other:
         other.enqueue(QUEUE, [new()])
         other.pause(QUEUE, 3600)
@@ -83,7 +83,7 @@ def test_a_pause_of_a_queue_with_jobs_outlasts_its_backend(server: BeanstalkServ
     assert backend.stats(QUEUE).paused_for is None
 
 
-def test_pauses_that_are_over_keep_no_tubes(backend: Backend, client: BareClient) -> None:
+def test_ended_pauses_keep_no_tubes(backend: Backend, client: BareClient) -> None:
     for number in range(5):
         backend.pause(f"q{number}", 3600)
         backend.resume(f"q{number}")
@@ -92,9 +92,7 @@ def test_pauses_that_are_over_keep_no_tubes(backend: Backend, client: BareClient
     assert backend.queues() == [QUEUE]
 
 
-def test_a_queue_can_be_paused_after_the_connection_that_kept_others_was_lost(
-    server: BeanstalkServer, backend: Backend
-) -> None:
+def test_queue_can_be_paused_after_the_pause_connection_was_lost(server: BeanstalkServer, backend: Backend) -> None:
     backend.pause("before", 1)
     time.sleep(2.1)  # that pause is over, and its tube is let go with the next one
     server.kill()
@@ -106,9 +104,7 @@ def test_a_queue_can_be_paused_after_the_connection_that_kept_others_was_lost(
 # --- tubes that are not there, and those of others -------------------------------------------------------
 
 
-def test_a_tube_that_is_not_there_counts_nothing_and_is_made_by_no_question(
-    backend: Backend, client: BareClient
-) -> None:
+def test_stats_of_a_missing_tube_are_zero_and_create_no_tube(backend: Backend, client: BareClient) -> None:
     stats = backend.stats(QUEUE)
     assert (stats.ready, stats.delayed, stats.reserved, stats.buried, stats.paused_for) == (0, 0, 0, 0, None)
     backend.resume(QUEUE)
@@ -117,7 +113,7 @@ def test_a_tube_that_is_not_there_counts_nothing_and_is_made_by_no_question(
     assert client.stats("tube", QUEUE) == {}
 
 
-def test_queues_names_those_with_jobs_that_multiq_can_name(backend: Backend, client: BareClient) -> None:
+def test_queues_lists_tubes_with_jobs_and_valid_names(backend: Backend, client: BareClient) -> None:
     for tube in ("default", "a/b+c", "x" * 200, "used"):
         client.put(b"x", tube=tube, delay=60)
     client.ask(b"use nothing")
@@ -125,23 +121,23 @@ def test_queues_names_those_with_jobs_that_multiq_can_name(backend: Backend, cli
     assert backend.queues() == ["default", "used"]
 
 
-def test_a_job_of_another_tube_is_not_found_and_stays(backend: Backend, client: BareClient) -> None:
+def test_job_of_another_tube_is_not_found_and_stays(backend: Backend, client: BareClient) -> None:
     job_id = str(client.put(b"x", tube="other", delay=60))
-    for verb in (
+    for call in (
         backend.peek,
         backend.delete,
         backend.kick_job,
         lambda queue, job: backend.reschedule(queue, job, 0),
     ):
         with pytest.raises(JobNotFound):
-            verb(QUEUE, job_id)
+            call(QUEUE, job_id)
     assert client.stats("job", job_id)["state"] == "delayed"
 
 
 # --- what can be seen ------------------------------------------------------------------------------------
 
 
-def test_a_job_that_was_held_when_it_should_be_deleted_is_never_said_to_be_gone(
+def test_delete_of_a_reserved_job_never_raises_not_found(
     backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job_id,) = backend.enqueue(QUEUE, [new()])
@@ -165,7 +161,7 @@ def test_a_job_that_was_held_when_it_should_be_deleted_is_never_said_to_be_gone(
     assert (stats.ready, stats.delayed) == (1, 0)
 
 
-def test_the_first_job_of_a_state_can_be_seen_and_the_page_says_that_there_are_more(backend: Backend) -> None:
+def test_listing_shows_the_first_job_and_that_there_are_more(backend: Backend) -> None:
     for state in (State.READY, State.DELAYED, State.RESERVED, State.BURIED):
         page = backend.jobs(QUEUE, state)
         assert (page.jobs, page.after) == ([], None)
@@ -193,7 +189,7 @@ def test_the_first_job_of_a_state_can_be_seen_and_the_page_says_that_there_are_m
 # --- kicking ---------------------------------------------------------------------------------------------
 
 
-def test_no_kick_ever_wakes_a_delayed_job(server: BeanstalkServer, backend: Backend) -> None:
+def test_kick_never_takes_a_delayed_job(server: BeanstalkServer, backend: Backend) -> None:
     """However many kick more than there is: the server's own ``kick`` would go on with the delayed ones."""
     backend.enqueue(QUEUE, [new(b"late", delay=3600)] * 50)
     backend.enqueue(QUEUE, [new()] * 50)

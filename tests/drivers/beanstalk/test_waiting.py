@@ -1,4 +1,4 @@
-"""Waiting at the server: on which connection, what it costs, and what becomes of a job that comes with an interrupt."""
+"""Waiting: on which connection, at what cost, and with jobs that arrive together with an interrupt."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def waiting(client: BareClient, queue: str = QUEUE) -> int:
 
 
 @pytest.mark.parametrize("queues", [QUEUES[:1], QUEUES], ids=["one queue", "three queues"])
-def test_an_idle_consumer_sends_next_to_nothing(backend: Backend, client: BareClient, queues: tuple[str, ...]) -> None:
+def test_idle_consumer_sends_few_commands(backend: Backend, client: BareClient, queues: tuple[str, ...]) -> None:
     with backend.consumer(queues) as consumer:
         consumer.reserve(1, 1)
 
@@ -51,7 +51,7 @@ def test_an_idle_consumer_sends_next_to_nothing(backend: Backend, client: BareCl
         is_quiet(sent, len(queues) + 1)  # one look at each queue, and one wait
 
 
-def test_a_consumer_that_waits_watches_all_its_queues(backend: Backend, client: BareClient) -> None:
+def test_waiting_consumer_watches_all_its_queues(backend: Backend, client: BareClient) -> None:
     with backend.consumer(QUEUES) as consumer, ThreadPoolExecutor(1) as pool:
         wait = pool.submit(consumer.reserve, 1, 60)
         until(lambda: all(waiting(client, queue) == 1 for queue in QUEUES), "it waits")
@@ -75,7 +75,7 @@ def test_leases_stay_alive_while_their_consumer_waits_and_is_interrupted(
         assert consumer.settle([Touch(first), Ack(first), Ack(second)]) == [None] * 3
 
 
-def test_a_job_that_was_waited_for_is_settled_beside_those_of_before(backend: Backend, client: BareClient) -> None:
+def test_job_from_a_wait_is_settled_beside_earlier_ones(backend: Backend, client: BareClient) -> None:
     backend.enqueue(QUEUE, [new(b"held")])
     with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as pool:
         (held,) = consumer.reserve(1, 0)
@@ -90,7 +90,7 @@ def test_a_job_that_was_waited_for_is_settled_beside_those_of_before(backend: Ba
         assert (answers, [lease.attempt for lease in leases]) == ([None], [2])
 
 
-def test_waits_that_end_early_leave_no_connection_behind(
+def test_interrupted_waits_leave_no_connection_behind(
     server: BeanstalkServer, backend: Backend, client: BareClient
 ) -> None:
     backend.enqueue(QUEUE, [new()])
@@ -102,7 +102,7 @@ def test_waits_that_end_early_leave_no_connection_behind(
         until(lambda: int(client.stats()["current-connections"]) <= 3, "the others are closed")
 
 
-def test_a_job_that_comes_with_the_interrupt_is_with_its_consumer_or_back_in_the_queue(
+def test_job_that_arrives_with_the_interrupt_is_reserved_or_ready(
     server: BeanstalkServer, backend: Backend, client: BareClient
 ) -> None:
     with backend.consumer([QUEUE]) as consumer, open_backend(server.url) as other, ThreadPoolExecutor(2) as pool:
@@ -127,7 +127,7 @@ def test_a_job_that_comes_with_the_interrupt_is_with_its_consumer_or_back_in_the
             assert consumer.exchange([Ack(lease) for lease in leases], 1, 0) == ([None], [])
 
 
-def test_a_nudge_that_is_left_over_ends_no_wait_and_blocks_no_interrupt(backend: Backend, client: BareClient) -> None:
+def test_stale_wakeup_ends_no_wait_and_blocks_no_interrupt(backend: Backend, client: BareClient) -> None:
     with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as pool:
         assert consumer.reserve(1, 0.05) == []
         consumer._waiter._wakeup.notify()  # type: ignore[attr-defined]
@@ -139,7 +139,7 @@ def test_a_nudge_that_is_left_over_ends_no_wait_and_blocks_no_interrupt(backend:
         assert wait.result(10) == []
 
 
-def test_a_waiting_consumer_outlives_its_connection_and_waits_on(backend: Backend, client: BareClient) -> None:
+def test_waiting_consumer_replaces_a_lost_connection_and_waits_on(backend: Backend, client: BareClient) -> None:
     with backend.consumer([QUEUE]) as consumer, ThreadPoolExecutor(1) as pool:
         wait = pool.submit(consumer.reserve, 1, 60)
         until(lambda: waiting(client) == 1, "it waits")

@@ -1,4 +1,4 @@
-"""A file per test, and other processes that go away with it."""
+"""Fixtures: a file per test, and processes that end with it."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def backend(path: Path) -> Iterator[SqliteBackend]:
 
 @pytest.fixture
 def connect(path: Path) -> Iterator[Callable[..., sqlite3.Connection]]:
-    """Opens connections as applications do, to the backend's file unless told otherwise."""
+    """Opens connections as applications do, to the backend's file by default."""
     opened: list[sqlite3.Connection] = []
 
     def connect(to: object = path, **options: Any) -> sqlite3.Connection:

@@ -1,4 +1,4 @@
-"""The SQLite backend against the contract, on a file of its own per test, with a clock that is moved by hand."""
+"""The SQLite backend against the contract, on a file per test, with a manual clock."""
 
 from __future__ import annotations
 

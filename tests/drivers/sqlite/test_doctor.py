@@ -1,4 +1,4 @@
-"""What ``multiq doctor`` finds about a file: where it lies, who can read it, how it is opened."""
+"""``multiq doctor`` on a file: its disk, its permissions, its settings."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def found(backend: SqliteBackend) -> dict[str, Finding]:
     return {finding.what: finding for finding in backend.doctor()}
 
 
-def test_a_file_as_multiq_makes_it_is_fit_and_stays_untouched(
+def test_doctor_accepts_a_file_of_multiqs_and_leaves_it_unchanged(
     path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
 ) -> None:
     backend.enqueue("mail", jobs())
@@ -61,26 +61,26 @@ def test_a_file_as_multiq_makes_it_is_fit_and_stays_untouched(
         ((3, 53, 0), "ok"),
     ],
 )
-def test_a_library_that_may_damage_the_file_is_named(
+def test_doctor_warns_of_sqlite_versions_that_may_damage_the_file(
     backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch, version: tuple[int, int, int], level: str
 ) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", version)
     assert found(backend)["SQLite"].level == level
 
 
-def test_a_missing_file_is_not_made(path: Path, backend: SqliteBackend) -> None:
+def test_doctor_does_not_create_a_missing_file(path: Path, backend: SqliteBackend) -> None:
     assert found(backend)["file"].level == "unknown"
     assert not path.exists()
 
 
-def test_a_missing_folder_is_bad(tmp_path: Path) -> None:
+def test_doctor_reports_missing_folder(tmp_path: Path) -> None:
     with SqliteBackend(str(tmp_path / "nowhere" / "jobs.db")) as backend:
         assert found(backend)["folder"].level == "bad"
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
-def test_a_folder_that_this_user_may_not_enter_is_bad_and_the_rest_is_looked_at() -> None:
-    # imported while still root, who can read wherever this checkout is
+def test_doctor_reports_forbidden_folder_and_checks_the_rest() -> None:
+    # imported while still root, which can read this checkout anywhere
     source = """
 import codecs, os, sys
 from multiq_sqlite.backend import SqliteBackend
@@ -88,14 +88,14 @@ codecs.lookup("unicode_escape")
 os.setgid(65534); os.setuid(65534)
 print({finding.what: finding.level for finding in SqliteBackend(sys.argv[1]).doctor()})
 """
-    with tempfile.TemporaryDirectory() as folder:  # which nobody else may enter
+    with tempfile.TemporaryDirectory() as folder:  # that no other user may enter
         command = [sys.executable, "-c", source, f"{folder}/jobs.db"]
         done = subprocess.run(command, capture_output=True, text=True, check=True)
     levels = ast.literal_eval(done.stdout)
     assert (levels["folder"], levels["file"], levels["synchronous"]) == ("bad", "bad", "ok")
 
 
-def test_synchronous_normal_is_a_weakness_that_is_named(path: Path) -> None:
+def test_doctor_warns_of_synchronous_normal(path: Path) -> None:
     with SqliteBackend(str(path), synchronous="normal") as backend:
         finding = found(backend)["synchronous"]
     assert finding.level == "warn"
@@ -103,7 +103,7 @@ def test_synchronous_normal_is_a_weakness_that_is_named(path: Path) -> None:
     assert "since its log was last moved into it" in finding.why  # which may be long ago: test_power_loss.py
 
 
-def test_a_file_that_others_can_read_is_a_weakness(
+def test_doctor_warns_of_a_file_that_other_users_can_read(
     path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
 ) -> None:
     backend.enqueue("mail", jobs())
@@ -111,12 +111,12 @@ def test_a_file_that_others_can_read_is_a_weakness(
     assert found(backend)["permissions"].level == "warn"
 
 
-def test_what_is_no_database_is_bad(path: Path, backend: SqliteBackend) -> None:
+def test_doctor_reports_a_file_that_is_no_database(path: Path, backend: SqliteBackend) -> None:
     path.write_bytes(b"not a database at all" * 300)
     assert found(backend)["file"].level == "bad"
 
 
-def test_tables_of_a_newer_multiq_are_bad(
+def test_doctor_reports_tables_of_a_newer_multiq(
     path: Path, backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
 ) -> None:
     backend.enqueue("mail", jobs())
@@ -128,7 +128,7 @@ def test_tables_of_a_newer_multiq_are_bad(
     assert "newer" in finding.why
 
 
-def test_a_foreign_database_has_no_tables_yet(path: Path, backend: SqliteBackend) -> None:
+def test_doctor_reports_a_foreign_database_without_tables(path: Path, backend: SqliteBackend) -> None:
     with sqlite3.connect(path) as other:
         other.execute("CREATE TABLE customers (id)")
     other.close()
@@ -141,9 +141,7 @@ def test_a_foreign_database_has_no_tables_yet(path: Path, backend: SqliteBackend
     ("kind", "level"),
     [("ext4", "ok"), ("nfs4", "bad"), ("cifs", "bad"), ("9p", "bad"), ("tmpfs", "warn"), ("overlay", "warn")],
 )
-def test_the_kind_of_file_system_decides(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: str
-) -> None:
+def test_doctor_judges_the_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, level: str) -> None:
     folder = tmp_path / "with space"
     folder.mkdir()
     point = str(folder).replace(" ", r"\040")
@@ -158,7 +156,7 @@ def test_the_kind_of_file_system_decides(
     assert kind in finding.why
 
 
-def test_where_the_system_does_not_tell_nothing_is_promised(
+def test_doctor_reports_unknown_file_system(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: SqliteBackend
 ) -> None:
     monkeypatch.setattr(doctor, "MOUNTS", tmp_path / "none")

@@ -1,4 +1,4 @@
-"""Which files can be used, how they are made, and what is said of those that cannot."""
+"""Files: which ones can be used, how they are created, and the errors for the others."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 
 @pytest.mark.parametrize("url", ["sqlite://", "sqlite:///", "sqlite:///:memory:"])
-def test_a_database_in_memory_is_refused_with_the_way_out(url: str) -> None:
+def test_in_memory_database_is_refused_with_advice(url: str) -> None:
     with pytest.raises(UrlInvalid, match="memory://"):
         open_backend(url)
 
 
 @pytest.mark.parametrize("url", ["sqlite://jobs.db", "sqlite://host/jobs.db", "sqlite://a:b@/jobs.db"])
-def test_a_url_with_two_slashes_or_more_than_a_path_is_refused(url: str) -> None:
+def test_url_with_a_host_or_credentials_is_refused(url: str) -> None:
     with pytest.raises(UrlInvalid, match="three slashes") as caught:
         open_backend(url)
     assert "a:b" not in str(caught.value)
 
 
-def test_three_slashes_are_relative_and_four_are_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_url_with_three_slashes_is_relative_with_four_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     near, far = open_backend("sqlite:///sub/jobs.db"), open_backend("sqlite:////var/lib/jobs.db")
     monkeypatch.chdir("/")
@@ -60,7 +60,7 @@ def test_three_slashes_are_relative_and_four_are_absolute(tmp_path: Path, monkey
     assert (near.path, far.path) == (f"{tmp_path}/sub/jobs.db", "/var/lib/jobs.db")
 
 
-def test_constructing_touches_nothing(path: Path) -> None:
+def test_constructor_does_no_io(path: Path) -> None:
     open_backend(f"sqlite:///{path}").consumer(["q"]).close()
     assert not path.exists()
 
@@ -75,13 +75,13 @@ def test_synchronous_reaches_every_connection(path: Path, option: str, pragma: i
 
 
 @pytest.mark.parametrize("query", ["synchronous=off", "timeout=-1", "timeout=nan", "journal=wal"])
-def test_a_wrong_option_is_refused(query: str) -> None:
+def test_wrong_option_is_refused(query: str) -> None:
     with pytest.raises(UrlInvalid, match="cannot be used"):
         open_backend(f"sqlite:///jobs.db?{query}")
 
 
 @pytest.mark.parametrize("name", ["with space.db", "50%.db", "what?.db", "straße.db", 'o\'clock "x".db', "file:x.db"])
-def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
+def test_any_file_name_is_accepted(tmp_path: Path, name: str) -> None:
     with SqliteBackend(str(tmp_path / name)) as backend:
         backend.enqueue("q", [NewJob(b"x", "1")])
     assert (tmp_path / name).exists()
@@ -90,17 +90,17 @@ def test_any_file_name_will_do(tmp_path: Path, name: str) -> None:
 # --- files that cannot be used ---
 
 
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+def test_missing_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(UrlInvalid, match=rf"no folder {tmp_path}/nowhere "):
         SqliteBackend(str(tmp_path / "nowhere" / "jobs.db")).stats("q")
 
 
-def test_a_folder_is_no_file(tmp_path: Path) -> None:
+def test_folder_as_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UrlInvalid, match="is a folder"):
         SqliteBackend(str(tmp_path)).stats("q")
 
 
-def test_a_file_of_another_kind_is_left_alone(path: Path) -> None:
+def test_file_of_another_kind_is_left_unchanged(path: Path) -> None:
     text = b"These are my notes, not a database.\n" * 100
     path.write_bytes(text)
     with pytest.raises(BackendCorrupt, match="not an SQLite database"):
@@ -108,7 +108,7 @@ def test_a_file_of_another_kind_is_left_alone(path: Path) -> None:
     assert path.read_bytes() == text
 
 
-def test_a_damaged_file_is_called_damaged(path: Path) -> None:
+def test_damaged_file_raises_backend_corrupt(path: Path) -> None:
     with SqliteBackend(str(path)) as backend:
         backend.enqueue("q", [NewJob(b"x" * 2000, str(number)) for number in range(200)])
     with path.open("r+b") as file:
@@ -128,7 +128,7 @@ def open_folder() -> Iterator[Path]:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
-def test_a_file_of_another_user_is_refused_with_advice(open_folder: Path) -> None:
+def test_file_of_another_user_is_refused_with_advice(open_folder: Path) -> None:
     path = open_folder / "jobs.db"
     with SqliteBackend(str(path)) as backend:
         backend.enqueue("q", [NewJob(b"x", "1")])
@@ -143,7 +143,7 @@ def test_a_file_of_another_user_is_refused_with_advice(open_folder: Path) -> Non
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can run a process as another user")
-def test_a_folder_that_nobody_may_enter_is_told_like_any_other_trouble(open_folder: Path) -> None:
+def test_forbidden_folder_raises_a_typed_error(open_folder: Path) -> None:
     closed = open_folder / "closed"
     closed.mkdir(mode=0o700)
     path = closed / "jobs.db"
@@ -153,7 +153,7 @@ def test_a_folder_that_nobody_may_enter_is_told_like_any_other_trouble(open_fold
 
 
 def _complaint_of_nobody(path: Path) -> str:
-    # imported while still root, who can read wherever this checkout is
+    # imported while still root, which can read this checkout anywhere
     source = f"""
 import os
 from multiq_sqlite.backend import SqliteBackend
@@ -167,7 +167,7 @@ except Exception as exc:
     return subprocess.run([sys.executable, "-c", source], capture_output=True, text=True, check=True).stdout
 
 
-def test_a_full_disk_is_told_and_nothing_half_done_stays(path: Path) -> None:
+def test_full_disk_raises_and_leaves_nothing_half_done(path: Path) -> None:
     # Given a process that may not make files larger than 400 kB
     source = f"""
 import resource, signal
@@ -192,7 +192,7 @@ print(backend.stats("q").ready)
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 400_000
 
 
-def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) -> None:
+def test_file_size_limit_raises_backend_full(backend: SqliteBackend) -> None:
     # Given a database that may not grow any more
     backend.enqueue("q", [NewJob(b"x", "1")])
     connection = backend._pool._idle[0]
@@ -206,7 +206,7 @@ def test_the_limit_of_the_file_itself_is_a_full_backend(backend: SqliteBackend) 
     assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
-def test_jobs_one_by_one_fill_a_file_up_to_the_last_that_was_taken(backend: SqliteBackend) -> None:
+def test_single_enqueues_fill_a_file_up_to_the_last_accepted_job(backend: SqliteBackend) -> None:
     # Given a database that may not grow any more
     backend.stats("q")
     with backend._pool.borrowed() as connection:
@@ -223,7 +223,7 @@ def test_jobs_one_by_one_fill_a_file_up_to_the_last_that_was_taken(backend: Sqli
 # --- new files, and files that go away ---
 
 
-def test_a_new_file_is_for_its_owner_alone(path: Path, backend: SqliteBackend) -> None:
+def test_new_file_is_accessible_to_its_owner_only(path: Path, backend: SqliteBackend) -> None:
     before = os.umask(0)
     try:
         backend.enqueue("q", [NewJob(b"x", "1")])
@@ -233,7 +233,7 @@ def test_a_new_file_is_for_its_owner_alone(path: Path, backend: SqliteBackend) -
     assert modes == {"jobs.db": 0o600, "jobs.db-wal": 0o600, "jobs.db-shm": 0o600}
 
 
-def test_no_file_is_made_where_a_link_leads(path: Path, tmp_path: Path) -> None:
+def test_dangling_link_creates_no_file(path: Path, tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(path)
     with pytest.raises(UrlInvalid, match=rf"a symbolic link to {path}, which is not there"):
         SqliteBackend(str(tmp_path / "link.db")).enqueue("q", [NewJob(b"x", "1")])
@@ -243,14 +243,14 @@ def test_no_file_is_made_where_a_link_leads(path: Path, tmp_path: Path) -> None:
         backend.enqueue("q", [NewJob(b"x", "1")])
 
 
-def test_a_file_that_is_there_keeps_its_mode(path: Path, backend: SqliteBackend) -> None:
+def test_existing_file_keeps_its_mode(path: Path, backend: SqliteBackend) -> None:
     path.touch(0o664)
     path.chmod(0o664)
     backend.enqueue("q", [NewJob(b"x", "1")])
     assert stat.S_IMODE(path.stat().st_mode) == 0o664
 
 
-def test_the_file_may_be_the_applications_own_database(path: Path, backend: SqliteBackend) -> None:
+def test_file_may_be_the_applications_own_database(path: Path, backend: SqliteBackend) -> None:
     with sqlite3.connect(path) as theirs:
         theirs.execute("CREATE TABLE orders (number INTEGER)")
         theirs.execute("INSERT INTO orders VALUES (7)")
@@ -263,7 +263,7 @@ def test_the_file_may_be_the_applications_own_database(path: Path, backend: Sqli
     assert {name for name in names if not name.startswith("multiq_")} == {"orders"}
 
 
-def test_a_deleted_file_is_made_anew(path: Path, backend: SqliteBackend) -> None:
+def test_deleted_file_is_created_again(path: Path, backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(b"old", "1")])
     consumer = backend.consumer(["q"])
     assert len(consumer.reserve(1, 0)) == 1
@@ -276,7 +276,7 @@ def test_a_deleted_file_is_made_anew(path: Path, backend: SqliteBackend) -> None
     assert [lease.body for lease in consumer.reserve(1, 0)] == [b"new"]
 
 
-def test_a_file_that_is_deleted_while_it_is_opened_is_made_anew(path: Path, backend: SqliteBackend) -> None:
+def test_file_deleted_while_it_is_opened_is_created_again(path: Path, backend: SqliteBackend) -> None:
     # Given a first call that waits, to make its tables, for an application's transaction
     theirs = sqlite3.connect(path, isolation_level=None)
     theirs.execute("PRAGMA journal_mode = WAL")
@@ -297,7 +297,7 @@ def test_a_file_that_is_deleted_while_it_is_opened_is_made_anew(path: Path, back
         assert other.stats("q").ready == 1
 
 
-def test_an_exchange_that_settled_tells_so_though_the_folder_is_gone_before_it_reserves(tmp_path: Path) -> None:
+def test_exchange_reports_its_verdicts_though_the_folder_is_gone_before_it_reserves(tmp_path: Path) -> None:
     folder = tmp_path / "here"
     folder.mkdir()
     with SqliteBackend(str(folder / "jobs.db")) as backend:
@@ -314,7 +314,7 @@ def test_an_exchange_that_settled_tells_so_though_the_folder_is_gone_before_it_r
             consumer.reserve(1, 0)
 
 
-def test_a_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: Path) -> None:
+def test_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path: Path) -> None:
     backend.enqueue("q", [NewJob(b"old", "1")])
     with SqliteBackend(str(tmp_path / "other.db")) as other:
         other.enqueue("q", [NewJob(b"new", "2")])
@@ -324,7 +324,7 @@ def test_a_replaced_file_is_noticed(path: Path, backend: SqliteBackend, tmp_path
     assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"new"]
 
 
-def test_dropped_tables_are_an_error_once_and_are_made_anew_after_that(path: Path, backend: SqliteBackend) -> None:
+def test_dropped_tables_raise_once_and_are_created_again(path: Path, backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(b"x", "1")])
     vandal = sqlite3.connect(path)
     for table in ("jobs", "bodies", "queues", "schema"):
@@ -336,7 +336,7 @@ def test_dropped_tables_are_an_error_once_and_are_made_anew_after_that(path: Pat
     assert backend.stats("q").ready == 1
 
 
-def test_after_close_it_opens_again(backend: SqliteBackend) -> None:
+def test_closed_backend_opens_again(backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(b"x", "1")])
     consumer = backend.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
@@ -348,7 +348,7 @@ def test_after_close_it_opens_again(backend: SqliteBackend) -> None:
 # --- looking where nothing is ---
 
 
-def test_who_looks_makes_no_file(path: Path, backend: SqliteBackend) -> None:
+def test_make_nothing_creates_no_file(path: Path, backend: SqliteBackend) -> None:
     backend.make_nothing()
     looks: list[Callable[[], object]] = [
         backend.queues,
@@ -365,7 +365,7 @@ def test_who_looks_makes_no_file(path: Path, backend: SqliteBackend) -> None:
     assert list(path.parent.iterdir()) == []
 
 
-def test_who_looks_makes_no_tables_and_leaves_the_journal_as_it_is(path: Path, backend: SqliteBackend) -> None:
+def test_make_nothing_creates_no_tables_and_keeps_the_journal_mode(path: Path, backend: SqliteBackend) -> None:
     with sqlite3.connect(path) as theirs:
         theirs.execute("CREATE TABLE orders (number INTEGER)")
     theirs.close()
@@ -377,9 +377,7 @@ def test_who_looks_makes_no_tables_and_leaves_the_journal_as_it_is(path: Path, b
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_who_looks_finds_what_others_made_meanwhile_and_misses_what_they_removed(
-    path: Path, backend: SqliteBackend
-) -> None:
+def test_make_nothing_follows_files_that_appear_and_disappear(path: Path, backend: SqliteBackend) -> None:
     backend.make_nothing()
     with pytest.raises(BackendUnavailable):
         backend.queues()
@@ -394,7 +392,7 @@ def test_who_looks_finds_what_others_made_meanwhile_and_misses_what_they_removed
     assert list(path.parent.iterdir()) == []
 
 
-def test_a_file_of_another_kind_is_told_to_who_looks_as_well(path: Path, backend: SqliteBackend) -> None:
+def test_make_nothing_reports_a_file_of_another_kind(path: Path, backend: SqliteBackend) -> None:
     path.write_bytes(b"These are my notes, not a database.\n" * 100)
     backend.make_nothing()
     with pytest.raises(BackendCorrupt, match="not an SQLite database"):
@@ -404,7 +402,7 @@ def test_a_file_of_another_kind_is_told_to_who_looks_as_well(path: Path, backend
 # --- the library ---
 
 
-def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sqlite3, "sqlite_version_info", (3, 34, 1))
     opening.require_library.cache_clear()
     with pytest.raises(BackendNotInstalled, match=r"3\.35"):
@@ -413,7 +411,7 @@ def test_an_old_sqlite_is_refused(path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert not path.exists()
 
 
-def test_every_error_comes_from_sqlites(path: Path) -> None:
+def test_every_error_has_sqlites_error_as_cause(path: Path) -> None:
     path.write_bytes(b"no database" * 1000)
     with pytest.raises(MultiqError) as caught:
         SqliteBackend(str(path)).queues()
@@ -424,7 +422,7 @@ def test_every_error_comes_from_sqlites(path: Path) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 2047, 2048, 2049, 100_000])
-def test_bodies_of_all_sizes_come_back_and_leave_nothing(backend: SqliteBackend, size: int, path: Path) -> None:
+def test_bodies_of_all_sizes_round_trip_and_leave_nothing(backend: SqliteBackend, size: int, path: Path) -> None:
     body = os.urandom(size)
     backend.enqueue("q", [NewJob(body, f"{number}") for number in range(5)])
     backend.enqueue("q", [NewJob(b"of no use", "0")])
@@ -444,7 +442,7 @@ def test_bodies_of_all_sizes_come_back_and_leave_nothing(backend: SqliteBackend,
     reader.close()
 
 
-def test_moving_a_job_does_not_write_its_large_body_again(path: Path, backend: SqliteBackend) -> None:
+def test_moving_a_job_does_not_rewrite_its_large_body(path: Path, backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(b"x" * 3_000_000, "1")])
     consumer = backend.consumer(["q"])
     log = path.with_name("jobs.db-wal")
@@ -460,7 +458,7 @@ def _written(path: Path, log: Path) -> int:
     return path.stat().st_size + log.stat().st_size
 
 
-def test_a_body_over_the_limit_of_this_sqlite_is_refused_before_anything_is_written(backend: SqliteBackend) -> None:
+def test_body_over_sqlites_limit_is_refused_before_anything_is_written(backend: SqliteBackend) -> None:
     backend.stats("q")
     with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
@@ -473,14 +471,12 @@ def test_a_body_over_the_limit_of_this_sqlite_is_refused_before_anything_is_writ
 
 
 @pytest.mark.parametrize("after", ["", "1", "a.b", "1.2.3", "9" * 30 + ".1"])
-def test_a_cursor_that_is_none_is_refused(backend: SqliteBackend, after: str) -> None:
+def test_invalid_cursor_is_refused(backend: SqliteBackend, after: str) -> None:
     with pytest.raises(OptionInvalid, match="cursor"):
         backend.jobs("q", State.READY, after=after)
 
 
-def test_an_errors_text_is_kept_even_if_it_is_no_unicode(
-    backend: SqliteBackend, jobs: Callable[..., list[NewJob]]
-) -> None:
+def test_reason_that_is_not_unicode_is_kept(backend: SqliteBackend, jobs: Callable[..., list[NewJob]]) -> None:
     backend.enqueue("q", jobs())
     consumer = backend.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)

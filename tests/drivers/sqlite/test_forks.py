@@ -1,4 +1,4 @@
-"""Forks: no child inherits an open database, whoever was using it at that moment."""
+"""Forks: no child inherits an open database, even if a thread uses it at that moment."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ backend = SqliteBackend(sys.argv[1], timeout=60)  # three threads write beside t
 """
 
 
-def test_parent_and_child_go_on_with_the_same_objects(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+def test_parent_and_child_both_use_the_backend_after_a_fork(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(
         FORKS
         + """
@@ -61,7 +61,7 @@ say("parent", consumer.reserve(1, 0)[0].id, backend.stats("q").ready)
     assert line(process) == "parent 2 2"
 
 
-def test_a_child_has_locks_of_its_own(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+def test_forked_child_takes_locks_of_its_own(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     """A child that inherits SQLite's notes believes that it holds its parent's locks, and takes none itself."""
     process = spawn(
         FORKS
@@ -86,7 +86,7 @@ os.waitpid(fork(child), 0)
 
 
 @pytest.mark.long
-def test_a_fork_while_other_threads_are_at_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+def test_fork_while_other_threads_work(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(
         FORKS
         + """
@@ -124,7 +124,7 @@ say("done", backend.stats("done").ready, backend.stats("children").ready)
     assert line(process) == "done 20 0"
 
 
-def test_a_fork_in_mid_transaction_of_another_thread(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
+def test_fork_during_a_transaction_of_another_thread(backend: SqliteBackend, spawn: Spawn, line: Line) -> None:
     process = spawn(
         FORKS
         + """
@@ -160,8 +160,8 @@ say("parent sees", backend.stats("q").ready)
         backend.path,
     )
     for _ in ("a look", "an enqueue"):
-        said = line(process)
-        assert said.startswith(f"child: {backend.path} cannot be used in this process: it was forked while"), said
+        answer = line(process)
+        assert answer.startswith(f"child: {backend.path} cannot be used in this process: it was forked while"), answer
     assert line(process) == "parent sees 50"
     assert len(backend.jobs("q", State.READY).jobs) == 50
     backend.enqueue("q", [NewJob(b"x", "after")])

@@ -1,4 +1,4 @@
-"""Exceptions from outside, Ctrl-C or a time limit, at each place of a verb where Python lets one in."""
+"""Interrupts: asynchronous exceptions, like Ctrl-C, at each place of a call where Python can raise one."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def backend(path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SqliteBacke
         yield backend
 
 
-VERBS = ["enqueue one", "enqueue many", "reserve", "settle", "exchange", "kick"]
+CALLS = ["enqueue one", "enqueue many", "reserve", "settle", "exchange", "kick"]
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
-    backend: SqliteBackend, connect: Connect, jobs: Jobs, verb: str
+@pytest.mark.parametrize("name", CALLS)
+def test_interrupt_leaves_no_lock_and_nothing_half_done(
+    backend: SqliteBackend, connect: Connect, jobs: Jobs, name: str
 ) -> None:
     backend.stats("q")
     other = connect(isolation_level=None, timeout=0)
@@ -83,9 +83,9 @@ def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
             "exchange": lambda c=consumer, v=verdicts: c.exchange(v, 1, 0),  # type: ignore[misc]
             "kick": lambda: backend.kick("q", 1),
         }
-        # When a verb is interrupted, and while its traceback is kept
-        interrupted = interrupt(calls[verb], at)
-        # Then nobody is locked out: no other process, and no other thread
+        # When a call is interrupted, and while its traceback is kept
+        interrupted = interrupt(calls[name], at)
+        # Then no other process and no other thread is locked out
         other.execute("BEGIN IMMEDIATE")
         other.execute("ROLLBACK")
         thread = threading.Thread(target=consumer.settle, args=((),), daemon=True)
@@ -99,8 +99,8 @@ def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
             "enqueue many": {3, 8},
             "settle": {2, 3},
             "exchange": {2, 3},
-        }.get(verb, {3})
-        if verb == "settle":
+        }.get(name, {3})
+        if name == "settle":
             assert list(left.values()).count(State.RESERVED) in {0, 2}
         if interrupted is None:
             assert at > 5
@@ -108,7 +108,7 @@ def test_an_interrupt_leaves_no_lock_behind_and_nothing_half_done(
     pytest.fail("it never came to its end")
 
 
-def test_a_caller_who_commits_while_handling_the_interrupt_has_the_whole_batch_or_nothing(
+def test_commit_while_handling_an_interrupt_stores_the_whole_batch_or_nothing(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.stats("q")

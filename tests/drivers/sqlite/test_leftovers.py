@@ -1,4 +1,4 @@
-"""What is left in the file of queues that are empty and not paused: nothing."""
+"""Leftovers: the file keeps nothing of queues that are empty and not paused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def paused_for_a_moment_and_another_one_after(backend: SqliteBackend, jobs: Jobs
         paused_for_a_moment_and_another_one_after,
     ],
 )
-def test_an_empty_queue_leaves_nothing_behind(
+def test_empty_queue_leaves_nothing_behind(
     backend: SqliteBackend, connect: Callable[..., sqlite3.Connection], jobs: Jobs, way: Callable[..., None]
 ) -> None:
     way(backend, jobs)
@@ -71,7 +71,7 @@ def test_an_empty_queue_leaves_nothing_behind(
         assert connect().execute(f"SELECT * FROM {table}").fetchall() == []  # noqa: S608 - one of TABLES
 
 
-def test_a_pause_that_goes_on_stays_and_is_not_written_about(
+def test_current_pause_stays_and_causes_no_writes(
     backend: SqliteBackend, connect: Callable[..., sqlite3.Connection], jobs: Jobs
 ) -> None:
     # Given a pause that is over in one queue, and goes on in another

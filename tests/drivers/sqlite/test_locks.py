@@ -1,4 +1,4 @@
-"""The write lock: who holds it too long, who waits for it, and who never takes it."""
+"""The write lock: processes that hold it too long, calls that wait for it, and calls that never take it."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def hasty(path: Path) -> Iterator[SqliteBackend]:
 
 @pytest.fixture
 def holder(path: Path) -> Iterator[sqlite3.Connection]:
-    """Somebody else's connection, to hold the lock with."""
+    """A connection of another program, to hold the lock with."""
     connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
     yield connection
     connection.close()
 
 
-def test_a_process_that_stops_inside_its_transaction(
+def test_process_stopped_inside_its_transaction_is_named(
     hasty: SqliteBackend, jobs: Jobs, spawn: Spawn, line: Line
 ) -> None:
     # Given a process that was stopped with the lock in its hand
@@ -57,7 +57,7 @@ def test_a_process_that_stops_inside_its_transaction(
         hasty.path,
     )
     assert line(stopped) == "locked"
-    # Then whoever writes is told at the deadline, and not before
+    # Then writers get an error at the deadline, and not before
     started = time.monotonic()
     for call in (
         lambda: hasty.enqueue("q", jobs()),
@@ -68,7 +68,7 @@ def test_a_process_that_stops_inside_its_transaction(
             call()
         assert isinstance(caught.value.__cause__, sqlite3.OperationalError)
     assert time.monotonic() - started >= 3 * 0.3
-    # And whoever reads is not disturbed
+    # And readers are not blocked
     assert hasty.stats("q").reserved == 1
     # And when that process is killed, nothing it did is there, and all goes on
     stopped.send_signal(signal.SIGKILL)
@@ -78,10 +78,10 @@ def test_a_process_that_stops_inside_its_transaction(
     assert hasty.queues() == []
 
 
-def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(
+def test_exchange_reports_its_verdicts_whatever_fails_afterwards(
     hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
 ) -> None:
-    # Given an exchange that has settled and waits, and somebody who takes the lock when the next job comes
+    # Given an exchange that has settled and waits, and a program that takes the lock when the next job is due
     hasty.enqueue("q", [*jobs(), *jobs(1, delay=2)])
     consumer = hasty.consumer(["q"])
     (lease,) = consumer.reserve(1, 0)
@@ -95,9 +95,7 @@ def test_what_an_exchange_has_settled_is_told_whatever_happens_after_it(
     assert len(consumer.reserve(1, 0)) == 1
 
 
-def test_a_lock_that_is_let_go_in_time_is_waited_for(
-    backend: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection
-) -> None:
+def test_lock_released_in_time_is_waited_for(backend: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
     backend.stats("q")
     holder.execute("BEGIN IMMEDIATE")
     release = threading.Timer(0.3, holder.execute, ("COMMIT",))
@@ -107,8 +105,8 @@ def test_a_lock_that_is_let_go_in_time_is_waited_for(
     assert backend.stats("q").ready == 1
 
 
-def test_jobs_that_come_one_at_a_time_wait_for_each_other(backend: SqliteBackend, spawn: Spawn) -> None:
-    """Each is a statement alone, which SQLite begins by reading, and refuses if somebody wrote meanwhile."""
+def test_single_enqueues_wait_for_each_other(backend: SqliteBackend, spawn: Spawn) -> None:
+    """Each is a statement alone, which SQLite begins by reading, and refuses if another connection wrote meanwhile."""
     # Given two processes and this one, which all enqueue one by one
     backend.stats("q")
     others = [
@@ -125,13 +123,15 @@ def test_jobs_that_come_one_at_a_time_wait_for_each_other(backend: SqliteBackend
     ]
     for number in range(100):
         backend.enqueue("q", [NewJob(b"x", f"own-{number}")])
-    # Then nobody is told of a lock, and every job is there
+    # Then no call reports a lock, and every job is there
     assert [other.wait() for other in others] == [0, 0]
     assert backend.stats("q").ready == 1100
 
 
 @pytest.mark.parametrize(("count", "size", "begins"), [(1, 2048, 0), (1, 2049, 1), (2, 1, 1)])
-def test_a_job_alone_is_one_statement(backend: SqliteBackend, jobs: Jobs, count: int, size: int, begins: int) -> None:
+def test_single_enqueue_is_one_statement(
+    backend: SqliteBackend, jobs: Jobs, count: int, size: int, begins: int
+) -> None:
     backend.stats("q")
     with backend._pool.borrowed() as connection:
         sqlite = connection._open(1.0)
@@ -143,7 +143,7 @@ def test_a_job_alone_is_one_statement(backend: SqliteBackend, jobs: Jobs, count:
     assert begins or len(made) == 1
 
 
-def test_an_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
+def test_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder: sqlite3.Connection) -> None:
     # Given nothing to do: a delayed job, a buried one, a ready one in a paused queue, and one in another queue
     hasty.enqueue("q", jobs(1, delay=1000))
     hasty.enqueue("q", jobs(1))
@@ -152,14 +152,14 @@ def test_an_idle_consumer_takes_no_lock(hasty: SqliteBackend, jobs: Jobs, holder
     hasty.enqueue("paused", jobs())
     hasty.pause("paused", 1000)
     hasty.enqueue("other", jobs())
-    # When somebody has the lock all the time
+    # When another connection has the lock all the time
     holder.execute("BEGIN IMMEDIATE")
     # Then a consumer that waits longer than its patience with locks does not even notice
     assert consumer.reserve(1, 1.0) == []
     assert consumer.reserve(1, 0) == []
 
 
-def test_an_idle_consumer_lets_the_log_start_over(hasty: SqliteBackend, jobs: Jobs) -> None:
+def test_idle_consumer_lets_the_log_restart(hasty: SqliteBackend, jobs: Jobs) -> None:
     """A reader that keeps its snapshot open makes the write-ahead log grow for ever."""
     hasty.stats("q")
     consumer = hasty.consumer(["idle"])
@@ -176,7 +176,7 @@ def test_an_idle_consumer_lets_the_log_start_over(hasty: SqliteBackend, jobs: Jo
     assert busy == 0
 
 
-def test_a_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs: Jobs) -> None:
+def test_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jobs: Jobs) -> None:
     # Given a fault that only a bury meets
     backend.enqueue("q", jobs(2))
     consumer = backend.consumer(["q"])
@@ -196,11 +196,9 @@ def test_a_settle_that_fails_half_way_changes_nothing(backend: SqliteBackend, jo
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_an_interrupt_from_the_keyboard_leaves_no_transaction_open(
-    backend: SqliteBackend, jobs: Jobs, count: int
-) -> None:
+def test_keyboard_interrupt_leaves_no_open_transaction(backend: SqliteBackend, jobs: Jobs, count: int) -> None:
     class Interrupting:
-        """A clock, which is asked inside a transaction of several jobs, at which somebody presses Ctrl-C."""
+        """A clock, which is asked inside a transaction of several jobs, that raises KeyboardInterrupt."""
 
         def __call__(self) -> int:
             raise KeyboardInterrupt

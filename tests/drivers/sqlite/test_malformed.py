@@ -1,4 +1,4 @@
-"""Records that another program has written into the file: they are set aside, and the rest goes on."""
+"""Malformed records, written by another program: they are buried, and other jobs are not affected."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ MALFORMED: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("record", MALFORMED, ids=str)
-def test_a_record_that_cannot_be_read_is_buried_once_with_its_reason(
+def test_malformed_record_is_buried_once_with_a_reason(
     backend: SqliteBackend, loose: sqlite3.Connection, record: dict[str, Any]
 ) -> None:
     backend.enqueue("q", [NewJob(b"1", "before", priority=1)])
@@ -93,7 +93,7 @@ def test_a_record_that_cannot_be_read_is_buried_once_with_its_reason(
     assert any(name in (buried.reason or "") for name in record)
     assert isinstance(buried.body, bytes)
     assert backend.peek("q", buried.id).reason == buried.reason
-    # it can be kicked like any other, runs, and is never set aside again
+    # it can be kicked like any other, runs, and is never buried for that again
     assert backend.kick("q", 10) == 1
     assert work_off(backend) == [buried.id]
     assert backend.queues() == []
@@ -103,10 +103,10 @@ def test_a_record_that_cannot_be_read_is_buried_once_with_its_reason(
     "record", [MALFORMED[0], MALFORMED[3], {"body": None}, {"id": NOT_UTF8}, MALFORMED[-4]], ids=str
 )
 @pytest.mark.parametrize(
-    "verb", ["jobs", "peek", "kick", "purge", "stats", "queues", "delete", "reschedule", "kick_job"]
+    "name", ["jobs", "peek", "kick", "purge", "stats", "queues", "delete", "reschedule", "kick_job"]
 )
-def test_every_verb_works_beside_such_a_record(
-    backend: SqliteBackend, loose: sqlite3.Connection, record: dict[str, Any], verb: str
+def test_every_call_works_beside_a_malformed_record(
+    backend: SqliteBackend, loose: sqlite3.Connection, record: dict[str, Any], name: str
 ) -> None:
     plant(loose, **record)
     plant(
@@ -114,7 +114,7 @@ def test_every_verb_works_beside_such_a_record(
         id="evil-buried",
         **{"state": 3, **{k: v for k, v in record.items() if k not in ("id", "state", "due_at")}},
     )
-    verbs: dict[str, Callable[[], object]] = {
+    calls: dict[str, Callable[[], object]] = {
         "jobs": lambda: [backend.jobs("q", state) for state in State if state is not State.GONE],
         "peek": lambda: backend.peek("q", "evil-buried"),
         "kick": lambda: backend.kick("q", 10),
@@ -126,14 +126,14 @@ def test_every_verb_works_beside_such_a_record(
         "kick_job": lambda: backend.kick_job("q", "evil-buried"),
     }
     try:
-        verbs[verb]()
+        calls[name]()
     except JobNotFound:
         assert "id" in record
     backend.enqueue("q", [NewJob(b"2", "after", priority=2**32 - 1)])
     assert "after" in work_off(backend)
 
 
-def test_a_verdict_beside_a_damaged_lease_counts(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
+def test_verdict_beside_a_damaged_lease_counts(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
     backend.enqueue("q", [NewJob(b"1", "one"), NewJob(b"2", "two")])
     consumer = backend.consumer(["q"])
     leases = consumer.reserve(2, 0)
@@ -144,9 +144,7 @@ def test_a_verdict_beside_a_damaged_lease_counts(backend: SqliteBackend, loose: 
 
 
 @pytest.mark.parametrize("body", ["text", 5, 1.5])
-def test_a_body_of_another_type_is_read_as_its_bytes(
-    backend: SqliteBackend, loose: sqlite3.Connection, body: object
-) -> None:
+def test_body_of_another_type_is_read_as_bytes(backend: SqliteBackend, loose: sqlite3.Connection, body: object) -> None:
     plant(loose, body=body)
     plant(loose, body=None, id="large")
     loose.execute("INSERT INTO multiq_bodies SELECT seq, ? FROM multiq_jobs WHERE id = 'large'", (body,))
@@ -156,7 +154,7 @@ def test_a_body_of_another_type_is_read_as_its_bytes(
 
 
 @pytest.mark.parametrize("queue", [b"\xff", NOT_UTF8])
-def test_a_job_whose_queue_cannot_be_read_goes_to_a_queue_of_its_own(
+def test_job_with_a_malformed_queue_moves_to_the_unreadable_queue(
     backend: SqliteBackend, loose: sqlite3.Connection, queue: object
 ) -> None:
     plant(loose, queue=queue)
@@ -166,7 +164,7 @@ def test_a_job_whose_queue_cannot_be_read_goes_to_a_queue_of_its_own(
 
 
 @pytest.mark.parametrize("reason", [b"\xff", NOT_UTF8])
-def test_a_reason_that_cannot_be_read_costs_the_job_nothing(
+def test_malformed_reason_leaves_the_job_in_its_state(
     backend: SqliteBackend, loose: sqlite3.Connection, reason: object
 ) -> None:
     plant(loose, reason=reason)
@@ -175,7 +173,7 @@ def test_a_reason_that_cannot_be_read_costs_the_job_nothing(
 
 
 @pytest.mark.parametrize(("queue", "until"), [("q", "for ever"), ("q", b"x"), (b"\xff", 2**62), (NOT_UTF8, 2**62)])
-def test_a_pause_that_cannot_be_read_is_ended(
+def test_malformed_pause_is_ended(
     backend: SqliteBackend, loose: sqlite3.Connection, queue: object, until: object
 ) -> None:
     name = queue if str(queue).startswith("CAST(") else ":queue"
@@ -186,13 +184,13 @@ def test_a_pause_that_cannot_be_read_is_ended(
     assert work_off(backend) == ["one"]
 
 
-def test_ids_and_reasons_in_any_language_are_left_alone(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
+def test_ids_and_reasons_in_any_language_stay_unchanged(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
     plant(loose, id="grün-緑", reason="weil\n")
     plant(loose, id="evil", priority="x")
     assert work_off(backend) == ["grün-緑"]
 
 
-def test_a_new_file_takes_no_text_for_a_number(
+def test_new_file_accepts_no_text_for_a_number(
     backend: SqliteBackend, connect: Callable[..., sqlite3.Connection]
 ) -> None:
     backend.queues()
@@ -205,7 +203,7 @@ def test_a_new_file_takes_no_text_for_a_number(
 @pytest.mark.parametrize(
     "record", [{"body": None}, {"id": NOT_UTF8}, {"ttr": 2**63 - 1}, {"attempt": 2**63 - 1}], ids=str
 )
-def test_what_a_new_file_does_take_is_set_aside(
+def test_malformed_values_that_a_new_file_accepts_are_buried(
     backend: SqliteBackend, connect: Callable[..., sqlite3.Connection], record: dict[str, Any]
 ) -> None:
     backend.enqueue("q", [NewJob(b"1", "one")])
@@ -214,7 +212,7 @@ def test_what_a_new_file_does_take_is_set_aside(
     assert backend.stats("q").buried == 1
 
 
-def test_a_record_is_looked_for_in_slices(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
+def test_malformed_records_are_searched_in_slices(backend: SqliteBackend, loose: sqlite3.Connection) -> None:
     for number in range(2_500):
         plant(loose, id=f"n\n{number}", priority=number % 500 or "x", state=1, due_at=2**62)
     plant(loose, ttr="x")

@@ -1,4 +1,4 @@
-"""How SQLite means to carry out our statements: by index, without sorting, whatever its statistics say."""
+"""Query plans: every statement uses an index and sorts nothing, whatever SQLite's statistics are."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 FILES = sorted(file.stem for file in (Path(multiq_sqlite.__file__).parent / "sql").glob("*.sql"))
 SCRIPTS = {name for name in FILES if name in {"schema", "moves"} or name.startswith("upgrade_")}
-VERBS = [name for name in FILES if name not in SCRIPTS]
+STATEMENTS = [name for name in FILES if name not in SCRIPTS]
 
 # these sort a handful of groups or names, never jobs
 SORTING = {"stats", "queues"}
@@ -26,7 +26,7 @@ SORTING = {"stats", "queues"}
 
 @pytest.fixture(scope="module", params=["no statistics", "statistics of many", "statistics of few"])
 def tables(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[sqlite3.Connection]:
-    """A connection of ours to a file that somebody may have analysed before."""
+    """A connection of the driver to a file that may have been analysed before."""
     path = str(tmp_path_factory.mktemp("plans") / "jobs.db")
     open_file(path, "full", 1.0)[0].close()
     if request.param != "no statistics":
@@ -47,17 +47,17 @@ def _analyse(path: str, jobs: int) -> None:
     sqlite.close()
 
 
-@pytest.mark.parametrize("verb", VERBS)
-def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, verb: str) -> None:
-    plan = _plan(tables, verb)
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, name: str) -> None:
+    plan = _plan(tables, name)
     scans = [step for step in plan if re.match(r"SCAN (multiq_jobs|multiq_bodies|job|buried)\b", step)]
     assert scans == []
-    if verb not in SORTING:
+    if name not in SORTING:
         assert [step for step in plan if "TEMP B-TREE" in step] == []
 
 
 @pytest.mark.parametrize(
-    ("verb", "index"),
+    ("name", "index"),
     [
         ("ready", "multiq_jobs_ready (queue=?)"),
         ("jobs_ready", "multiq_jobs_ready (queue=? AND priority=? AND rowid>?)"),
@@ -73,11 +73,11 @@ def test_no_statement_reads_or_sorts_a_whole_table(tables: sqlite3.Connection, v
         ("queues", "COVERING INDEX multiq_jobs_id (queue>?)"),
     ],
 )
-def test_the_index_that_a_statement_was_written_for(tables: sqlite3.Connection, verb: str, index: str) -> None:
-    assert any(index in step for step in _plan(tables, verb))
+def test_statement_uses_its_index(tables: sqlite3.Connection, name: str, index: str) -> None:
+    assert any(index in step for step in _plan(tables, name))
 
 
-def test_moving_many_looks_each_up(tables: sqlite3.Connection) -> None:
+def test_bulk_moves_look_each_job_up_by_key(tables: sqlite3.Connection) -> None:
     """The plan of a trigger cannot be asked for, so its statements are, with a parameter for the row's seq."""
     moves = [text for text in script("moves") if "TRIGGER" in text]
     assert len(moves) == 6
@@ -88,13 +88,13 @@ def test_moving_many_looks_each_up(tables: sqlite3.Connection) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_file_is_read_by_somebody(name: str) -> None:
+def test_every_sql_file_is_used(name: str) -> None:
     sources = "".join(file.read_text() for file in Path(multiq_sqlite.__file__).parent.glob("*.py"))
     assert name.startswith("upgrade_") or f'"{name}"' in sources
 
 
-def _plan(tables: sqlite3.Connection, verb: str) -> list[str]:
-    text = statement(verb)
+def _plan(tables: sqlite3.Connection, name: str) -> list[str]:
+    text = statement(name)
     names = set(re.findall(r":(\w+)", text))
     parameters: object = dict.fromkeys(names, "[1]") if names else [1] * text.count("?")
     return [row[3] for row in tables.execute(f"EXPLAIN QUERY PLAN {text}", parameters)]  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a power failure would take, by a model: a trace shows what had reached the disk (``tests/disk.py``).
+"""Power loss, by a model: a trace shows what had reached the disk (``tests/disk.py``).
 
 Two processes enqueue, ack and release under strace, beginning with a file that is not there yet. Then power is lost,
 offline, at many moments of that one trace, each in several ways, and the file that is left is opened.
@@ -33,7 +33,7 @@ MOMENTS = int(os.environ.get("MULTIQ_TEST_POWER_MOMENTS", "8"))
 BEGINS_A_LOG = ", 32, 0) = 32"  # a header of 32 bytes in its first place
 TORN = 2  # ways, beside the strict one
 
-#: says what it has been told: an enqueue returned (+), an ack begins (~), it returned (-)
+#: says what it has been journal: an enqueue returned (+), an ack begins (~), it returned (-)
 PRODUCER = """
 import os, sys
 from multiq.backend import Ack, NewJob, Release
@@ -63,7 +63,7 @@ os._exit(os.waitstatus_to_exitcode(os.wait()[1]) if name == "a" else 0)
 
 
 @dataclass
-class Told:
+class Journal:
     """What the processes knew at some moment."""
 
     enqueued: list[str] = field(default_factory=list)
@@ -72,7 +72,7 @@ class Told:
     synced: int = 0
     """How many enqueues had returned when the last sync of the log began that has completed."""
 
-    def hear(self, words: str) -> None:
+    def read(self, words: str) -> None:
         for word in words.split():
             if word[0] == "+":
                 self.enqueued.append(word[1:])
@@ -129,16 +129,16 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
     moments = {said, len(whole) - 1}
     moments |= {luck.randrange(began, said) for _ in range(MOMENTS // 5)}
     moments |= {luck.randrange(said, len(whole)) for _ in range(MOMENTS)}
-    disk, told, found, syncing = Disk(store), Told(), Found(), dict[str, int]()
+    disk, journal, found, syncing = Disk(store), Journal(), Found(), dict[str, int]()
     for at, call in enumerate(whole):
         disk.follow(call)
         if call.path == diary and call.begins:
-            told.hear(written(call).decode())
+            journal.read(written(call).decode())
         elif call.path == f"{store}/jobs.db-wal" and call.name in {"fsync", "fdatasync"}:
             if call.begins:
-                syncing[call.who] = len(told.enqueued)
+                syncing[call.who] = len(journal.enqueued)
             if call.result is not None:
-                told.synced = max(told.synced, syncing.pop(call.who))
+                journal.synced = max(journal.synced, syncing.pop(call.who))
         elif (
             call.name == "pwrite64" and call.begins and call.path.endswith("-wal") and call.rest.endswith(BEGINS_A_LOG)
         ):
@@ -148,15 +148,15 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
                 found.failures += 1
                 left = folder / "left"
                 try:
-                    judge(left, image, told, found)
+                    judge(left, image, journal, found)
                 except (sqlite3.DatabaseError, MultiqError) as exc:
                     found.damaged.append(f"failure {found.failures}: {exc!r}")
                 shutil.rmtree(left)
     return found
 
 
-def judge(folder: Path, image: dict[str, bytes], told: Told, found: Found) -> None:
-    """Open what is left, as SQLite does after a failure of power: the index of the log is made anew."""
+def judge(folder: Path, image: dict[str, bytes], journal: Journal, found: Found) -> None:
+    """Open what is left, as SQLite does after a failure of power: the index of the log is rebuilt."""
     folder.mkdir()
     for name, content in image.items():
         if not name.endswith("-shm"):
@@ -168,11 +168,11 @@ def judge(folder: Path, image: dict[str, bytes], told: Told, found: Found) -> No
             found.damaged.append(f"failure {found.failures}: {status}")
         if db.execute("SELECT 1 FROM sqlite_master WHERE name = 'multiq_jobs'").fetchone():
             there = {str(job_id) for (job_id,) in db.execute("SELECT id FROM multiq_jobs")}
-    lost = set(told.waiting) - there
+    lost = set(journal.waiting) - there
     if len(lost) >= found.lost:
-        found.lost, found.of = len(lost), len(told.waiting)
-    found.back = max(found.back, len(told.acked & there))
-    found.old += sorted(lost & set(told.enqueued[: told.synced]))
+        found.lost, found.of = len(lost), len(journal.waiting)
+    found.back = max(found.back, len(journal.acked & there))
+    found.old += sorted(lost & set(journal.enqueued[: journal.synced]))
     found.holes += [job_id for job_id in lost if any(one[0] == job_id[0] and one > job_id for one in there)]
     # and it can be worked with
     with SqliteBackend(str(folder / "jobs.db"), synchronous="normal") as backend, backend.consumer([QUEUE]) as consumer:
@@ -181,7 +181,7 @@ def judge(folder: Path, image: dict[str, bytes], told: Told, found: Found) -> No
 
 
 @pytest.mark.parametrize("synchronous", ["full", pytest.param("normal", marks=pytest.mark.long)])
-def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(synchronous: str, tmp_path: Path) -> None:
+def test_power_failure_loses_nothing_that_the_setting_keeps(synchronous: str, tmp_path: Path) -> None:
     found = lose_power(tmp_path, trace(tmp_path, synchronous), random.Random(7))
     print(f"synchronous={synchronous}: {found}")
     assert found.damaged == []
@@ -195,7 +195,7 @@ def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(synchro
 
 
 @pytest.mark.long
-def test_the_model_sees_a_file_that_nobody_syncs(tmp_path: Path) -> None:
+def test_power_loss_model_detects_an_unsynced_file(tmp_path: Path) -> None:
     # Given a setting that no URL takes: SQLite leaves all to the kernel
     found = lose_power(tmp_path, trace(tmp_path, "off"), random.Random(7))
     # Then power failures take what was acknowledged, and leave files that cannot be read

@@ -1,4 +1,4 @@
-"""Many processes on one file, and processes that die with a job in their hands."""
+"""Many processes on one file, and processes that die with a reserved job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_eight_processes_lose_nothing_and_do_nothing_twice() -> None:
     assert " 0 lost, 0 doubled" in done.stdout
 
 
-def test_a_job_whose_holder_was_killed_comes_back_when_its_lease_ends(
+def test_job_of_a_killed_process_comes_back_when_its_lease_ends(
     backend: SqliteBackend,
     spawn: Callable[..., subprocess.Popen[str]],
     line: Callable[[subprocess.Popen[str]], str],
@@ -54,7 +54,7 @@ def test_a_job_whose_holder_was_killed_comes_back_when_its_lease_ends(
     assert consumer.settle([Ack(lease)]) == [None]
 
 
-def test_killed_in_mid_enqueue_a_batch_is_there_or_not_at_all(
+def test_batch_of_a_killed_process_is_stored_whole_or_not_at_all(
     backend: SqliteBackend,
     spawn: Callable[..., subprocess.Popen[str]],
     line: Callable[[subprocess.Popen[str]], str],

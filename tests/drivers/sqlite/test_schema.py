@@ -1,4 +1,4 @@
-"""The tables: made once by whoever comes first, upgraded, and refused if a newer multiq made them."""
+"""The schema: created once by the first process, upgraded, and refused if a newer multiq created it."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def old_file(path: Path) -> Path:
     return path
 
 
-def test_an_upgraded_file_is_like_a_new_one(old_file: Path, tmp_path: Path) -> None:
+def test_upgraded_file_is_like_a_new_one(old_file: Path, tmp_path: Path) -> None:
     SqliteBackend(str(old_file)).queues()
     SqliteBackend(str(tmp_path / "new.db")).queues()
     assert _tables(old_file) == _tables(tmp_path / "new.db")
@@ -80,7 +80,7 @@ def test_jobs_survive_an_upgrade(old_file: Path) -> None:
     sqlite.close()
 
 
-def test_an_upgrade_that_fails_changes_nothing(old_file: Path) -> None:
+def test_failed_upgrade_changes_nothing(old_file: Path) -> None:
     # Given an old file whose upgrade stumbles at its second step
     sqlite = sqlite3.connect(old_file)
     sqlite.execute("CREATE TABLE multiq_bodies (somebody_elses)")
@@ -95,9 +95,10 @@ def test_an_upgrade_that_fails_changes_nothing(old_file: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "words"), [(schema.VERSION + 1, "newer multiq"), (0, "does not say"), (None, "does not say")]
+    ("version", "words"),
+    [(schema.VERSION + 1, "newer multiq"), (0, "must be a positive"), (None, "must be a positive")],
 )
-def test_a_version_that_we_do_not_know_is_refused_and_left_alone(path: Path, version: int | None, words: str) -> None:
+def test_unknown_schema_version_is_refused_and_left_unchanged(path: Path, version: int | None, words: str) -> None:
     sqlite = sqlite3.connect(path)
     sqlite.execute("CREATE TABLE multiq_schema (version INTEGER)")
     sqlite.execute("INSERT INTO multiq_schema VALUES (?)", (version,))
@@ -108,7 +109,7 @@ def test_a_version_that_we_do_not_know_is_refused_and_left_alone(path: Path, ver
     sqlite.close()
 
 
-def test_tables_of_ours_that_somebody_else_made_are_not_touched(path: Path) -> None:
+def test_foreign_tables_with_multiqs_names_are_left_unchanged(path: Path) -> None:
     sqlite = sqlite3.connect(path)
     sqlite.execute("CREATE TABLE multiq_jobs (theirs)")
     with pytest.raises(BackendCorrupt, match="already exists"):
@@ -137,7 +138,7 @@ def test_eight_processes_may_open_a_new_file_at_once(
         assert len(backend.jobs("q", State.READY).jobs) == 8
 
 
-def test_a_script_is_split_into_statements() -> None:
+def test_script_is_split_into_statements() -> None:
     assert [text.split()[:2] for text in script("schema")] == [
         ["CREATE", "TABLE"],
         ["CREATE", "TABLE"],

@@ -1,4 +1,4 @@
-"""A great many jobs at once: in order, and without holding the lock for all of them at a time."""
+"""Slices: large numbers of jobs move in order, without one long hold of the lock."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def backend(path: Path, clock: ManualClock) -> Iterator[SqliteBackend]:
 
 
 @pytest.mark.long
-def test_a_hundred_thousand_jobs_due_at_once_come_in_order(
+def test_hundred_thousand_jobs_due_at_once_are_reserved_in_order(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given so many jobs, of which each tenth is urgent, all due in the same instant
@@ -43,8 +43,8 @@ def test_a_hundred_thousand_jobs_due_at_once_come_in_order(
         backend.enqueue("q", batch)
     clock.advance(60)
     consumer = backend.consumer(["q"])
-    breaths: list[float] = []
-    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", breaths.append)  # taken between two transactions
+    pauses: list[float] = []
+    monkeypatch.setattr("multiq_sqlite.consumer.time.sleep", pauses.append)  # taken between two transactions
     # When all are taken
     ids: list[str] = []
     leases = consumer.reserve(1000, 0)
@@ -56,19 +56,19 @@ def test_a_hundred_thousand_jobs_due_at_once_come_in_order(
     others = [f"{number:06}" for number in range(MANY) if number % 10 != 9]
     assert ids == urgent + others
     # And no transaction promoted more than one slice
-    assert len(breaths) == MANY // 1000
+    assert len(pauses) == MANY // 1000
 
 
-@pytest.mark.parametrize("verb", ["promote", "kick", "purge"])
-def test_big_moves_are_made_in_slices(
-    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, verb: str
+@pytest.mark.parametrize("name", ["promote", "kick", "purge"])
+def test_bulk_moves_are_made_in_slices(
+    backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     # Given small slices, and several of them to move
     monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
     monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
     assert sqlite_jobs.SLICE == 10
-    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if verb == "promote" else 0.0) for number in range(35)])
-    if verb == "kick":
+    backend.enqueue("q", [NewJob(b"", f"{number:02}", delay=5.0 if name == "promote" else 0.0) for number in range(35)])
+    if name == "kick":
         consumer = backend.consumer(["q"])
         consumer.settle([Bury(lease) for lease in reversed(consumer.reserve(35, 0))])
     clock.advance(5)
@@ -77,9 +77,9 @@ def test_big_moves_are_made_in_slices(
         sqlite = connection._open(1.0)
         sqlite.set_trace_callback(statements.append)
     # When they are moved
-    if verb == "promote":
+    if name == "promote":
         assert len(backend.jobs("q", State.READY).jobs) == 35
-    elif verb == "kick":
+    elif name == "kick":
         assert backend.kick("q", 25) == 25
         assert [job.id for job in backend.jobs("q", State.BURIED).jobs] == [
             f"{number:02}" for number in range(9, -1, -1)
@@ -88,11 +88,11 @@ def test_big_moves_are_made_in_slices(
         assert backend.purge("q", [State.READY]) == 35
     # Then it took as many transactions
     assert (
-        len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[verb]
+        len([text for text in statements if text.startswith("COMMIT")]) == {"promote": 4, "kick": 3, "purge": 4}[name]
     )
 
 
-def test_a_purge_ends_while_producers_go_on(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_purge_ends_while_producers_go_on(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq_sqlite.backend.SLICE", 10)
     backend.enqueue("q", [NewJob(b"", f"{number}") for number in range(20)])
     numbers = itertools.count(20)
@@ -101,18 +101,18 @@ def test_a_purge_ends_while_producers_go_on(backend: SqliteBackend, monkeypatch:
         assert next(numbers) < 1000
         backend.enqueue("q", [NewJob(b"", f"{next(numbers)}") for _ in range(10)])
 
-    monkeypatch.setattr("multiq_sqlite.backend.time.sleep", produce)  # somebody enqueues a slice between two slices
+    monkeypatch.setattr("multiq_sqlite.backend.time.sleep", produce)  # a producer enqueues a slice between two slices
     assert backend.purge("q", [State.READY]) == 20
 
 
-def test_more_than_one_pack_is_reserved_in_one_call(backend: SqliteBackend) -> None:
+def test_reserve_reads_more_than_one_slice_of_rows(backend: SqliteBackend) -> None:
     backend.enqueue("q", [NewJob(str(number).encode(), f"{number:04}") for number in range(1201)])
     leases = backend.consumer(["q"]).reserve(2000, 0)
     assert [lease.body for lease in leases] == [str(number).encode() for number in range(1201)]
 
 
 @pytest.mark.parametrize("state", [State.READY, State.DELAYED])
-def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteBackend, state: State) -> None:
+def test_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: SqliteBackend, state: State) -> None:
     # Given many jobs of one priority, or of one due time
     delay = 60.0 if state is State.DELAYED else 0.0
     backend.enqueue("q", [NewJob(b"", f"{number:05}", delay=delay) for number in range(20_000)])
@@ -135,7 +135,7 @@ def test_a_page_deep_in_a_long_queue_costs_no_more_than_the_first(backend: Sqlit
     assert max(costs) < 2 * costs[0]
 
 
-def test_an_earlier_queue_does_not_wait_for_a_later_one_in_which_much_is_due(
+def test_earlier_queue_does_not_wait_for_due_jobs_of_a_later_one(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
@@ -151,7 +151,7 @@ def test_an_earlier_queue_does_not_wait_for_a_later_one_in_which_much_is_due(
     assert statements.count("COMMIT") == 1
 
 
-def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
+def test_reserve_ends_while_jobs_keep_becoming_due(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Jobs become due as fast as they are promoted."""
@@ -169,7 +169,7 @@ def test_a_stream_of_due_jobs_does_not_keep_a_reserve_from_its_end(
     assert len(slices) == 3
 
 
-def test_an_interrupt_is_heard_between_two_slices(
+def test_interrupt_takes_effect_between_two_slices(
     backend: SqliteBackend, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("multiq_sqlite.records.SLICE", 10)
@@ -187,7 +187,7 @@ def test_an_interrupt_is_heard_between_two_slices(
     assert len(slices) == 1
 
 
-def test_who_asks_for_no_job_waits_without_looking_for_any(backend: SqliteBackend, clock: ManualClock) -> None:
+def test_reserve_of_no_job_waits_without_reading_queues(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue("q", [NewJob(b"", "1"), NewJob(b"", "2", delay=1.0)])
     clock.advance(1)
     consumer = backend.consumer(["q"])
@@ -198,9 +198,7 @@ def test_who_asks_for_no_job_waits_without_looking_for_any(backend: SqliteBacken
     assert [text for text in statements if not text.startswith("PRAGMA data_version")] == []
 
 
-def test_a_clock_that_is_set_back_makes_nothing_early_and_no_age_negative(
-    backend: SqliteBackend, clock: ManualClock
-) -> None:
+def test_clock_set_back_makes_nothing_early_and_no_age_negative(backend: SqliteBackend, clock: ManualClock) -> None:
     backend.enqueue("q", [NewJob(b"", "ready"), NewJob(b"", "delayed", delay=10.0)])
     consumer = backend.consumer(["q"])
     clock.advance(-3600)

@@ -1,4 +1,4 @@
-"""Who waits is woken: by other processes, by threads beside it, and by time alone."""
+"""Waiting consumers are woken by other processes, by other threads, and by due times."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def other_process(backend: SqliteBackend, spawn: Spawn) -> Callable[[], None]:
 
 @pytest.fixture
 def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who waits would not look by itself for a minute."""
+    """Waiting consumers poll only once a minute."""
     monkeypatch.setattr("multiq_sqlite.waiting._FIRST_PAUSE", 60.0)
     monkeypatch.setattr("multiq_sqlite.waiting._LONGEST_PAUSE", 60.0)
     monkeypatch.setattr("multiq_sqlite.consumer._LONGEST_SLEEP", 60.0)
@@ -58,7 +58,7 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("hints", ["of the kernel", "not available"])
 @pytest.mark.parametrize("idle", [0.1, 0.5])
-def test_another_processs_job_wakes_a_consumer(
+def test_job_of_another_process_wakes_a_consumer(
     backend: SqliteBackend,
     other_process: Callable[[], None],
     monkeypatch: pytest.MonkeyPatch,
@@ -83,10 +83,10 @@ def test_another_processs_job_wakes_a_consumer(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
-def test_hints_that_turn_out_to_be_missing_are_not_relied_on(
+def test_consumer_stops_relying_on_missing_hints(
     backend: SqliteBackend, other_process: Callable[[], None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    # Given a kernel that watches a file which nobody writes to
+    # Given a kernel that watches a file without writes
     (tmp_path / "else-wal").touch()
     misled = FileWatch.of(str(tmp_path / "else-wal"))
     monkeypatch.setattr(FileWatch, "of", lambda _: misled)
@@ -99,7 +99,7 @@ def test_hints_that_turn_out_to_be_missing_are_not_relied_on(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux has them")
-def test_consumers_give_back_their_file_descriptors(backend: SqliteBackend) -> None:
+def test_closed_consumers_leave_no_file_descriptor(backend: SqliteBackend) -> None:
     backend.consumer(["q"]).reserve(1, 0.5)
     gc.collect()
     before = _open_files()
@@ -114,7 +114,7 @@ def test_consumers_give_back_their_file_descriptors(backend: SqliteBackend) -> N
         assert _open_files() == before
 
 
-def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
+def test_enqueue_in_another_thread_wakes_a_consumer_without_polling(
     backend: SqliteBackend, jobs: Jobs, no_looks: None
 ) -> None:
     with SqliteBackend(backend.path) as same_file:
@@ -125,11 +125,11 @@ def test_a_thread_beside_it_wakes_a_consumer_without_any_look(
 
 
 @pytest.mark.parametrize("end", ENDS)
-def test_time_alone_wakes_a_consumer(backend: SqliteBackend, end: str, no_looks: None) -> None:
+def test_due_time_wakes_a_consumer(backend: SqliteBackend, end: str, no_looks: None) -> None:
     woken_by_time(backend, end)
 
 
-def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> None:
+def test_moved_clock_is_noticed(path: Path, jobs: Jobs) -> None:
     clock = ManualClock()
     with SqliteBackend(str(path), clock=clock) as backend:
         backend.enqueue("q", jobs(1, delay=3600.0))
@@ -138,11 +138,11 @@ def test_a_clock_that_is_moved_by_hand_is_noticed(path: Path, jobs: Jobs) -> Non
 
 
 @pytest.mark.parametrize("idle", [0.1, 0.5])
-def test_an_interrupt_ends_the_wait_or_else_the_next_one(backend: SqliteBackend, idle: float) -> None:
+def test_interrupt_ends_the_current_or_the_next_wait(backend: SqliteBackend, idle: float) -> None:
     woken_by_interrupt(backend.consumer(["q"]), idle)
 
 
-def test_a_file_that_is_replaced_while_a_consumer_waits(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+def test_file_replaced_while_a_consumer_waits_is_noticed(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
     backend.stats("q")
 
     def replace() -> None:
@@ -156,7 +156,7 @@ def test_a_file_that_is_replaced_while_a_consumer_waits(backend: SqliteBackend, 
     assert len(backend.consumer(["q"]).reserve(1, 30)) == 1
 
 
-def test_an_idle_consumer_costs_next_to_nothing(backend: SqliteBackend) -> None:
+def test_idle_consumer_uses_little_cpu(backend: SqliteBackend) -> None:
     consumer = backend.consumer(["q"])
     consumer.reserve(1, 0.2)
     gc.collect()
@@ -170,7 +170,7 @@ def test_an_idle_consumer_costs_next_to_nothing(backend: SqliteBackend) -> None:
     is_quiet(spent, 0.2)
 
 
-def test_many_consumers_each_get_their_share(path: Path, jobs: Jobs) -> None:
+def test_many_consumers_get_all_jobs_once(path: Path, jobs: Jobs) -> None:
     backend = SqliteBackend(str(path), timeout=100.0)  # six that write at once wait long on a busy machine
     taken: list[str] = []
 
@@ -190,7 +190,7 @@ def test_many_consumers_each_get_their_share(path: Path, jobs: Jobs) -> None:
     backend.close()
 
 
-def test_a_listener_that_left_is_not_released_any_more() -> None:
+def test_listener_that_left_is_not_released() -> None:
     """It may be closed by then, and the number of its file that of a socket of the application's."""
     notifier = Notifier()
     begun, go_on = threading.Event(), threading.Event()
@@ -216,7 +216,7 @@ def _open_files() -> int:
     return len(list(Path("/proc/self/fd").iterdir()))
 
 
-def test_an_interruption_that_came_before_a_reserve_hides_no_ready_job(backend: SqliteBackend, jobs: Jobs) -> None:
+def test_interrupt_before_a_reserve_hides_no_ready_job(backend: SqliteBackend, jobs: Jobs) -> None:
     backend.enqueue("q", jobs(1, b"1"))
     with backend.consumer(["q"]) as consumer:
         consumer.interrupt()

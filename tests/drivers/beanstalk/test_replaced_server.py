@@ -1,7 +1,7 @@
-"""An id is good on the connection that it came from: elsewhere it may be another queue's job.
+"""A replaced server: an id is valid on its connection only; on another one it may be another queue's job.
 
 Two servers stand behind one address, as after a restart without a log, or behind one name; the connection changes from
-one to the other at the worst moment. Whatever the verb, no job of the other server's may be touched.
+one to the other at the worst moment. Whatever the call, no job of the other server's may be touched.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def everything(client: BareClient, ids: list[str]) -> list[dict[str, str]]:
     return [{k: v for k, v in client.stats("job", i).items() if k not in {"age", "time-left"}} for i in ids]
 
 
-#: verb, what our jobs are, what theirs are, the call, and where the connection changes
+#: call, what our jobs are, what theirs are, the call, and where the connection changes
 CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]] = {
     "purge ready": ("ready", "ready", lambda b: b.purge(QUEUE, [State.READY]), {"reply": b"FOUND "}),
     "purge delayed": ("delayed", "delayed", lambda b: b.purge(QUEUE, [State.DELAYED]), {"reply": b"FOUND "}),
@@ -120,7 +120,7 @@ CASES: dict[str, tuple[str, str, Callable[[Backend], object], dict[str, bytes]]]
 
 
 @pytest.mark.parametrize(("ours", "their", "call", "when"), CASES.values(), ids=CASES.keys())
-def test_no_job_of_another_servers_is_touched(  # noqa: PLR0917 - a scene's
+def test_job_of_another_server_is_not_changed(  # noqa: PLR0917 - a scene's
     switch: Switch,
     backend: Backend,
     client: BareClient,
@@ -146,7 +146,7 @@ def test_no_job_of_another_servers_is_touched(  # noqa: PLR0917 - a scene's
     assert backend.stats(OTHER).queue == OTHER
 
 
-def test_the_head_of_a_listing_is_of_one_server(
+def test_first_job_of_a_listing_is_of_one_server(
     switch: Switch, backend: Backend, client: BareClient, theirs: BareClient
 ) -> None:
     put(client, QUEUE, "delayed", 1)
@@ -157,7 +157,7 @@ def test_the_head_of_a_listing_is_of_one_server(
     assert backend.jobs(QUEUE, State.DELAYED, limit=1).jobs == []
 
 
-def test_a_reschedule_that_is_cut_says_what_may_be_there(switch: Switch, backend: Backend, client: BareClient) -> None:
+def test_cut_reschedule_reports_both_jobs(switch: Switch, backend: Backend, client: BareClient) -> None:
     put(client, QUEUE, "ready", 1)
     switch.request = b"delete"
     with pytest.raises(BackendUnavailable, match=r"job 1 .* by job 2"):

@@ -1,4 +1,4 @@
-"""A connection that carries nothing any more, and does not end, costs what is said on it, and nothing else."""
+"""Multiplexed replies: a silent connection costs its own verdicts, and no others."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ def test_leases_on_other_connections_live_on_and_jobs_are_handed_out(
     assert consumer.settle([Ack(lease) for lease in (held, *leases)]) == [None] * 3
 
 
-def test_an_ack_counts_though_its_lease_ends_before_the_silent_ones_time_is_over(
+def test_ack_counts_though_its_lease_ends_before_the_silent_connection_times_out(
     proxy: Proxy, backend: Backend, pool: ThreadPoolExecutor
 ) -> None:
     with (
@@ -121,7 +121,7 @@ def test_an_ack_counts_though_its_lease_ends_before_the_silent_ones_time_is_over
         assert answer is None
 
 
-def test_a_settle_beside_a_blocked_call_is_over_in_time_and_costs_nothing(
+def test_settle_beside_a_blocked_call_ends_in_time_and_loses_nothing(
     consumer: Consumer, backend: Backend, silent: Lease, pool: ThreadPoolExecutor
 ) -> None:
     enqueue(backend)
@@ -136,7 +136,7 @@ def test_a_settle_beside_a_blocked_call_is_over_in_time_and_costs_nothing(
     assert consumer.settle([Ack(held)]) == [None]
 
 
-def test_a_settle_that_waits_for_a_blocked_call_takes_no_second_timeout(
+def test_settle_that_waits_for_a_blocked_call_takes_no_second_timeout(
     consumer: Consumer, proxy: Proxy, backend: Backend, silent: Lease, pool: ThreadPoolExecutor
 ) -> None:
     # Given two silent connections, and a call that waits for one of them

@@ -1,6 +1,6 @@
-"""Whoever comes too late changes nothing, though beanstalkd itself would let anybody delete what nobody holds.
+"""Stale leases: late verdicts change nothing, though beanstalkd lets any client delete a job that is not reserved.
 
-A thousand leases end, by time or by their connection; somebody else has the jobs meanwhile, in every state there is;
+A thousand leases end, by time or by their connection; another consumer has the jobs meanwhile, in every state;
 then the late one comes with every verdict there is. ``MULTIQ_TEST_STALE`` is how many of them.
 """
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ATTEMPTS = int(os.environ.get("MULTIQ_TEST_STALE", "1000"))
 BATCH = 200
 QUEUE = "stale"
-TTR = 6.0  # seconds; the rival is done well within it
+TTR = 6.0  # seconds; the other consumer is done well within it
 LONG = 3600
 
 VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
@@ -48,8 +48,8 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 
 @dataclass
-class Rival:
-    """Who got the jobs meanwhile, and what he did with them."""
+class OtherConsumer:
+    """The consumer that gets the jobs meanwhile, and its actions on them."""
 
     backend: Backend
     consumer: Consumer
@@ -81,14 +81,14 @@ class Rival:
         assert not any(self.consumer.settle([Ack(lease) for lease in leases]))
 
     @property
-    def deeds(self) -> list[Callable[[Sequence[Lease]], None]]:
+    def actions(self) -> list[Callable[[Sequence[Lease]], None]]:
         return [self.hold, self.release, self.release_late, self.bury, self.reschedule, self.ack]
 
 
 @pytest.fixture
-def rival(server: BeanstalkServer) -> Iterator[Rival]:
+def other(server: BeanstalkServer) -> Iterator[OtherConsumer]:
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
-        yield Rival(backend, consumer)
+        yield OtherConsumer(backend, consumer)
 
 
 @pytest.fixture
@@ -118,16 +118,16 @@ def everything_about(server: BeanstalkServer, ids: Sequence[str]) -> list[dict[s
     return [{k: v for k, v in record.items() if k not in {"age", "time-left"}} for record in records]
 
 
-def come_late(server: BeanstalkServer, stale: Consumer, rival: Rival, leases: Sequence[Lease]) -> None:
-    """The rival takes the jobs and does one thing with each; the late one settles them, in vain."""
-    taken = rival.take(len(leases))
+def settle_late(server: BeanstalkServer, stale: Consumer, other: OtherConsumer, leases: Sequence[Lease]) -> None:
+    """The other consumer takes the jobs and does one action on each; the late one's verdicts are refused."""
+    taken = other.take(len(leases))
     assert sorted(taken) == sorted(lease.id for lease in leases)
-    pairs = list(islice(cycle(product(rival.deeds, VERDICTS.values())), len(leases)))
+    pairs = list(islice(cycle(product(other.actions, VERDICTS.values())), len(leases)))
     kept: list[Lease] = []
-    for deed in rival.deeds:
-        done = [taken[lease.id] for lease, (its, _) in zip(leases, pairs, strict=True) if its == deed]
-        kept += done if deed == rival.hold else []
-        deed(done)
+    for action in other.actions:
+        done = [taken[lease.id] for lease, (its, _) in zip(leases, pairs, strict=True) if its == action]
+        kept += done if action == other.hold else []
+        action(done)
     before = everything_about(server, [lease.id for lease in leases])
     answers: list[LeaseLost | None] = []
     verdicts = [verdict(lease) for lease, (_, verdict) in zip(leases, pairs, strict=True)]
@@ -136,33 +136,33 @@ def come_late(server: BeanstalkServer, stale: Consumer, rival: Rival, leases: Se
     refused = [answer for answer in answers if isinstance(answer, LeaseLost)]
     assert len(refused) == len(leases)
     assert everything_about(server, [lease.id for lease in leases]) == before
-    assert not any(rival.consumer.settle([Ack(lease) for lease in kept]))
+    assert not any(other.consumer.settle([Ack(lease) for lease in kept]))
     print(f"\n{len(leases)} late verdicts, {len(refused)} refused, nothing changed")
 
 
 @pytest.mark.timeout(300)
-def test_after_its_end_no_lease_changes_what_became_of_the_job(
-    server: BeanstalkServer, stale: Consumer, rival: Rival
+def test_ended_lease_does_not_change_its_former_job(
+    server: BeanstalkServer, stale: Consumer, other: OtherConsumer
 ) -> None:
-    leases = reserve_all(stale, rival.backend, ATTEMPTS, TTR)
+    leases = reserve_all(stale, other.backend, ATTEMPTS, TTR)
     with server.client() as client:
         until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
-    come_late(server, stale, rival, leases)
+    settle_late(server, stale, other, leases)
 
 
 @pytest.mark.timeout(300)
-def test_after_its_connection_no_lease_changes_what_became_of_the_job(
-    server: BeanstalkServer, proxy: Proxy, stale: Consumer, rival: Rival
+def test_lease_of_a_closed_connection_does_not_change_its_former_job(
+    server: BeanstalkServer, proxy: Proxy, stale: Consumer, other: OtherConsumer
 ) -> None:
-    leases = reserve_all(stale, rival.backend, ATTEMPTS, LONG)
+    leases = reserve_all(stale, other.backend, ATTEMPTS, LONG)
     proxy.cut()
-    come_late(server, stale, rival, leases)
+    settle_late(server, stale, other, leases)
 
 
-def test_after_its_end_a_lease_changes_nothing_that_nobody_has_taken_yet(
-    server: BeanstalkServer, stale: Consumer, rival: Rival
+def test_ended_lease_does_not_change_a_job_that_is_ready_again(
+    server: BeanstalkServer, stale: Consumer, other: OtherConsumer
 ) -> None:
-    leases = reserve_all(stale, rival.backend, 50, 3)
+    leases = reserve_all(stale, other.backend, 50, 3)
     with server.client() as client:
         until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
     before = everything_about(server, [lease.id for lease in leases])
@@ -171,10 +171,10 @@ def test_after_its_end_a_lease_changes_nothing_that_nobody_has_taken_yet(
     assert everything_about(server, [lease.id for lease in leases]) == before
 
 
-def test_the_same_consumer_cannot_settle_its_old_lease_of_a_job_that_it_holds_again(
-    server: BeanstalkServer, stale: Consumer, rival: Rival
+def test_consumer_cannot_settle_an_old_lease_of_a_job_it_holds_again(
+    server: BeanstalkServer, stale: Consumer, other: OtherConsumer
 ) -> None:
-    first = reserve_all(stale, rival.backend, 50, 3)
+    first = reserve_all(stale, other.backend, 50, 3)
     with server.client() as client:
         until(lambda: client.stats("tube", QUEUE)["current-jobs-reserved"] == "0", timeout=60)
     second = stale.reserve(50, 5)
@@ -184,15 +184,15 @@ def test_the_same_consumer_cannot_settle_its_old_lease_of_a_job_that_it_holds_ag
     assert stale.settle([Ack(lease) for lease in second]) == [None] * 50
 
 
-def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_settle(
-    server: BeanstalkServer, proxy: Proxy, rival: Rival, tmp_path: Path
+def test_worker_stopped_for_longer_than_its_lease_does_not_settle(
+    server: BeanstalkServer, proxy: Proxy, other: OtherConsumer, tmp_path: Path
 ) -> None:
     app.connect(server.url)
     queue = app.queue().name
     handle = nap.enqueue(1, 2.0)  # of a ttr of 3 s
     with (
         worker(tmp_path, f"beanstalk://127.0.0.1:{proxy.port}") as process,
-        rival.backend.consumer([queue]) as consumer,
+        other.backend.consumer([queue]) as consumer,
         server.client() as client,
     ):
         # Given a worker in the middle of a job, that is stopped until its lease is over
@@ -209,7 +209,7 @@ def test_a_worker_that_was_stopped_for_longer_than_its_lease_does_not_settle(
         # When it goes on, and ends the job
         until(lambda: "lost" in process.log, what=lambda: process.log)
         # Then the job stays where the other one put it
-        assert rival.backend.peek(queue, handle.id).state == State.BURIED
+        assert other.backend.peek(queue, handle.id).state == State.BURIED
     app.close()
 
 

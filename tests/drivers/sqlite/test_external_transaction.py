@@ -1,4 +1,4 @@
-"""Enqueuing inside the caller's own transaction."""
+"""External transactions: enqueues inside the caller's own transaction."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_jobs_exist_once_the_caller_commits(backend: SqliteBackend, connect: Con
     assert connect().execute("SELECT * FROM orders").fetchall() == [(7,)]
 
 
-def test_jobs_never_were_if_the_caller_rolls_back(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_jobs_vanish_if_the_caller_rolls_back(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect()
     backend.enqueue("q", jobs(3), connection=app)
     app.rollback()
@@ -49,9 +49,7 @@ def test_jobs_never_were_if_the_caller_rolls_back(backend: SqliteBackend, connec
     assert len(ids(backend)) == 1
 
 
-def test_an_enqueue_opens_a_transaction_as_any_insert_does(
-    backend: SqliteBackend, connect: Connect, jobs: Jobs
-) -> None:
+def test_enqueue_opens_a_transaction_like_any_insert(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect()
     backend.enqueue("q", jobs(), connection=app)
     assert app.in_transaction
@@ -59,7 +57,7 @@ def test_an_enqueue_opens_a_transaction_as_any_insert_does(
     assert len(ids(backend)) == 1
 
 
-def test_a_connection_that_commits_by_itself_does_so(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_autocommit_connection_commits_at_once(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect(isolation_level=None)
     backend.enqueue("q", jobs(300), connection=app)
     assert not app.in_transaction
@@ -68,7 +66,7 @@ def test_a_connection_that_commits_by_itself_does_so(backend: SqliteBackend, con
 
 @pytest.mark.skipif(sys.version_info < (3, 12), reason="Python 3.12 brought sqlite3's autocommit attribute")
 @pytest.mark.parametrize("autocommit", [True, False])
-def test_the_newer_rules_for_transactions(
+def test_autocommit_attribute_of_newer_pythons(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, autocommit: bool
 ) -> None:
     app = connect(autocommit=autocommit)
@@ -79,7 +77,7 @@ def test_the_newer_rules_for_transactions(
     assert len(ids(backend)) == 1
 
 
-def test_a_savepoint_of_the_callers_can_undo_it(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_callers_savepoint_can_undo_an_enqueue(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect(isolation_level=None)
     app.execute("BEGIN")
     (kept,) = backend.enqueue("q", jobs(), connection=app)
@@ -99,7 +97,7 @@ def test_large_bodies_and_repeated_ids(backend: SqliteBackend, connect: Connect,
     assert [job.body for job in backend.jobs("q", State.READY).jobs] == [b"x" * 10_000]
 
 
-def test_a_batch_that_fails_leaves_nothing_in_the_callers_transaction(
+def test_failed_batch_leaves_nothing_in_the_callers_transaction(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     # Given a table that refuses a certain job, and a caller with work of its own
@@ -122,9 +120,7 @@ def test_a_batch_that_fails_leaves_nothing_in_the_callers_transaction(
     assert app.execute("SELECT * FROM orders").fetchall() == [(7,)]
 
 
-def test_a_failed_batch_leaves_no_transaction_open_that_was_not_there(
-    backend: SqliteBackend, connect: Connect, jobs: Jobs
-) -> None:
+def test_failed_batch_leaves_no_new_transaction_open(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     backend.stats("q")
     app = connect()
     app.execute("CREATE TRIGGER refuse BEFORE INSERT ON multiq_jobs BEGIN SELECT RAISE(ABORT, 'refused'); END")
@@ -133,7 +129,7 @@ def test_a_failed_batch_leaves_no_transaction_open_that_was_not_there(
     assert not app.in_transaction
 
 
-def test_an_attached_file_will_do(
+def test_attached_file_is_accepted(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
 ) -> None:
     # Given an application whose main file has jobs of its own
@@ -149,7 +145,7 @@ def test_an_attached_file_will_do(
         assert other.stats("q").ready == 0
 
 
-def test_a_link_to_the_file_is_the_file(connect: Connect, jobs: Jobs, path: Path, tmp_path: Path) -> None:
+def test_link_to_the_file_is_accepted(connect: Connect, jobs: Jobs, path: Path, tmp_path: Path) -> None:
     (tmp_path / "link.db").symlink_to(path)
     with SqliteBackend(str(tmp_path / "link.db")) as backend:
         app = connect()
@@ -159,7 +155,7 @@ def test_a_link_to_the_file_is_the_file(connect: Connect, jobs: Jobs, path: Path
 
 
 @pytest.mark.parametrize("encoding", ["UTF-16le", "UTF-16be"])
-def test_a_database_in_utf_16_will_do(connect: Connect, jobs: Jobs, tmp_path: Path, path: Path, encoding: str) -> None:
+def test_utf_16_database_is_accepted(connect: Connect, jobs: Jobs, tmp_path: Path, path: Path, encoding: str) -> None:
     # Given an application's database whose encoding is not SQLite's usual one, in a folder with a name of its own
     (tmp_path / "größe").mkdir()
     wide, attached = tmp_path / "größe" / "wide.db", tmp_path / "attached.db"
@@ -182,7 +178,7 @@ def test_a_database_in_utf_16_will_do(connect: Connect, jobs: Jobs, tmp_path: Pa
         backend.enqueue("q", jobs(), connection=app)
 
 
-def test_another_file_is_refused_with_both_names(
+def test_connection_to_another_file_is_refused_with_both_names(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path, tmp_path: Path
 ) -> None:
     backend.stats("q")
@@ -193,19 +189,19 @@ def test_another_file_is_refused_with_both_names(
 
 
 @pytest.mark.parametrize("thing", ["a string", 7, object(), SimpleNamespace(driver_connection=None)])
-def test_what_is_no_connection_is_refused(backend: SqliteBackend, jobs: Jobs, thing: object) -> None:
+def test_object_that_is_no_connection_is_refused(backend: SqliteBackend, jobs: Jobs, thing: object) -> None:
     with pytest.raises(OptionInvalid, match=r"sqlite3\.Connection"):
         backend.enqueue("q", jobs(), connection=thing)
 
 
-def test_a_closed_connection_is_refused(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_closed_connection_is_refused(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect()
     app.close()
     with pytest.raises(OptionInvalid, match="closed"):
         backend.enqueue("q", jobs(), connection=app)
 
 
-def test_the_callers_settings_do_not_matter(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_callers_connection_settings_do_not_matter(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     app = connect()
     app.row_factory = lambda _, row: {"row": row}
     app.text_factory = bytes
@@ -214,9 +210,7 @@ def test_the_callers_settings_do_not_matter(backend: SqliteBackend, connect: Con
     assert len(ids(backend)) == 2
 
 
-def test_a_first_use_inside_a_transaction_that_has_the_lock(
-    backend: SqliteBackend, connect: Connect, jobs: Jobs
-) -> None:
+def test_first_use_inside_a_transaction_that_has_the_lock(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     # Given a file that multiq has never seen, locked by the caller
     app = connect(isolation_level=None)
     app.row_factory = sqlite3.Row
@@ -233,7 +227,7 @@ def test_a_first_use_inside_a_transaction_that_has_the_lock(
     assert ids(backend) == [made]
 
 
-def test_a_first_use_inside_a_transaction_that_has_done_nothing_yet(
+def test_first_use_inside_a_transaction_without_statements(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     app = connect(isolation_level=None)
@@ -244,7 +238,7 @@ def test_a_first_use_inside_a_transaction_that_has_done_nothing_yet(
     assert ids(backend) == [made]
 
 
-def test_a_first_use_in_the_callers_transaction_can_be_the_commit(connect: Connect, jobs: Jobs, path: Path) -> None:
+def test_first_use_in_the_callers_transaction_can_be_the_commit(connect: Connect, jobs: Jobs, path: Path) -> None:
     app = connect(isolation_level=None)
     app.execute("BEGIN EXCLUSIVE")
     with SqliteBackend(str(path)) as backend:
@@ -253,7 +247,7 @@ def test_a_first_use_in_the_callers_transaction_can_be_the_commit(connect: Conne
         assert ids(backend) == [made]
 
 
-def test_a_first_use_of_an_attached_file_that_is_locked_is_told(
+def test_first_use_of_a_locked_attached_file_raises(
     backend: SqliteBackend, connect: Connect, jobs: Jobs, path: Path
 ) -> None:
     app = connect(":memory:", isolation_level=None)
@@ -266,7 +260,7 @@ def test_a_first_use_of_an_attached_file_that_is_locked_is_told(
     assert len(ids(backend)) == 1
 
 
-def test_a_transaction_that_began_by_reading_is_told_how_to_begin(
+def test_transaction_that_began_by_reading_raises_with_advice(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.enqueue("q", jobs())
@@ -280,7 +274,7 @@ def test_a_transaction_that_began_by_reading_is_told_how_to_begin(
     assert len(ids(backend)) == 2
 
 
-def test_a_waiting_consumer_wakes_when_the_caller_commits(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_waiting_consumer_wakes_when_the_caller_commits(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     import threading
 
     app = connect(check_same_thread=False)
@@ -291,7 +285,7 @@ def test_a_waiting_consumer_wakes_when_the_caller_commits(backend: SqliteBackend
     timer.join()
 
 
-def test_sizes_are_checked_before_the_callers_transaction_is_touched(
+def test_sizes_are_checked_before_the_callers_transaction_is_used(
     backend: SqliteBackend, connect: Connect, jobs: Jobs
 ) -> None:
     backend.stats("q")
@@ -305,21 +299,19 @@ def test_sizes_are_checked_before_the_callers_transaction_is_touched(
 
 
 @pytest.mark.parametrize("how", ["mode=ro", "query_only"])
-def test_a_connection_that_may_only_read_is_told_so(
-    backend: SqliteBackend, connect: Connect, jobs: Jobs, how: str
-) -> None:
+def test_read_only_connection_is_refused(backend: SqliteBackend, connect: Connect, jobs: Jobs, how: str) -> None:
     backend.stats("q")
     if how == "mode=ro":
         app = connect(f"file:{backend.path}?mode=ro", uri=True)
     else:
         app = connect()
         app.execute("PRAGMA query_only = ON")
-    with pytest.raises(OptionInvalid, match="may only read"):
+    with pytest.raises(OptionInvalid, match="must be able to write"):
         backend.enqueue("q", jobs(), connection=app)
     assert not app.in_transaction
 
 
-def test_what_an_enqueue_does_to_the_callers_own_counters(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
+def test_enqueue_effects_on_the_callers_counters(backend: SqliteBackend, connect: Connect, jobs: Jobs) -> None:
     """As docs/sqlite.md says: the cursor's lastrowid stays, last_insert_rowid() does not."""
     app = connect()
     app.execute("CREATE TABLE orders (number INTEGER PRIMARY KEY)")

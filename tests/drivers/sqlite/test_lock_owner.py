@@ -1,4 +1,4 @@
-"""A call on our own connection while a transaction of the caller's own has the file locked."""
+"""The lock's owner: calls on the pool's connections while a transaction of the caller has the file locked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import subprocess
     from collections.abc import Callable
 
-pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists who has which lock")
+pytestmark = pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists the owners of locks")
 
 SCRIPT = """
     from multiq import errors
@@ -29,14 +29,14 @@ SCRIPT = """
     app.execute("BEGIN")
     app.execute("INSERT INTO orders VALUES (7)")
     start = time.monotonic()
-    verb = {
+    call = {
         "enqueue": lambda: backend.enqueue("q", [NewJob(b"x", "1")]),
         "first use": lambda: backend.enqueue("q", [NewJob(b"x", "1")]),
         "batch": lambda: backend.enqueue("q", [NewJob(b"x", str(n)) for n in range(3)]),
         "pause": lambda: backend.pause("q", 60),
     }[how]
     try:
-        verb()
+        call()
     except errors.LockedByCaller as exc:
         say(time.monotonic() - start < 30, isinstance(exc, errors.BackendUnavailable), exc)
     backend.enqueue("q", [NewJob(b"x", "2")], connection=app)
@@ -47,16 +47,16 @@ SCRIPT = """
 
 
 @pytest.mark.parametrize("how", ["enqueue", "batch", "pause", "first use"])
-def test_the_callers_own_transaction_is_noticed_at_once(
+def test_callers_transaction_is_detected_at_once(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path, how: str
 ) -> None:
     # Given a program with one thread, which has the file locked by a transaction of its own, and waits up to a minute
     program = spawn(SCRIPT, path, how)
-    # When it uses the queue without connection=, then it is told so, and what to do, at once
-    told = line(program)
-    assert told.startswith("True False ")
-    assert "connection=" in told
-    assert str(path) in told
+    # When it uses the queue without connection=, then it is answer so, and what to do, at once
+    answer = line(program)
+    assert answer.startswith("True False ")
+    assert "connection=" in answer
+    assert str(path) in answer
     # and goes on
     assert line(program) == "2"
 
@@ -83,7 +83,7 @@ ENQUEUE = """
 """
 
 
-def test_another_process_is_waited_for_and_named(
+def test_lock_of_another_process_is_waited_for_and_named(
     spawn: Callable[..., subprocess.Popen[str]],
     line: Callable[[subprocess.Popen[str]], str],
     path: Path,
@@ -100,7 +100,7 @@ def test_another_process_is_waited_for_and_named(
     # and an enqueue goes on when the other process has ended its transaction
     patient = spawn(ENQUEUE, path, 60.0)
     assert line(patient) == "waits"
-    time.sleep(0.5)  # long enough for it to look who has the lock
+    time.sleep(0.5)  # long enough for it to read the lock's owner
     locker.communicate("\n")
     assert line(patient) == "done"
 
@@ -120,21 +120,19 @@ THREADS = """
 """
 
 
-def test_another_thread_is_waited_for(
+def test_lock_of_another_thread_is_waited_for(
     spawn: Callable[..., subprocess.Popen[str]], line: Callable[[subprocess.Popen[str]], str], path: Path
 ) -> None:
     # Given a transaction that another thread commits after a while
     assert line(spawn(THREADS, path, 60.0, "yes")) == "done"
     # Or too late: then the error says that it is this process, and what that may mean
-    told = line(spawn(THREADS, path, 0.5, "no"))
-    assert told.startswith("BackendTimeout ")
-    assert "this very process" in told
-    assert "connection=" in told
+    answer = line(spawn(THREADS, path, 0.5, "no"))
+    assert answer.startswith("BackendTimeout ")
+    assert "this very process" in answer
+    assert "connection=" in answer
 
 
-def test_many_threads_of_one_process_do_not_take_one_another_for_the_callers_transaction(
-    path: Path, backend: object
-) -> None:
+def test_lock_of_another_thread_is_never_taken_for_the_callers(path: Path, backend: object) -> None:
     from multiq.backend import NewJob
     from multiq_sqlite.backend import SqliteBackend
 

@@ -1,4 +1,4 @@
-"""The write-ahead log: how long it may become, who is held up for that, and where it lies."""
+"""The write-ahead log: its size, what delays its restart, and where it lies."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def lengthen(backend: SqliteBackend, log: Path) -> None:
 
 
 @pytest.mark.parametrize("is_link", [False, True])
-def test_a_reader_that_stays_does_not_hold_up_writers(
+def test_long_reader_does_not_delay_writers(
     backend: SqliteBackend, reader: sqlite3.Connection, path: Path, jobs: Jobs, is_link: bool
 ) -> None:
     # Given a log that cannot be cleared because of a reader
@@ -82,7 +82,7 @@ def test_a_reader_that_stays_does_not_hold_up_writers(
     backend.close()
 
 
-def test_a_long_log_of_few_large_pages_is_started_over(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+def test_long_log_of_few_large_pages_is_restarted(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
     # Given a file of an application's, with pages of 64 kB
     with sqlite3.connect(path) as theirs:
         theirs.execute("PRAGMA page_size = 65536")
@@ -104,7 +104,7 @@ def test_a_long_log_of_few_large_pages_is_started_over(backend: SqliteBackend, p
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives hints")
 @pytest.mark.parametrize("is_link", [False, True])
-def test_an_idle_consumer_has_the_kernels_hints_through_a_link_as_well(path: Path, is_link: bool) -> None:
+def test_idle_consumer_gets_hints_through_a_symbolic_link(path: Path, is_link: bool) -> None:
     path.touch()  # no file is made where a link leads
     with SqliteBackend(str(link_to(path) if is_link else path)) as backend:
         consumer = backend.consumer(["q"])

@@ -1,4 +1,4 @@
-"""A disk that becomes full: new jobs are refused in time, and those that are there can be worked off."""
+"""Disk space: new jobs are refused before the disk is full, and existing jobs can be worked off."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def drain(backend: SqliteBackend) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize(("size", "batch"), [(1000, 1), (1000, 500), (300_000, 1)])
-def test_a_full_disk_drains(disk: Path, size: int, batch: int) -> None:
+def test_full_disk_can_be_worked_off(disk: Path, size: int, batch: int) -> None:
     with SqliteBackend(str(disk / "jobs.db"), synchronous="normal") as backend:
         taken = fill(backend, b"x" * size, batch)
         assert sorted(drain(backend)) == sorted(taken)
@@ -69,7 +69,7 @@ def test_a_full_disk_drains(disk: Path, size: int, batch: int) -> None:
         assert backend.purge("q", [State.READY]) == len(again)
 
 
-def test_producers_beside_each_other_leave_enough_for_draining(disk: Path, spawn: Spawn) -> None:
+def test_parallel_producers_leave_enough_space_for_draining(disk: Path, spawn: Spawn) -> None:
     # Given four processes that enqueue until they are refused
     path = disk / "jobs.db"
     producers = [
@@ -96,7 +96,7 @@ def test_producers_beside_each_other_leave_enough_for_draining(disk: Path, spawn
         assert len(drain(backend)) == ready
 
 
-def test_a_callers_own_transaction_is_refused_before_it_is_touched(
+def test_full_disk_is_checked_before_the_callers_transaction_is_used(
     disk: Path, connect: Callable[[Path], sqlite3.Connection]
 ) -> None:
     with SqliteBackend(str(disk / "jobs.db"), synchronous="normal") as backend:
@@ -107,7 +107,7 @@ def test_a_callers_own_transaction_is_refused_before_it_is_touched(
         assert not app.in_transaction
 
 
-def test_room_that_was_made_is_noticed_at_once(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_freed_space_is_noticed_at_once(backend: SqliteBackend, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a disk that tells of no free block
     backend.stats("q")
     there = os.statvfs(backend.path)

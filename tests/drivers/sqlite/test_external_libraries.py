@@ -1,4 +1,4 @@
-"""Enqueuing inside a transaction that SQLAlchemy, an asyncio driver or Django has opened, on the same file."""
+"""External transactions of SQLAlchemy, asyncio drivers and Django on the same file."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def count(orders: sqlite3.Connection) -> int:
 # --- SQLAlchemy ------------------------------------------------------------------------------------------
 
 
-def test_an_sqlalchemy_connection_on_which_nothing_else_was_done(
+def test_sqlalchemy_connection_without_other_statements(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs
 ) -> None:
     with engine.connect() as connection:
@@ -78,7 +78,7 @@ def test_an_sqlalchemy_connection_on_which_nothing_else_was_done(
     assert bodies(backend) == [b"yes"]
 
 
-def test_an_sqlalchemy_connection_and_the_callers_rows(
+def test_sqlalchemy_connection_with_the_callers_rows(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs, orders: sqlite3.Connection
 ) -> None:
     with engine.begin() as connection:
@@ -91,7 +91,7 @@ def test_an_sqlalchemy_connection_and_the_callers_rows(
     assert (len(bodies(backend)), count(orders)) == (3, 1)
 
 
-def test_an_sqlalchemy_session(
+def test_sqlalchemy_session(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs, orders: sqlite3.Connection
 ) -> None:
     with Session(engine) as session:
@@ -108,7 +108,7 @@ def test_an_sqlalchemy_session(
     assert bodies(backend) == [b"yes", b"scoped"]
 
 
-def test_sqlalchemys_autocommit_stores_the_job_at_once(
+def test_sqlalchemy_autocommit_stores_the_job_at_once(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs
 ) -> None:
     with engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
@@ -118,7 +118,7 @@ def test_sqlalchemys_autocommit_stores_the_job_at_once(
     assert len(bodies(backend)) == 1
 
 
-def test_sqlalchemy_that_begins_immediate_by_an_event(
+def test_sqlalchemy_with_begin_immediate_by_an_event(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs
 ) -> None:
     # Given what SQLAlchemy's page on SQLite recommends for transactions that are serializable
@@ -138,7 +138,7 @@ def test_sqlalchemy_that_begins_immediate_by_an_event(
         assert bodies(backend) == expected
 
 
-def test_a_connection_of_sqlalchemys_pool(backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs) -> None:
+def test_sqlalchemy_pool_connection(backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs) -> None:
     pooled = engine.raw_connection()
     backend.enqueue("q", jobs(), connection=pooled)
     pooled.rollback()
@@ -148,7 +148,7 @@ def test_a_connection_of_sqlalchemys_pool(backend: SqliteBackend, engine: sqlalc
     assert len(bodies(backend)) == 1
 
 
-def test_sqlalchemys_async_connection_and_session(
+def test_sqlalchemy_async_connection_and_session(
     backend: SqliteBackend, path: Path, jobs: Jobs, orders: sqlite3.Connection
 ) -> None:
     async def run() -> None:
@@ -173,7 +173,7 @@ def test_sqlalchemys_async_connection_and_session(
 # --- Django ----------------------------------------------------------------------------------------------
 
 
-def test_djangos_connection_inside_atomic(
+def test_django_connection_inside_atomic(
     backend: SqliteBackend, django: Any, jobs: Jobs, orders: sqlite3.Connection
 ) -> None:
     backend.stats("q")
@@ -194,7 +194,7 @@ def test_djangos_connection_inside_atomic(
     assert (len(bodies(backend)), count(orders)) == (2, 1)
 
 
-def test_djangos_connection_that_is_not_open_yet_and_commits_by_itself(
+def test_django_connection_that_is_not_open_yet_with_autocommit(
     backend: SqliteBackend, django: Any, jobs: Jobs
 ) -> None:
     assert django.connection is None
@@ -202,7 +202,7 @@ def test_djangos_connection_that_is_not_open_yet_and_commits_by_itself(
     assert len(bodies(backend)) == 1
 
 
-def test_djangos_nested_atomic_undoes_its_own_jobs(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
+def test_django_nested_atomic_rolls_back_its_own_jobs(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
     with transaction.atomic(using=django.alias):
         backend.enqueue("q", jobs(1, b"outer"), connection=django)
         with transaction.atomic(using=django.alias):
@@ -211,7 +211,7 @@ def test_djangos_nested_atomic_undoes_its_own_jobs(backend: SqliteBackend, djang
     assert bodies(backend) == [b"outer"]
 
 
-def test_djangos_broken_transaction_is_told(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
+def test_django_broken_transaction_raises(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
     with transaction.atomic(using=django.alias):
         transaction.set_rollback(True, using=django.alias)
         with pytest.raises(OptionInvalid, match="end of the 'atomic' block"):
@@ -219,7 +219,7 @@ def test_djangos_broken_transaction_is_told(backend: SqliteBackend, django: Any,
     assert bodies(backend) == []
 
 
-def test_the_proxy_that_applications_import_will_do(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
+def test_django_connection_proxy_is_accepted(backend: SqliteBackend, django: Any, jobs: Jobs) -> None:
     from django.utils.connection import ConnectionProxy
 
     backend.enqueue("q", jobs(), connection=ConnectionProxy(connections, django.alias))
@@ -229,7 +229,7 @@ def test_the_proxy_that_applications_import_will_do(backend: SqliteBackend, djan
 # --- what does not fit -----------------------------------------------------------------------------------
 
 
-def test_what_does_not_fit_is_refused_with_the_way_out(
+def test_unsuitable_object_is_refused_with_advice(
     backend: SqliteBackend, engine: sqlalchemy.Engine, path: Path, jobs: Jobs
 ) -> None:
     closed = engine.connect()
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     assert bodies(backend) == []
 
 
-def test_what_is_asynchronous_is_refused_with_the_way_out(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+def test_asynchronous_connection_is_refused_with_advice(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
     import aiosqlite
 
     async def run() -> None:
@@ -268,7 +268,7 @@ def test_what_is_asynchronous_is_refused_with_the_way_out(backend: SqliteBackend
     assert bodies(backend) == []
 
 
-def test_a_session_of_another_thread_is_refused(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
+def test_session_of_another_thread_is_refused(backend: SqliteBackend, path: Path, jobs: Jobs) -> None:
     import threading
 
     outcomes: list[BaseException] = []
@@ -284,12 +284,12 @@ def test_a_session_of_another_thread_is_refused(backend: SqliteBackend, path: Pa
     thread.start()
     thread.join()
     app.close()
-    (told,) = outcomes
-    assert isinstance(told, OptionInvalid)
-    assert "thread" in str(told)
+    (error,) = outcomes
+    assert isinstance(error, OptionInvalid)
+    assert "thread" in str(error)
 
 
-def test_a_transaction_of_sqlalchemys_that_began_by_reading_is_told_how_to_begin(
+def test_sqlalchemy_transaction_that_began_by_reading_raises_with_advice(
     backend: SqliteBackend, engine: sqlalchemy.Engine, jobs: Jobs
 ) -> None:
     backend.enqueue("q", jobs())

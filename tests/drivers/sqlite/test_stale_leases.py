@@ -12,7 +12,7 @@ SOAK = Path(__file__).parents[2] / "soak" / "sqlite_stale.py"
 
 
 @pytest.mark.long
-def test_no_stale_verdict_counts_and_no_valid_one_is_told_lost() -> None:
+def test_stale_verdicts_are_refused_and_valid_ones_count() -> None:
     done = subprocess.run(
         [sys.executable, str(SOAK), "--verdicts", "150"], capture_output=True, text=True, check=False, timeout=120
     )

@@ -1,4 +1,4 @@
-"""Jobs that were put by programs without multiq, and ours as they see them."""
+"""Foreign producers: jobs put by programs without multiq, and multiq's jobs as those programs see them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def ran(server: BeanstalkServer, folder: Path) -> list[int]:
         return sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end")
 
 
-def test_a_task_that_a_shell_has_put_is_run(server: BeanstalkServer, tmp_path: Path) -> None:
+def test_task_put_by_a_shell_script_is_run(server: BeanstalkServer, tmp_path: Path) -> None:
     done = shell(server, "default", json.dumps({"multiq": 1, "task": "quick", "args": [7]}))
     assert done.returncode == 0, done.stderr
     assert app.queue().peek(done.stdout.strip()).state == State.READY
@@ -66,7 +66,7 @@ def test_a_task_that_a_shell_has_put_is_run(server: BeanstalkServer, tmp_path: P
 
 
 @pytest.mark.parametrize("body", BODIES, ids=["plain", "not ASCII", "lines", "JSON", "nothing"])
-def test_any_bytes_that_a_shell_has_put_are_a_raw_job(server: BeanstalkServer, body: str) -> None:
+def test_raw_bytes_put_by_a_shell_script_are_a_raw_job(server: BeanstalkServer, body: str) -> None:
     done = shell(server, "mail", body)
     assert done.returncode == 0, done.stderr
     with app.queue("mail").reserve(timeout=5) as job:
@@ -74,7 +74,7 @@ def test_any_bytes_that_a_shell_has_put_are_a_raw_job(server: BeanstalkServer, b
     assert app.backend.queues() == []
 
 
-def test_the_shell_hears_of_a_refusal(server: BeanstalkServer) -> None:
+def test_shell_script_reports_a_refusal(server: BeanstalkServer) -> None:
     refused = shell(server, "no@tube", "x")
     assert (refused.returncode, refused.stdout) == (1, "")
     assert "BAD_FORMAT" in refused.stderr
@@ -84,7 +84,7 @@ def test_the_shell_hears_of_a_refusal(server: BeanstalkServer) -> None:
     assert "DRAINING" in refused.stderr
 
 
-def test_a_task_that_php_has_put_is_run(server: BeanstalkServer, tmp_path: Path) -> None:
+def test_task_put_by_php_is_run(server: BeanstalkServer, tmp_path: Path) -> None:
     assert php(server, "mail", "--raw", "caf\u00e9")
     with app.queue("mail").reserve(timeout=5) as job:
         assert job.raw == "caf\u00e9".encode()
@@ -93,7 +93,7 @@ def test_a_task_that_php_has_put_is_run(server: BeanstalkServer, tmp_path: Path)
     assert app.queue().stats().buried == 1
 
 
-def test_a_body_that_is_no_envelope_is_set_aside_and_not_dropped(server: BeanstalkServer, tmp_path: Path) -> None:
+def test_body_without_envelope_is_buried_not_dropped(server: BeanstalkServer, tmp_path: Path) -> None:
     with server.client() as client:
         job_id = client.put(b"\x00\xff no envelope", tube="default")
     quick.enqueue(1)
@@ -102,7 +102,7 @@ def test_a_body_that_is_no_envelope_is_set_aside_and_not_dropped(server: Beansta
     assert (record.state, record.body) == (State.BURIED, b"\x00\xff no envelope")
 
 
-def test_a_job_of_ours_is_as_readable_to_others(server: BeanstalkServer) -> None:
+def test_foreign_client_can_read_a_multiq_job(server: BeanstalkServer) -> None:
     handle = quick.options(priority=7).enqueue(3)
     with greenstalk.Client((HOST, server.port), encoding=None) as client:
         job = client.reserve(timeout=0)
@@ -117,7 +117,7 @@ def test_a_job_of_ours_is_as_readable_to_others(server: BeanstalkServer) -> None
     assert found[1] == b"\x00\r\n raw \xff"
 
 
-def test_a_ttr_that_is_shorter_than_ours_may_be_is_kept(server: BeanstalkServer) -> None:
+def test_foreign_ttr_below_the_minimum_is_kept(server: BeanstalkServer) -> None:
     with (
         server.client() as client,
         open_backend(server.url) as backend,
@@ -126,12 +126,12 @@ def test_a_ttr_that_is_shorter_than_ours_may_be_is_kept(server: BeanstalkServer)
         job_id = client.put(b"x", tube="mail", ttr=1)
         (lease,) = consumer.reserve(1, 5)
         assert (lease.id, lease.ttr) == (str(job_id), 1.0)
-        # it comes back when its second is over, to the one who held it as well
+        # it comes back when its second is over, also to the consumer that held it
         (again,) = consumer.reserve(1, 20)
         assert (again.id, again.attempt, again.crashes) == (str(job_id), 2, 1)
 
 
-def test_other_peoples_tubes_stand_in_nobodys_way(server: BeanstalkServer) -> None:
+def test_foreign_tubes_do_not_disturb_queues(server: BeanstalkServer) -> None:
     with server.client() as client, open_backend(server.url) as backend:
         client.put(b"x", tube="laravel/(mail);$1")
         client.put(b"x", tube="mail")

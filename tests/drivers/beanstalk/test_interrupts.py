@@ -1,4 +1,4 @@
-"""An exception of a signal's handler, as Ctrl-C is, in the middle of a call: no reply is left for the next."""
+"""Interrupts: an exception of a signal handler in the middle of a call leaves no reply for the next call."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def interrupted(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], Any]]
 
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize("call", ["enqueue", "enqueue many", "stats"])
-def test_a_call_that_follows_gets_its_own_replies(
+def test_call_after_an_interrupt_gets_its_own_replies(
     backend: Backend, client: BareClient, interrupted: Callable[[Callable[[], Any]], None], call: str, count: int
 ) -> None:
     calls: dict[str, Callable[[], Any]] = {
@@ -62,7 +62,7 @@ def test_a_call_that_follows_gets_its_own_replies(
     assert all(client.ask(b"peek " + job_id.encode()).endswith(b"\r\nafter") for job_id in ids)
 
 
-def test_a_lease_whose_verdict_was_interrupted_ends_with_its_connection(
+def test_lease_ends_with_its_connection_after_an_interrupted_verdict(
     backend: Backend, client: BareClient, interrupted: Callable[[Callable[[], Any]], None]
 ) -> None:
     backend.enqueue(QUEUE, [new(), new()])
@@ -74,7 +74,7 @@ def test_a_lease_whose_verdict_was_interrupted_ends_with_its_connection(
         assert consumer.settle([Touch(second)])[0] is not None
 
 
-def test_an_answer_that_no_put_gets_ends_the_connection(
+def test_unexpected_reply_to_a_put_ends_the_connection(
     backend: Backend, client: BareClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.enqueue(QUEUE, [new()])

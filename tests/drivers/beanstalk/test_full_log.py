@@ -1,4 +1,4 @@
-"""What the server cannot take: a log without room, a tube that is refused, a link that is too slow for a batch."""
+"""Refusals: a full log, a refused tube, and a link that is too slow for a batch."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def make_room(server: BeanstalkServer) -> None:
     (server.folder / "away").rename(server.binlog)
 
 
-def test_a_verdict_for_which_the_log_has_no_room_ends_the_lease_and_says_where_the_job_is(
+def test_verdict_without_room_in_the_log_ends_the_lease_and_reports_the_job(
     logging: BeanstalkServer, caplog: pytest.LogCaptureFixture
 ) -> None:
     with open_backend(logging.url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -88,7 +88,7 @@ def test_a_verdict_for_which_the_log_has_no_room_ends_the_lease_and_says_where_t
 
 
 @pytest.mark.timeout(20)
-def test_a_kick_for_which_the_log_has_no_room_ends_and_says_so(logging: BeanstalkServer) -> None:
+def test_kick_without_room_in_the_log_raises(logging: BeanstalkServer) -> None:
     with open_backend(logging.url) as backend, backend.consumer([QUEUE]) as consumer, logging.client() as client:
         ids = backend.enqueue(QUEUE, new(3))
         assert consumer.settle([Bury(lease) for lease in consumer.reserve(3, 0)]) == [None] * 3
@@ -129,7 +129,7 @@ def misspelling(server: BeanstalkServer) -> Iterator[Misspelling]:
 
 
 @pytest.mark.parametrize("count", [1, 3])
-def test_a_use_that_is_refused_has_no_job_land_in_another_queue(
+def test_enqueue_after_a_refused_use_puts_no_job_into_another_queue(
     misspelling: Misspelling, client: BareClient, count: int
 ) -> None:
     with open_backend(f"beanstalk://{HOST}:{misspelling.port}") as backend:
@@ -144,7 +144,7 @@ def test_a_use_that_is_refused_has_no_job_land_in_another_queue(
         assert client.stats("tube", QUEUE)["current-jobs-ready"] == str(count)
 
 
-def test_a_reschedule_whose_use_is_refused_puts_its_job_nowhere_else(
+def test_reschedule_after_a_refused_use_puts_no_job_into_another_queue(
     misspelling: Misspelling, client: BareClient
 ) -> None:
     with open_backend(f"beanstalk://{HOST}:{misspelling.port}") as backend:
@@ -158,7 +158,7 @@ def test_a_reschedule_whose_use_is_refused_puts_its_job_nowhere_else(
         assert client.stats("job", job_id)["state"] == "ready"
 
 
-def test_a_watch_that_is_refused_has_no_jobs_of_another_queue_handed_out(
+def test_reserve_after_a_refused_watch_returns_no_job_of_another_queue(
     misspelling: Misspelling, client: BareClient
 ) -> None:
     with (
@@ -180,7 +180,7 @@ def test_a_watch_that_is_refused_has_no_jobs_of_another_queue_handed_out(
 # --- what was certainly not sent -------------------------------------------------------------------------
 
 
-def test_an_enqueue_that_is_cut_tells_what_was_never_sent(proxy: Proxy, client: BareClient) -> None:
+def test_cut_enqueue_reports_unsent_jobs(proxy: Proxy, client: BareClient) -> None:
     jobs = new(10_000)
     with open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
         backend.enqueue(QUEUE, new())
@@ -197,7 +197,7 @@ def test_an_enqueue_that_is_cut_tells_what_was_never_sent(proxy: Proxy, client: 
         assert len(error.accepted) <= there <= len(error.accepted) + len(error.jobs)
 
 
-def test_of_a_packet_that_does_not_get_through_the_rest_was_never_sent(proxy: Proxy, client: BareClient) -> None:
+def test_partly_sent_packet_reports_the_rest_as_unsent(proxy: Proxy, client: BareClient) -> None:
     jobs = new(60, b"x" * 60_000)
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend:
         backend.enqueue(QUEUE, new())
@@ -216,7 +216,7 @@ class Boaster(Proxy):
         return passed.replace(b"max-job-size: 100\n", b"max-job-size: 900\n"), fault
 
 
-def test_what_was_refused_before_a_cut_is_among_what_is_not_there(
+def test_jobs_refused_before_a_cut_are_reported_as_not_stored(
     new_beanstalk: Callable[..., BeanstalkServer],
 ) -> None:
     server = new_beanstalk(max_job_size=100)
@@ -232,7 +232,7 @@ def test_what_was_refused_before_a_cut_is_among_what_is_not_there(
     assert list(error.unsent) == large
 
 
-def test_what_was_buried_by_a_put_before_a_cut_is_uncertain(
+def test_job_buried_by_its_put_before_a_cut_is_uncertain(
     proxy: Proxy, server: BeanstalkServer, client: BareClient
 ) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
@@ -252,7 +252,7 @@ def test_what_was_buried_by_a_put_before_a_cut_is_uncertain(
         assert client.stats("tube", QUEUE)["current-jobs-buried"] == "2"
 
 
-def test_an_enqueue_that_could_not_even_begin_is_not_uncertain(proxy: Proxy, client: BareClient) -> None:
+def test_enqueue_without_any_sent_byte_is_not_uncertain(proxy: Proxy, client: BareClient) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}") as backend:
         backend.enqueue(OTHER, new())
         proxy.arm(CutRequest(after=b"use"))
@@ -261,7 +261,7 @@ def test_an_enqueue_that_could_not_even_begin_is_not_uncertain(proxy: Proxy, cli
         assert client.stats("tube", QUEUE) == {}
 
 
-def test_an_enqueue_into_another_queue_takes_no_longer_than_its_timeout(proxy: Proxy) -> None:
+def test_enqueue_into_another_queue_ends_within_its_timeout(proxy: Proxy) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=2") as backend:
         backend.enqueue(OTHER, new())
         proxy.mode = Latency(1.6)  # of each of the two replies: either would be in time by itself
@@ -290,7 +290,7 @@ def test_large_jobs_arrive_over_a_slow_link(proxy: Proxy, client: BareClient) ->
     assert attempts == {1: 50}
 
 
-def test_a_link_that_becomes_slow_costs_a_job_one_attempt_at_most(proxy: Proxy, client: BareClient) -> None:
+def test_link_that_becomes_slow_costs_a_job_at_most_one_attempt(proxy: Proxy, client: BareClient) -> None:
     with open_backend(f"beanstalk://{HOST}:{proxy.port}?timeout=1") as backend, backend.consumer([QUEUE]) as consumer:
         # Given a consumer that is used to getting many small jobs at once
         backend.enqueue(QUEUE, new(500))
@@ -320,7 +320,7 @@ def test_a_link_that_becomes_slow_costs_a_job_one_attempt_at_most(proxy: Proxy, 
 # --- many queues -----------------------------------------------------------------------------------------
 
 
-def test_other_queues_are_asked_only_where_the_first_comes_up_short(backend: Backend, client: BareClient) -> None:
+def test_other_queues_are_probed_only_if_the_first_is_short(backend: Backend, client: BareClient) -> None:
     queues = [f"many-{number}" for number in range(30)]
     backend.enqueue(queues[0], new(100))
     with backend.consumer(queues) as consumer:
