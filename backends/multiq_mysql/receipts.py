@@ -119,7 +119,7 @@ class ReceiptBook:
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
-        """The keys of the stock's rows that are left. No ticket of it is in doubt: with a lost reply it was closed."""
+        """The keys of the stock's unused rows. None of its tickets is unconfirmed: a lost reply closes the stock."""
         stock = self._stock
         return range(stock.start - 1, stock.stop) if stock else stock
 

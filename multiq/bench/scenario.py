@@ -68,7 +68,7 @@ class Cost(msgspec.Struct):
 
 
 class RunningWorker:
-    """A worker and its journals."""
+    """A worker and its run logs."""
 
     def __init__(self, worker: WorkerProcess, run_logs: RunLogs) -> None:
         self.worker = worker
@@ -154,7 +154,7 @@ class Scenario:
 
         *runs* is how many to expect, if not one for each job that was enqueued already.
         """
-        folder = self._folder / f"journals-{len(self._run_logs)}"
+        folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
         run_logs = RunLogs(folder)
         self._run_logs.append(run_logs)
