@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import sys
+import zlib
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
@@ -53,7 +54,7 @@ html_show_sourcelink = False
 html_copy_source = False
 html_static_path = ["pictures/style"]
 html_css_files = ["multiq.css"]
-pygments_style = "friendly"
+pygments_style = "default"
 pygments_dark_style = "github-dark"
 templates_path: list[str] = []
 
@@ -62,6 +63,7 @@ CONTENTS: dict[str, list[str]] = {
     "Tutorial": ["tutorial"],
     "How to": [
         "howto/send-mail-after-commit",
+        "howto/use-in-a-web-application",
         "howto/cancel-an-order",
         "howto/ring-an-alarm",
         "howto/retry-and-give-up",
@@ -164,6 +166,7 @@ def _within_site(text: str, folder: Path) -> str:
     return _LINK.sub(change, text)
 
 
-def setup(app: Sphinx) -> dict[str, bool]:
+def setup(app: Sphinx) -> dict[str, int]:
     app.connect("source-read", _read)
-    return {"parallel_read_safe": True, "parallel_write_safe": True}
+    what_is_here = zlib.crc32(Path(__file__).read_bytes())  # another one: all pages are read again
+    return {"env_version": what_is_here, "parallel_read_safe": True, "parallel_write_safe": True}

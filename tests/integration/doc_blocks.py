@@ -7,6 +7,7 @@ with a file's name (``# shop.py``) is written to that file first. ``json`` and `
 What a page can say in a comment right before a block:
 
 ``<!-- not run: REASON -->``    it cannot run here; the reasons that count are in ``REASONS``
+``<!-- only a file -->``        it is written to its file, and a later block runs that
 ``<!-- in the background -->``  its last command goes on running until the page ends
 ``<!-- exits with N -->``       its last command is shown to fail, with this code
 ``<!-- prints this -->``        each line that it shows is a line of what it prints, or begins one
@@ -176,6 +177,9 @@ class PageRun:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(block.code)
             self._forget_stranger(block.file.partition("/")[0].removesuffix(".py"))
+        if block.note == "only a file":
+            assert block.file is not None, f"{block}: only a file, and its first line names none"
+            return
         match block.language:
             case "python":
                 self._run_python(block)

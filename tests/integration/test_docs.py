@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING
+from xml.etree import ElementTree as ET
 
 import psutil
 import pytest
@@ -22,6 +23,7 @@ _LONG = frozenset(
     {
         "docs/bench.md",
         "docs/cli.md",
+        "docs/howto/use-in-a-web-application.md",
         "docs/soak.md",
         "docs/troubleshooting.md",
         "docs/tutorial.md",
@@ -103,6 +105,13 @@ def test_a_command_shown_to_fail_must_fail_with_its_code(page_run: PageRun) -> N
         page_run.run(Block("page.md", 1, "console", "$ exit 4\n", "exits with 3"))
 
 
+def test_a_block_that_is_only_a_file_does_not_run_by_itself(page_run: PageRun) -> None:
+    page_run.run(Block("page.md", 1, "python", "# hello.py\nraise SystemExit(3)\n", "only a file"))
+    page_run.run(Block("page.md", 5, "console", "$ python hello.py\n", "exits with 3"))
+    with pytest.raises(AssertionError, match="names none"):
+        page_run.run(Block("page.md", 9, "python", "raise SystemExit(3)\n", "only a file"))
+
+
 def test_output_that_a_block_promises_must_be_printed(page_run: PageRun) -> None:
     page_run.run(Block("page.md", 1, "console", "$ echo hello; echo world \\\n  peace\nhello\nworld\n", "prints this"))
     for note in ("prints this", "exits with 0 and prints this"):
@@ -120,3 +129,15 @@ def test_a_page_s_file_can_be_imported_and_its_background_ends_with_it(page_run:
     assert psutil.pid_exists(pid)
     page_run.close()
     until(lambda: not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
+
+
+@pytest.mark.parametrize("picture", sorted((ROOT / "docs/pictures").glob("*.svg")), ids=lambda path: path.name)
+def test_a_picture_has_a_title_and_colours_for_light_and_dark(picture: Path) -> None:
+    text = picture.read_text("utf-8")
+    root = ET.fromstring(text)  # noqa: S314 - a file of this repository
+    assert [child.tag.rpartition("}")[2] for child in root][:2] == ["title", "desc"]
+    light, _, dark = text.partition("@media (prefers-color-scheme: dark)")
+    coloured = set(re.findall(r"^ +\.(\w+) \{.*(?:fill|stroke): #", light, re.MULTILINE))
+    assert coloured
+    assert coloured == set(re.findall(r"^ +\.(\w+) \{", dark.partition("</style>")[0], re.MULTILINE))
+    assert [url for url in re.findall(r"https?://[^\"\s]+", text) if url != "http://www.w3.org/2000/svg"] == []
