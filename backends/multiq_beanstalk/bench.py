@@ -106,14 +106,14 @@ class BeanstalkBench(Bench):
     @classmethod
     @contextmanager
     def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as place:
-            yield place
+        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as target:
+            yield target
 
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[Place]:
-        with closing(BeanstalkTarget(url)) as place:
-            yield place
+        with closing(BeanstalkTarget(url)) as target:
+            yield target
 
 
 def _settings(server: Examined) -> dict[str, str]:
