@@ -1,7 +1,7 @@
-"""Where subscribers that are coroutines run: beside the jobs, on one event loop of the process.
+"""Subscribers that are coroutines: they run beside the jobs, on one event loop of the process.
 
-With ``--concurrency`` that is the worker's own loop; elsewhere a thread of its own has one, begun at the first event.
-Of several workers in one process, none uses the loop of another, which may end before.
+With ``--concurrency`` that is the worker's own loop; elsewhere it is one in a thread of its own, started at the first
+event. Of several workers in one process, none uses the loop of another, which may end earlier.
 """
 
 from __future__ import annotations
@@ -22,16 +22,15 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.events")
 
-MAX_PENDING = (
-    10_000  # events that are being told at a time: beyond that somebody is slower than the jobs, and memory ends
-)
-_LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to say how far it got: a job may hold it
+MAX_PENDING = 10_000  # calls of subscribers that run at a time: beyond that, one is slower than the jobs
+_LOOP_MARGIN = 0.5  # seconds beyond its patience that a loop may take to answer: a job may hold it
 
-_inherited: list[_Loop] = []  # of a parent: closing one in a forked child would stir the parent's
+#: of a parent; kept from garbage collection, because closing a loop in a forked child would wake the parent's
+_inherited: list[_Loop] = []
 
 
 class AsyncSubscribers:
-    """Starts coroutines for the workers that *stays* names, and waits for them at the end.
+    """Starts coroutines for the workers that *sessions* lists, and waits for them at the end.
 
     Any thread may call it, in a forked child, too.
     """
@@ -43,11 +42,11 @@ class AsyncSubscribers:
         self._reset()
 
     def start(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """Tell *subscriber* of *event*, soon. What it raises is logged."""
+        """Start *subscriber* with *event*. What it raises is logged."""
         self._loop().start(subscriber, event)
 
     def finish(self, loop: asyncio.AbstractEventLoop | None, patience: float) -> None:
-        """Wait for all that has been started, so many seconds; on *loop*, which ends now, the rest is cancelled."""
+        """Wait up to *patience* seconds for all that was started. On *loop*, which ends now, cancel the rest."""
         if self._pid != os.getpid():
             self._reset()
         worker_loop = None if loop is None else self._worker_loops.pop(loop, None)
@@ -58,7 +57,7 @@ class AsyncSubscribers:
             own.finish(patience, cancel=len(self._sessions) <= 1)
 
     def close(self) -> None:
-        """Nobody tells anything any more. Cancels what is left."""
+        """No event follows: cancel what is left."""
         with self._lock:
             own, self._own = self._own, None
         if isinstance(own, _OwnLoop):
@@ -77,7 +76,7 @@ class AsyncSubscribers:
             return self._own
 
     def _worker_loop(self) -> asyncio.AbstractEventLoop | None:
-        """The loop of the worker in which this happens, if it can be told which one that is."""
+        """The loop of the worker in which the event happened, if that is known."""
         sessions = list(self._sessions)
         if len(sessions) == 1 and sessions[0].pid == self._pid:
             return sessions[0].loop
@@ -86,7 +85,7 @@ class AsyncSubscribers:
         return here if here in loops else None
 
     def _reset(self) -> None:
-        """In a forked child: its parent's threads are not here."""
+        """Start afresh, in a forked child too: its parent's threads do not exist here."""
         _inherited.extend(loop for loop in (*self._worker_loops.values(), self._own) if loop is not None)
         self._worker_loops, self._own = {}, None
         self._lock = threading.Lock()
@@ -94,7 +93,7 @@ class AsyncSubscribers:
 
 
 class _Loop:
-    """An event loop that runs in some thread, and what was started on it."""
+    """An event loop that runs in some thread, and the tasks that were started on it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -105,7 +104,7 @@ class _Loop:
         self._loop.call_soon_threadsafe(self._start_task, subscriber, event)
 
     def finish(self, patience: float, *, cancel: bool) -> None:
-        """Wait for what has been started, and *cancel* the rest."""
+        """Wait for the tasks, and *cancel* the rest."""
         try:
             self._await(patience, cancel=cancel)
         except RuntimeError:  # another thread has closed the loop meanwhile
@@ -125,22 +124,20 @@ class _Loop:
                 )
 
     def _start_task(self, subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
-        """In the loop's thread."""
+        """Runs in the loop's thread."""
         if len(self._tasks) >= MAX_PENDING:
-            if not self._is_full:  # told once for each time that it fills up
-                _log.error(
-                    "%d events are being told at a time, so others are not: a subscriber is too slow", MAX_PENDING
-                )
+            if not self._is_full:  # logged once each time that it fills up
+                _log.error("%d calls of subscribers run at a time, so events are dropped: one is too slow", MAX_PENDING)
             self._is_full = True
             return
         self._is_full = False
-        job_tasks.set(None)  # in this callback's context: the job that the event is about may end before
+        job_tasks.set(None)  # in this callback's context: the subscriber outlives the job that the event is about
         task = self._loop.create_task(_call(subscriber, event))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _finish(self, patience: float, *, cancel: bool) -> int:
-        """Returns how many were left."""
+        """Wait for the tasks. Returns how many were left."""
         if not self._tasks:
             return 0
         _, left = await asyncio.wait(self._tasks, timeout=patience)
@@ -154,7 +151,7 @@ class _Loop:
 
 
 class _OwnLoop(_Loop):
-    """A loop with a thread of its own. It is a daemon: who leaves without a finish does not wait for it."""
+    """A loop in a daemon thread of its own: a process that exits without ``finish`` does not wait for it."""
 
     def __init__(self) -> None:
         super().__init__(asyncio.new_event_loop())
@@ -166,7 +163,7 @@ class _OwnLoop(_Loop):
         while not self._is_closing:
             try:
                 self._loop.run_forever()
-            except BaseException:  # noqa: BLE001 - SystemExit of a subscriber's own task: no reason for the others to end
+            except BaseException:  # noqa: BLE001 - SystemExit of a subscriber's own task: the others go on
                 _log.exception("a task of a subscriber has ended the event loop's run; the loop goes on")
 
     def close(self) -> None:
@@ -180,7 +177,7 @@ class _OwnLoop(_Loop):
 async def _call(subscriber: Callable[[Event], Awaitable[object]], event: Event) -> None:
     try:
         await subscriber(event)
-    except (asyncio.CancelledError, GeneratorExit):  # it is not to go on
+    except (asyncio.CancelledError, GeneratorExit):  # it was cancelled
         raise
     except BaseException:  # noqa: BLE001 - logged, and the job goes on
         _log.exception("a subscriber of %s failed; the job's fate is not affected", type(event).__name__)

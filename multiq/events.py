@@ -1,8 +1,8 @@
 """What happens to jobs and workers, as typed events. Logging and metrics are subscribers like any other.
 
 A subscriber is called in the thread in which the event happened and should be quick. One that is a coroutine function
-runs on an event loop instead, beside the jobs (``background``). Its error is logged and never changes what becomes of
-a job.
+runs on an event loop instead, beside the jobs (``async_subscribers``). Its error is logged and never changes the
+outcome of a job.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _log = logging.getLogger("multiq.events")
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True):
-    """The root: a subscriber of ``Event`` hears everything."""
+    """The base of all events: a subscriber of ``Event`` gets every event."""
 
 
 class JobEvent(Event, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class JobDone(JobEvent, frozen=True, kw_only=True):
 
 
 class JobFailed(JobEvent, frozen=True, kw_only=True):
-    """A run raised. ``JobRetried`` or ``JobBuried`` follows and says what becomes of the job."""
+    """A run raised. ``JobRetried`` or ``JobBuried`` follows."""
 
     seconds: float
     error: BaseException
@@ -61,7 +61,7 @@ class JobRetried(JobEvent, frozen=True, kw_only=True):
 
 
 class JobBuried(JobEvent, frozen=True, kw_only=True):
-    """A job will be set aside: its attempts are used up, it is poison, or it cannot be understood."""
+    """A job will be buried: its attempts are used up, it is poison, or it cannot be decoded."""
 
     reason: str
 
@@ -71,11 +71,11 @@ class JobTimedOut(JobEvent, frozen=True, kw_only=True):
 
     timeout: float
     stack: str | None = None
-    """Where its thread was when its process had to end for it; None: the job ended by itself, or it cannot be told."""
+    """The stack of its thread, if its process had to end for it; None: the job ended by itself, or it is unknown."""
 
 
 class JobOverdue(JobEvent, frozen=True, kw_only=True):
-    """A job did not heed its timeout. Under a supervisor its process ends; elsewhere it runs on."""
+    """A job ran on after its timeout. Under a supervisor its process ends; elsewhere it runs on."""
 
     timeout: float
 
@@ -91,7 +91,7 @@ class JobCrashed(Event, frozen=True, kw_only=True):
 
 
 class JobLost(Event, frozen=True, kw_only=True):
-    """The lease had ended before the verdict came: the job is run again, by somebody. Its result does not count."""
+    """The lease had ended before the verdict came: the job runs again, here or elsewhere. Its result does not count."""
 
     queue: str
     job_id: str
@@ -113,11 +113,11 @@ class WorkerStarted(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerLooping(WorkerEvent, frozen=True, kw_only=True):
-    """A worker is about to ask for more jobs."""
+    """A worker is about to reserve more jobs."""
 
 
 class WorkerPaused(WorkerEvent, frozen=True, kw_only=True):
-    """A worker stops reserving until it is told to go on; what it runs goes on."""
+    """A worker stops reserving until it is resumed; what it runs goes on."""
 
 
 class WorkerResumed(WorkerEvent, frozen=True, kw_only=True):
@@ -131,13 +131,13 @@ class WorkerStopping(WorkerEvent, frozen=True, kw_only=True):
 
 
 class WorkerStopped(WorkerEvent, frozen=True, kw_only=True):
-    """A worker is through."""
+    """A worker has ended."""
 
     exit_code: int
 
 
 class BackendDown(WorkerEvent, frozen=True, kw_only=True):
-    """A try to reach the backend failed, the first or another one; the next one is in ``retry_in`` seconds."""
+    """An attempt to reach the backend failed, the first or a later one; the next one is in ``retry_in`` seconds."""
 
     error: Exception
     retry_in: float
@@ -152,14 +152,14 @@ Subscriber: TypeAlias = Callable[[Any], object]
 
 
 class Events:
-    """Who wants to hear of what."""
+    """The subscribers of an app, by event type."""
 
     def __init__(self) -> None:
         self._subscribers: defaultdict[type[Event], list[Subscriber]] = defaultdict(list)
         self.listeners = _Listeners(self._subscribers)
-        """Whom an event is told, by its type. None of them: it need not be made."""
+        """The subscribers of a concrete event type. Where there are none, the event need not be made."""
         self.logged = False
-        """Whether ``multiq.logging`` listens already."""
+        """Whether ``multiq.logging`` has subscribed already."""
         self._async_subscribers: AsyncSubscribers | None = None  # as long as no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
         self._default: EventSession | None = None
@@ -168,20 +168,19 @@ class Events:
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
         """Call *subscriber* with each event of this kind and of the kinds below it."""
         self._subscribers[kind].append(self._soon(subscriber) if _is_async(subscriber) else subscriber)
-        self.listeners = _Listeners(self._subscribers)  # who looks somebody up just now keeps that in the one of before
+        self.listeners = _Listeners(self._subscribers)  # a lookup that runs now goes on in the old one
 
     def open_session(self, loop: asyncio.AbstractEventLoop | None = None) -> EventSession:
-        """A worker begins to tell of its jobs. Subscribers that are coroutines may run on its *loop*."""
+        """A worker begins to emit events. Subscribers that are coroutines may run on its *loop*."""
         with self._session_lock:
-            self._sessions[:] = [
-                session for session in self._sessions if session.pid == os.getpid()
-            ]  # not those of a parent
+            # without those of a parent process
+            self._sessions[:] = [session for session in self._sessions if session.pid == os.getpid()]
             session = EventSession(self, loop)
             self._sessions.append(session)
             return session
 
     def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Have coroutines run on this loop, until ``finish``."""
+        """Run subscribers that are coroutines on this loop, until ``finish``."""
         self._default = self.open_session(loop)
 
     def finish(self, patience: float) -> None:
@@ -191,7 +190,7 @@ class Events:
         session.close(patience)
 
     def emit(self, event: Event) -> None:
-        """Tell all subscribers; their errors are logged."""
+        """Call all subscribers; their errors are logged."""
         kind = type(event)
         for subscriber in self.listeners[kind]:
             try:
@@ -208,7 +207,7 @@ class Events:
 
 
 class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
-    """Per concrete type, its parents' subscribers, too. A dictionary that fills itself: jobs look two up each."""
+    """By concrete type, its own and its parents' subscribers. Filled on demand, for speed: each job looks up two."""
 
     def __init__(self, subscribers: Mapping[type[Event], list[Subscriber]]) -> None:
         self._subscribers = subscribers
@@ -224,12 +223,12 @@ class _Listeners(dict[type[Event], tuple[Subscriber, ...]]):
 
 
 class EventSession:
-    """A worker, as long as it tells of its jobs. Several may do so at a time, on one app."""
+    """A worker, from its first event to its last. Several may share an app at a time."""
 
     def __init__(self, events: Events, loop: asyncio.AbstractEventLoop | None) -> None:
         self._events = events
         self.loop = loop
-        """Where its coroutines run, until ``finish``."""
+        """Where subscribers that are coroutines run, until ``finish``."""
         self.pid = os.getpid()
 
     def finish(self, patience: float) -> None:
@@ -240,7 +239,7 @@ class EventSession:
             background.finish(loop, patience)
 
     def close(self, patience: float) -> None:
-        """The worker has ended. Whoever is the last one cancels what is left anywhere."""
+        """The worker has ended. The last session of the app cancels what is left on any loop."""
         self.finish(patience)
         events = self._events
         with events._session_lock:  # noqa: SLF001

@@ -1,4 +1,4 @@
-"""How often a lasting trouble is logged: at once, then at growing intervals, and once more when it is over."""
+"""How often an outage is logged: at once, then at growing intervals, and once more when it is over."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _MOST_KINDS = 8  # different errors of one outage, each of which is logged at on
 
 
 class Outage:
-    """One trouble of one process, which may come and go."""
+    """Failures of one kind of call in one process, which may come and go."""
 
     def __init__(self) -> None:
         self.reset()
 
     def reset(self) -> None:
-        """It is over."""
+        """The outage is over, or has not begun."""
         self.failures = 0
         self._began_at = 0.0
         self._silent_until = 0.0
@@ -25,11 +25,11 @@ class Outage:
 
     @property
     def duration(self) -> float:
-        """Seconds since its first failure; 0.0: there is none."""
+        """Seconds since the first failure; 0.0 without one."""
         return time.monotonic() - self._began_at if self.failures else 0.0
 
     def should_log(self, error: str) -> bool:
-        """Note another failure. Whether it is to be logged: it is the first, of a new kind, or the silence is over."""
+        """Note a failure. True if it is to be logged: it is the first, it is of a new kind, or the silence is over."""
         now = time.monotonic()
         self.failures += 1
         if self.failures == 1:

@@ -1,4 +1,4 @@
-"""Queues with weights, and the policies by which a worker goes through its queues."""
+"""Queue names with weights, and the policy by which a worker orders its queues, as options and settings give them."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Notices for threads that are in the middle of a call of ours: they are told on their way out.
+"""Timeout notices for threads that are inside a call of multiq: ``SoftTimeout`` is raised when the call returns.
 
-Nothing is ever raised inside a driver, where it would leave a connection out of step, so a job that does nothing but
-enqueue could not be told of its time limit at all.
+Nothing is ever raised inside a driver, where it would leave a connection out of step. Without notices, a job that does
+nothing but enqueue could not be interrupted at all.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import threading
 
 
 class Notice:
-    """Whether one run of a job was told that its time is over, by whichever way came first."""
+    """Whether one run of a job was notified that its time is over, in whichever way came first."""
 
     __slots__ = ("is_notified",)
 
@@ -18,12 +18,12 @@ class Notice:
         self.is_notified = False
 
 
-#: identities of the threads that have a notice waiting; almost always empty, so asking costs next to nothing
+#: identities of the threads that have a pending notice; almost always empty, so that checking costs next to nothing
 pending: set[int] = set()
 
 
 def raise_if_pending() -> None:
-    """Raise ``SoftTimeout`` if this thread was to be told so. To be called where a call of the user's ends."""
+    """Raise ``SoftTimeout`` if this thread has a pending notice. Called where a call of the user ends."""
     if threading.get_ident() in pending:
         from .retry import SoftTimeout
 

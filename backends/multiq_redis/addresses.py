@@ -1,4 +1,4 @@
-"""From a URL to the servers that it names."""
+"""Makes the servers of a URL: parses addresses, credentials and TLS options, and refuses what does not fit together."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from multiq.driverkit.tls import tls_context
 from multiq.errors import UrlInvalid
 
-from .dsn import Login
+from .dsn import ConnectionSettings
 from .topology import ClusterServers, OneServer, SentinelServers
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _SCHEMES = "redis, rediss, redis+unix, redis+sentinel, redis+cluster"
 
 
 def servers_of(url: BackendUrl) -> Servers:
-    """The servers of a URL, not connected yet. Raises ``UrlInvalid``."""
+    """Return the servers of a URL, not connected yet. Raises ``UrlInvalid``."""
     make = {
         "redis": _one,
         "rediss": _one,
@@ -32,41 +32,41 @@ def servers_of(url: BackendUrl) -> Servers:
         "redis+cluster": _cluster,
     }.get(url.scheme)
     if make is None:
-        raise _invalid(url, f"there is no {url.scheme}://, but {_SCHEMES}")
+        raise _invalid(url, f"the scheme must be one of {_SCHEMES}, got {url.scheme}")
     if len(url.hosts) > 1 and make not in {_sentinels, _cluster}:
-        raise _invalid(url, "it names several hosts, which only redis+sentinel:// and redis+cluster:// do")
+        raise _invalid(url, "only redis+sentinel:// and redis+cluster:// take several hosts")
     return make(url)
 
 
 def _one(url: BackendUrl) -> Servers:
-    return OneServer(_addresses(url, _PORT)[0], _login(url, url.path.strip("/")), url.options["timeout"])
+    return OneServer(_addresses(url, _PORT)[0], _settings(url, url.path.strip("/")), url.options["timeout"])
 
 
 def _unix(url: BackendUrl) -> Servers:
     if url.hosts or len(url.path) <= 1:
         raise _invalid(url, "write three slashes and a path, as in redis+unix:///run/redis/redis.sock")
-    return OneServer(url.path, _login(url, ""), url.options["timeout"])
+    return OneServer(url.path, _settings(url, ""), url.options["timeout"])
 
 
 def _sentinels(url: BackendUrl) -> Servers:
     service, _, database = url.path.strip("/").partition("/")
     if not service:
         raise _invalid(url, "name the service after the sentinels, as in redis+sentinel://host1,host2,host3/mymaster")
-    login = _login(url, database)
-    sentinels = Login(
+    settings = _settings(url, database)
+    sentinels = ConnectionSettings(
         fixed_password=url.options["sentinel_password"],
-        tls=login.tls,
+        tls=settings.tls,
         password_file=url.options["sentinel_password_file"],
         password_env=url.options["sentinel_password_env"],
     )
     _refuse_two_passwords(url, url.options["sentinel_password"], "sentinel_")
-    return SentinelServers(_addresses(url, _SENTINEL_PORT), service, login, sentinels, url.options["timeout"])
+    return SentinelServers(_addresses(url, _SENTINEL_PORT), service, settings, sentinels, url.options["timeout"])
 
 
 def _cluster(url: BackendUrl) -> Servers:
     if url.path.strip("/") not in {"", "0"}:
-        raise _invalid(url, "a cluster has only one database: leave the path out, and use ?prefix= to keep apart")
-    return ClusterServers(_addresses(url, _PORT), _login(url, ""), url.options["timeout"])
+        raise _invalid(url, "a cluster has only one database: leave the path out; ?prefix= keeps applications apart")
+    return ClusterServers(_addresses(url, _PORT), _settings(url, ""), url.options["timeout"])
 
 
 def _addresses(url: BackendUrl, port: int) -> list[tuple[str, int]]:
@@ -74,11 +74,11 @@ def _addresses(url: BackendUrl, port: int) -> list[tuple[str, int]]:
     return [(host or "localhost", port if given is None else given) for host, given in hosts]
 
 
-def _login(url: BackendUrl, database: str) -> Login:
+def _settings(url: BackendUrl, database: str) -> ConnectionSettings:
     if database and not database.isdecimal():
-        raise _invalid(url, f"the database must be a number, as in redis://host/0, and is {database!r}")
+        raise _invalid(url, f"the database must be a number, as in redis://host/0, got {database!r}")
     _refuse_two_passwords(url, url.password)
-    return Login(
+    return ConnectionSettings(
         url.username or None,
         url.password,
         int(database or 0),

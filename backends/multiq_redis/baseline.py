@@ -1,4 +1,4 @@
-"""The leanest loops over a socket and hiredis, as ``multiq bench`` sets them beside multiq's."""
+"""The baseline of ``multiq bench``: the leanest loops over a socket and hiredis, measured beside multiq."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
 from .connection import pack
 
 if TYPE_CHECKING:
-    from .connection import Wire, Word
+    from .connection import Connection, Word
 
-_PATIENCE = 60.0  # seconds for one exchange
+_PATIENCE = 60.0  # seconds for one command
 
 _PUT = """
     local scored = {}
@@ -40,25 +40,25 @@ _TAKE = """
 """
 
 
-class RedisLimit(Limit):
-    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. The *wire* is its own.
+class RedisBaseline(Limit):
+    """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. It owns the *connection*.
 
-    Tries everything once, and so raises ``hiredis.ReplyError`` where an account may not do it.
+    Runs each command once at first, and so raises ``hiredis.ReplyError`` where an account may not.
     """
 
-    def __init__(self, wire: Wire, base: str, body: bytes) -> None:
-        self._wire = wire
+    def __init__(self, connection: Connection, base: str, body: bytes) -> None:
+        self._connection = connection
         self._body = body
         self._list = f"{base}:limit-list"
         self._keys = tuple(f"{base}:limit-{name}" for name in ("bodies", "ready", "reserved"))
         self._ask("LPUSH", self._list, body)
-        self._ask("EVAL", _PUT, len(self._keys), *self._keys, "first", body)  # from here on the server knows them
+        self._ask("EVAL", _PUT, len(self._keys), *self._keys, "first", body)  # loads both scripts for EVALSHA
         self._ask("EVAL", _TAKE, len(self._keys), *self._keys, 1)
         self._delete()
 
     def put_one_by_one(self, count: int) -> float:
         """``LPUSH``."""
-        ask, name, body = self._wire.ask, self._list, self._body
+        ask, name, body = self._connection.ask, self._list, self._body
         start = time.perf_counter()
         for _ in range(count):
             ask(pack(("LPUSH", name, body)), time.monotonic() + _PATIENCE)
@@ -74,7 +74,7 @@ class RedisLimit(Limit):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """The last ones are forgotten and the next ones moved in one script."""
+        """One script deletes the last jobs and moves the next ones."""
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:
@@ -85,9 +85,9 @@ class RedisLimit(Limit):
             count += len(held)
 
     def close(self) -> None:
-        if self._wire.is_free:
+        if self._connection.is_free:
             self._delete()
-        self._wire.close()
+        self._connection.close()
 
     def _delete(self) -> None:
         self._ask("DEL", self._list, *self._keys)
@@ -96,7 +96,7 @@ class RedisLimit(Limit):
         return self._ask("EVALSHA", _SHAS[text], len(self._keys), *self._keys, *words)
 
     def _ask(self, *words: Word) -> Any:
-        return self._wire.ask(pack(words), time.monotonic() + _PATIENCE)
+        return self._connection.ask(pack(words), time.monotonic() + _PATIENCE)
 
 
 _SHAS = {text: hashlib.sha1(text.encode()).hexdigest() for text in (_PUT, _TAKE)}  # noqa: S324 - Redis' own choice

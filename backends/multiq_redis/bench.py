@@ -1,4 +1,4 @@
-"""Redis as a place for ``multiq bench``: a server of our own, how a server is set, and what it counts."""
+"""The adapter of ``multiq bench``: a throwaway server, a server's settings, and its counters."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from multiq.settings.url import parse_url
 from . import keys
 from .addresses import servers_of
 from .backend import RedisBackend
-from .baseline import RedisLimit
-from .connection import open_wire, pack
-from .doctor import pairs, settings, survives
-from .dsn import Login
+from .baseline import RedisBaseline
+from .connection import open_connection, pack
+from .doctor import pairs, read_settings, survives
+from .dsn import ConnectionSettings
 from .errors import FAILURES, explain
-from .topology import shown
+from .topology import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Limit, Profile, Survives
     from multiq.driverkit.net import Address
 
-    from .connection import Wire, Word
+    from .connection import Connection, Word
 
 _PROFILES = {
     "fast": {"appendonly": "no"},
     "durable": {"appendonly": "yes", "appendfsync": "always"},
 }
-_TOLD = ("appendonly", "appendfsync", "save")  # of the settings, those that durability follows from
+_SHOWN = ("appendonly", "appendfsync", "save")  # the settings that durability follows from
 _WEAKEST_FIRST: Sequence[Survives] = ("unknown", "client crash", "server crash", "power loss")
 
 #: what multiq sends to a server; INFO counts the commands inside of scripts, too
@@ -65,92 +65,94 @@ class RedisServer(Server):
     def answers(self) -> bool:
         with suppress(*FAILURES, hiredis.ReplyError):
             deadline = time.monotonic() + 1
-            wire = open_wire((HOST, self.port), Login(), deadline)
+            connection = open_connection((HOST, self.port), ConnectionSettings(), deadline)
             try:
-                return bool(wire.ask(pack(("PING",)), deadline))
+                return bool(connection.ask(pack(("PING",)), deadline))
             finally:
-                wire.close()
+                connection.close()
         return False
 
 
-class RedisPlace(Place):
-    """All servers of a URL; what they count is added up."""
+class RedisTarget(Place):
+    """All servers of a URL; their counters are added up."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         parsed = parse_url(url, RedisBackend.options)
         self._servers = servers_of(parsed)
-        self._prefix, self._lines = parsed.options["prefix"], parsed.options["partitions"]
-        self._wires: dict[Address, Wire] = {}
+        self._prefix, self._partitions = parsed.options["prefix"], parsed.options["partitions"]
+        self._connections: dict[Address, Connection] = {}
 
     def version(self) -> str:
-        info, _ = settings(self._servers)[0]
+        info, _ = read_settings(self._servers)[0]
         return f"{info.get('server_name', 'redis')} {info.get('redis_version', '')}".strip()
 
     def durability(self) -> Durability:
-        configs = [config for _, config in settings(self._servers)]
+        configs = [config for _, config in read_settings(self._servers)]
         weakest = min(configs, key=lambda config: _WEAKEST_FIRST.index(survives(config)))
-        told = {name: value for name, value in (weakest or {}).items() if name in _TOLD and value}
-        if told.get("appendonly") == "no":
-            told.pop("appendfsync", None)  # set, and without effect
-        return Durability(survives(weakest), told)
+        shown = {name: value for name, value in (weakest or {}).items() if name in _SHOWN and value}
+        if shown.get("appendonly") == "no":
+            shown.pop("appendfsync", None)  # without effect then
+        return Durability(survives(weakest), shown)
 
     def counters(self) -> Counters:
-        """Of no use where an account may not ask: it can be allowed ``+info``, which is harmless."""
+        """Empty where the account may not run INFO; ``+info`` is harmless to allow."""
         try:
-            told = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
+            infos = [self._info(address) for address in self._servers.all_addresses(self._deadline())]
         except hiredis.ReplyError:
             return Counters()
         return Counters(
-            commands=sum(map(_commands, told)),
-            received=_total(told, "total_net_input_bytes"),
-            sent=_total(told, "total_net_output_bytes"),
-            memory=_total(told, "used_memory"),
-            cpu=sum(float(value) for info in told for name, value in info.items() if name in _CPU),
+            commands=sum(map(_commands, infos)),
+            received=_total(infos, "total_net_input_bytes"),
+            sent=_total(infos, "total_net_output_bytes"),
+            memory=_total(infos, "used_memory"),
+            cpu=sum(float(value) for info in infos for name, value in info.items() if name in _CPU),
         )
 
     def limit(self, body: bytes) -> Limit | None:
-        """On one of several nodes; None where this account may not do what the loops do."""
-        line = f"multiq.bench.{new_id()}"
-        wire = self._open(self._servers.address(line, self._deadline()))
+        """On one of several nodes; None where this account may not run the loops' commands."""
+        partition = f"multiq.bench.{new_id()}"
+        connection = self._open(self._servers.address(partition, self._deadline()))
         try:
-            return RedisLimit(wire, keys.base(self._prefix, line), body)
+            return RedisBaseline(connection, keys.base(self._prefix, partition), body)
         except hiredis.ReplyError:
-            wire.close()
+            connection.close()
             return None
 
     def sweep(self, queue: str) -> None:
-        """A queue that still has jobs, or had several lines, leaves some keys."""
-        for number in range(self._lines):
-            line = keys.line(queue, number)
-            base = keys.base(self._prefix, line)
+        """Delete the keys that remain of a queue that still has jobs, or had several partitions."""
+        for number in range(self._partitions):
+            partition = keys.partition(queue, number)
+            base = keys.base(self._prefix, partition)
             names = (keys.sequence(base), keys.hint(base), keys.partitions(base))
             with suppress(hiredis.ReplyError):  # an account that may delete no keys may leave these
-                self._ask(self._servers.address(line, self._deadline()), "DEL", *names)
+                self._ask(self._servers.address(partition, self._deadline()), "DEL", *names)
 
     def close(self) -> None:
-        """Hang up."""
-        while self._wires:
-            self._wires.popitem()[1].close()
+        """Close all connections."""
+        while self._connections:
+            self._connections.popitem()[1].close()
 
     def _info(self, address: Address) -> dict[str, str]:
-        told = [self._ask(address, "INFO", section) for section in _SECTIONS]  # several at once only newer servers know
-        return pairs(b"".join(told).decode(errors="replace"))
+        sections = [
+            self._ask(address, "INFO", section) for section in _SECTIONS
+        ]  # several in one INFO only newer servers know
+        return pairs(b"".join(sections).decode(errors="replace"))
 
     def _ask(self, address: Address, *words: Word) -> Any:
-        wire = self._wires.get(address)
-        if wire is None or not wire.is_free:
-            wire = self._wires[address] = self._open(address)
+        connection = self._connections.get(address)
+        if connection is None or not connection.is_free:
+            connection = self._connections[address] = self._open(address)
         try:
-            return wire.ask(pack(words), self._deadline())
+            return connection.ask(pack(words), self._deadline())
         except FAILURES as exc:
-            raise explain(exc, shown(address), self._servers.timeout) from exc
+            raise explain(exc, format_address(address), self._servers.timeout) from exc
 
-    def _open(self, address: Address) -> Wire:
+    def _open(self, address: Address) -> Connection:
         try:
             return self._servers.open(address, self._deadline())
         except (*FAILURES, hiredis.ReplyError) as exc:
-            raise explain(exc, shown(address), self._servers.timeout) from exc
+            raise explain(exc, format_address(address), self._servers.timeout) from exc
 
     def _deadline(self) -> float:
         return time.monotonic() + self._servers.timeout
@@ -168,19 +170,19 @@ class RedisBench(Bench):
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[Place]:
-        with closing(RedisPlace(url)) as place:
+        with closing(RedisTarget(url)) as place:
             yield place
 
 
-def _total(told: Sequence[Mapping[str, str]], name: str) -> int | None:
-    """None where a server that only speaks Redis' protocol leaves it out."""
-    return sum(int(info[name]) for info in told) if all(name in info for info in told) else None
+def _total(infos: Sequence[Mapping[str, str]], name: str) -> int | None:
+    """None where a server that only speaks Redis' protocol does not have it."""
+    return sum(int(info[name]) for info in infos) if all(name in info for info in infos) else None
 
 
 def _commands(info: Mapping[str, str]) -> int:
     """Calls of what clients send, ``cmdstat_evalsha:calls=3,usec=94,...`` each."""
     return sum(
-        int(told.partition("calls=")[2].partition(",")[0])
-        for name, told in info.items()
+        int(counted.partition("calls=")[2].partition(",")[0])
+        for name, counted in info.items()
         if name.startswith("cmdstat_") and name.removeprefix("cmdstat_") in _SENT
     )

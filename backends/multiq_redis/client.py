@@ -1,4 +1,4 @@
-"""Callers: each makes one call at a time, over connections of its own, and can repeat a call without a second effect.
+"""Clients: each makes one call at a time over its own connections, and repeats a call without a second effect.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -8,7 +8,7 @@ one effect per call   a number per call, which the script remembers with its ans
                       at once, on a new connection
 a deadline            one for the whole call, repetitions, redirections and waiting included  none
 scripts that vanish   after NOSCRIPT the script's text is sent instead of its digest          one round trip, once
-safe forks            a child forgets its parent's connections and takes names of its own     one comparison
+safe forks            a child drops its parent's connections and takes a new name             one comparison
 ====================  ======================================================================  =======================
 """
 
@@ -26,44 +26,44 @@ from multiq.driverkit.fork import forks
 from multiq.errors import BackendError
 
 from . import keys
-from .call_retry import Tries
+from .call_retry import CallRetry
 from .connection import pack
 from .errors import FAILURES, explain
-from .pipeline import call_together
+from .pipeline import call_pipelined
 from .scripts import STATES_SET, script
-from .topology import shown
+from .topology import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from multiq.driverkit.net import Address
 
-    from .connection import Wire, Word
+    from .connection import Connection, Word
     from .scripts import Script
     from .topology import Servers
 
-_SLOT_SIZE = 7  # random bytes that tell a caller from all others; 5 more for the number make a token
+_SLOT_SIZE = 7  # random bytes that identify a client; with 5 more for the number they make a token
 _FIRST_NUMBER = 10**11  # all numbers have twelve digits: lua/enqueue_one.lua compares them as text
-_FEW_IDLE = 8  # callers that are kept for the next thread in any case
-_IDLE_FOR = 30.0  # seconds that more of them are kept
-_MOST_HEADS = 1000  # prepared beginnings of commands; somebody may have a queue per customer
+_FEW_IDLE = 8  # idle clients that the pool always keeps
+_IDLE_FOR = 30.0  # seconds that it keeps further ones
+_MOST_HEADS = 1000  # prepared beginnings of commands; an application may have a queue per customer
 
 
 class Call(NamedTuple):
-    """One script to run for one line."""
+    """One script to run for one partition."""
 
     verb: str
-    line: str
+    partition: str
     arguments: tuple[Word, ...] = ()
     """Its number first, if the script is numbered."""
     state: str | None = None
-    """Names the set of those scripts that take one of several."""
+    """The sorted set to use, for those scripts that take one of several."""
     also: tuple[str, ...] = ()
-    """More lines on the same server, of which the script takes the same keys."""
+    """More partitions on the same server, of which the script takes the same keys."""
 
 
-class Caller:
-    """One thread's calls, one after the other."""
+class Client:
+    """Makes one thread's calls, one after the other."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
@@ -71,244 +71,261 @@ class Caller:
         self._start_over()
 
         self.idle_since = 0.0
-        """When it was last put back beside as many as are kept in any case; monotonic."""
+        """When it was last put back into the pool in excess of ``_FEW_IDLE``; monotonic."""
 
     def _start_over(self) -> None:
-        """In a forked child, too: sharing the parent's name or connections would mix up their calls."""
+        """Take a new name and no connections; also in a forked child, whose calls would mix with its parent's."""
         self.slot = os.urandom(_SLOT_SIZE)
         self._name = self.slot.hex()
         self._number = _FIRST_NUMBER
         self._generation = forks.generation
-        self._wires: dict[Address, Wire] = {}
+        self._connections: dict[Address, Connection] = {}
 
     # --- calls ---
 
     def next_number(self) -> int:
-        """The number of the next call."""
+        """Return the number of the next call."""
         if self._generation != forks.generation:
             self._start_over()
         self._number += 1
         return self._number
 
     def token(self, number: int) -> bytes:
-        """What the leases of a call are known by: no other call, of whomever, has the same."""
+        """The token of the leases of a call: no other call of any client has the same."""
         return self.slot + number.to_bytes(5, "big")
 
     def call(
         self,
         verb: str,
-        line: str,
+        partition: str,
         arguments: Sequence[Word] = (),
         *,
         state: str | None = None,
         number: int | None = None,
     ) -> Any:
-        """Run a verb's script for a line and return its reply.
+        """Run a script for a partition and return its reply. Raises ``BackendError``.
 
-        With *number* an earlier call is repeated that may or may not have arrived. Raises ``BackendError``.
+        Parameters:
+            verb: the script, ``lua/<verb>.lua``.
+            partition: whose keys it takes.
+            arguments: its ``ARGV``, without the call's number.
+            state: the sorted set, for scripts that take one of several.
+            number: that of an earlier call, to repeat one that may or may not have arrived; default: the next.
         """
-        return self.perform(self.new_call(verb, line, arguments, state=state, number=number))
+        return self.perform(self.new_call(verb, partition, arguments, state=state, number=number))
 
     def new_call(
         self,
         verb: str,
-        line: str,
+        partition: str,
         arguments: Sequence[Word] = (),
         *,
         state: str | None = None,
         number: int | None = None,
     ) -> Call:
-        """A call with the next number, or with that of an earlier one."""
+        """Make, but do not send, a call; the parameters are those of ``call``."""
         if number is None:
             number = self.next_number()
         if script(verb).is_numbered:
-            return Call(verb, line, (number, *arguments), state)
-        return Call(verb, line, tuple(arguments), state)
+            return Call(verb, partition, (number, *arguments), state)
+        return Call(verb, partition, tuple(arguments), state)
 
     def perform(self, call: Call, deadline: float | None = None) -> Any:
-        """The reply to a call, which may have been made before. Raises ``BackendError``."""
+        """Send a call, retry it as needed, and return its reply. The call may have been sent before.
+
+        *deadline* is monotonic; default: the URL's timeout from now. Raises ``BackendError``.
+        """
         servers = self.servers
         if deadline is None:
             deadline = time.monotonic() + servers.timeout
-        address = wire = None
+        address = connection = None
         try:
-            address = servers.address(call.line, deadline)
-            wire = self._wires.get(address)
-            if wire is None or not wire.is_free or self._generation != forks.generation:
-                wire = None  # nothing was sent if there is no other
-                wire = self.wire_to(address, deadline)
-            return wire.ask(self.packed(call, wire), servers.one_try(deadline) if servers.has_others else deadline)
+            address = servers.address(call.partition, deadline)
+            connection = self._connections.get(address)
+            if connection is None or not connection.is_free or self._generation != forks.generation:
+                connection = None  # so that an error of opening another one counts as nothing sent
+                connection = self.connection_to(address, deadline)
+            return connection.ask(
+                self.packed(call, connection), servers.attempt_deadline(deadline) if servers.has_others else deadline
+            )
         except (hiredis.ReplyError, *FAILURES) as exc:
-            tries = Tries(self, call, deadline, address, wire)
-            tries.consider(exc)
-        return tries.answer()
+            retry = CallRetry(self, call, deadline, address, connection)
+            retry.handle(exc)
+        return retry.run()
 
-    def packed(self, call: Call, wire: Wire, *, with_text: bool = False) -> bytes:
-        """A call as it is sent."""
-        verb, line, arguments, state, also = call
+    def packed(self, call: Call, connection: Connection, *, with_text: bool = False) -> bytes:
+        """A call as RESP, with the script's digest, or with its text."""
+        verb, partition, arguments, state, also = call
         if with_text:
-            wanted = script(verb, before_7=wire.is_before_7)
+            wanted = script(verb, before_7=connection.is_before_7)
             names = self._names(call, wanted)
             return pack(("EVAL", wanted.text, len(names), *names, *arguments))
-        words, head = wire.heads.get((verb, line, state, also)) or self._new_head(call, wire)
+        words, head = connection.heads.get((verb, partition, state, also)) or self._new_head(call, connection)
         packed = pack(arguments)
         return b"*%d\r\n%b%b" % (words + len(arguments), head, packed[packed.index(b"\n") + 1 :])
 
     def command(self, address: Address, *words: Word) -> Any:
-        """One command to one server, tried once, on a new connection if an idle one turns out to be dead."""
+        """Run a command on one server, again on a new connection if the idle one is dead. Raises ``BackendError``."""
         deadline = time.monotonic() + self.servers.timeout
         try:
             try:
-                return self.wire_to(address, deadline).ask(pack(words), deadline)
+                return self.connection_to(address, deadline).ask(pack(words), deadline)
             except ConnectionError:
-                return self.wire_to(address, deadline).ask(pack(words), deadline)
+                return self.connection_to(address, deadline).ask(pack(words), deadline)
         except (*FAILURES, hiredis.ReplyError) as exc:
-            raise explain(exc, shown(address), self.servers.timeout) from exc
+            raise explain(exc, format_address(address), self.servers.timeout) from exc
 
     def all_addresses(self) -> Sequence[Address]:
-        """All servers that hold queues. Raises ``BackendError``."""
+        """The addresses of all servers that hold queues. Raises ``BackendError``."""
         return self.servers.all_addresses(time.monotonic() + self.servers.timeout)
 
-    def wire(self, line: str, deadline: float) -> Wire:
-        """The connection to a line's server, for what is no call.
+    def connection(self, partition: str, deadline: float) -> Connection:
+        """The connection to a partition's server, for what is not a ``Call``.
 
         Raises ``BackendError``, ``OSError``, ``hiredis.ReplyError``.
         """
-        return self.wire_to(self.servers.address(line, deadline), deadline)
+        return self.connection_to(self.servers.address(partition, deadline), deadline)
 
     def close(self) -> None:
-        """Close all connections; they open again when they are needed."""
-        wires, self._wires = self._wires, {}
-        for wire in wires.values():
-            wire.close()
+        """Close all connections; the next call opens them again."""
+        connections, self._connections = self._connections, {}
+        for connection in connections.values():
+            connection.close()
 
     def hang_up(self) -> None:
-        """The same from another thread. The connections of the process that we were forked off from are left alone."""
+        """Shut all connections down from another thread. In a forked child, the parent's connections are left alone."""
         if self._generation != forks.generation:
             return
-        for wire in tuple(self._wires.values()):
-            wire.hang_up()
+        for connection in tuple(self._connections.values()):
+            connection.hang_up()
 
-    # --- how ---
+    # --- internals ---
 
     def abandon(self, address: Address | None) -> None:
-        """Close the connection to a server with which something was wrong."""
-        wire = self._wires.pop(address, None) if address is not None else None
-        if wire is not None:
-            wire.close()
+        """Close the connection to a server that failed."""
+        connection = self._connections.pop(address, None) if address is not None else None
+        if connection is not None:
+            connection.close()
         self.servers.suspect(address)
 
-    def wire_to(self, address: Address, deadline: float) -> Wire:
+    def connection_to(self, address: Address, deadline: float) -> Connection:
         """The connection to a server. Raises ``OSError``, ``hiredis.ReplyError``, ``BackendUnavailable``."""
         if self._generation != forks.generation:
             self._start_over()
-        wire = self._wires.get(address)
-        if wire is not None and not wire.is_free:
-            wire.close()
-            wire = None
-        if wire is None:
-            wire = self._wires[address] = self.servers.open(address, deadline)
-        return wire
+        connection = self._connections.get(address)
+        if connection is not None and not connection.is_free:
+            connection.close()
+            connection = None
+        if connection is None:
+            connection = self._connections[address] = self.servers.open(address, deadline)
+        return connection
 
-    def _new_head(self, call: Call, wire: Wire) -> tuple[int, bytes]:
-        """EVALSHA, the digest and the keys of a script: how many words these are, and how they are sent."""
-        if len(wire.heads) >= _MOST_HEADS:
-            wire.heads.clear()
-        wanted = script(call.verb, before_7=wire.is_before_7)
+    def _new_head(self, call: Call, connection: Connection) -> tuple[int, bytes]:
+        """Pack EVALSHA, the digest and the keys of a script. Returns how many words these are, and their bytes."""
+        if len(connection.heads) >= _MOST_HEADS:
+            connection.heads.clear()
+        wanted = script(call.verb, before_7=connection.is_before_7)
         names = self._names(call, wanted)
         packed = pack(("EVALSHA", wanted.sha, len(names), *names))
-        head = wire.heads[call.verb, call.line, call.state, call.also] = (
+        head = connection.heads[call.verb, call.partition, call.state, call.also] = (
             3 + len(names),
             packed[packed.index(b"\n") + 1 :],
         )
         return head
 
     def _names(self, call: Call, wanted: Script) -> list[str]:
-        return [self._key(name, line, call.state) for line in (call.line, *call.also) for name in wanted.keys]
+        return [
+            self._key(name, partition, call.state) for partition in (call.partition, *call.also) for name in wanted.keys
+        ]
 
-    def _key(self, name: str, line: str, state: str | None) -> str:
-        base = keys.base(self._prefix, line)
+    def _key(self, name: str, partition: str, state: str | None) -> str:
+        base = keys.base(self._prefix, partition)
         if name == "call":
             return keys.call(base, self._name)
         if name == STATES_SET:
-            assert state is not None  # noqa: S101 - told by the verb
+            assert state is not None  # noqa: S101 - the backend passes it to these scripts
             name = state
         return keys.BY_NAME[name](base)
 
 
-class Callers:
-    """The callers of one backend: idle ones are lent to whichever thread needs one, the last used first."""
+class ClientPool:
+    """The clients of one backend. A thread borrows an idle one, the last used first; there is no upper limit."""
 
     def __init__(self, servers: Servers, prefix: str) -> None:
         self.servers = servers
         self.prefix = prefix
-        self._idle: list[Caller] = []  # append and pop are atomic
-        self._lent: weakref.WeakKeyDictionary[Caller, None] = weakref.WeakKeyDictionary()
+        self._idle: list[Client] = []  # append and pop are atomic
+        self._lent: weakref.WeakKeyDictionary[Client, None] = weakref.WeakKeyDictionary()
 
     @contextlib.contextmanager
-    def borrowed(self) -> Iterator[Caller]:
-        """A caller for a moment."""
-        caller = self._take()
+    def borrowed(self) -> Iterator[Client]:
+        """Borrow a client."""
+        client = self._take()
         try:
-            yield caller
+            yield client
         finally:
-            self._put_back(caller)
+            self._put_back(client)
 
-    def call(self, verb: str, line: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
-        """One call by whichever caller is free, for what it is in ``Caller.call``."""
-        caller = self._take()
+    def call(self, verb: str, partition: str, arguments: Sequence[Word] = (), *, state: str | None = None) -> Any:
+        """Make one call with an idle client; the parameters are those of ``Client.call``."""
+        client = self._take()
         try:
-            return caller.call(verb, line, arguments, state=state)
+            return client.call(verb, partition, arguments, state=state)
         finally:
-            self._put_back(caller)
+            self._put_back(client)
 
     def call_each(
-        self, verb: str, lines: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
+        self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
     ) -> list[Any]:
-        """The same call for several lines, in one round trip.
+        """Make the same call for several partitions, in one round trip.
 
-        Raises the first ``BackendError``, if there is one, when all are done.
+        Raises the first ``BackendError``, if there is one, after all are done.
         """
-        if len(lines) == 1:
-            return [self.call(verb, lines[0], arguments, state=state)]
-        with self.borrowed() as caller:
-            replies = call_together(caller, [caller.new_call(verb, line, arguments, state=state) for line in lines])
+        if len(partitions) == 1:
+            return [self.call(verb, partitions[0], arguments, state=state)]
+        with self.borrowed() as client:
+            replies = call_pipelined(
+                client, [client.new_call(verb, partition, arguments, state=state) for partition in partitions]
+            )
         for reply in replies:
             if isinstance(reply, BackendError):
                 raise reply
         return replies
 
-    def own(self) -> Caller:
-        """A caller to keep."""
-        caller = Caller(self.servers, self.prefix)
-        self._lent[caller] = None
-        return caller
+    def dedicated(self) -> Client:
+        """A client that its owner keeps, and that ``close`` shuts down."""
+        client = Client(self.servers, self.prefix)
+        self._lent[client] = None
+        return client
 
     def close(self) -> None:
-        """Close all connections, those of callers that others keep included."""
+        """Close all connections, those of dedicated clients included."""
         self.servers.close()
         while self._idle:
             with contextlib.suppress(IndexError):
                 self._idle.pop().close()
-        for reference in self._lent.keyrefs():  # a copy, as other threads may lend meanwhile
-            caller = reference()
-            if caller is not None:
-                caller.hang_up()
+        for reference in self._lent.keyrefs():  # a copy, as other threads may take dedicated clients meanwhile
+            client = reference()
+            if client is not None:
+                client.hang_up()
 
-    def _take(self) -> Caller:
+    def _take(self) -> Client:
         try:
             return self._idle.pop()
         except IndexError:
-            return Caller(self.servers, self.prefix)
+            return Client(self.servers, self.prefix)
 
-    def _put_back(self, caller: Caller) -> None:
+    def _put_back(self, client: Client) -> None:
         if len(self._idle) >= _FEW_IDLE:
-            self._thin_out(caller)
-        self._idle.append(caller)
+            self._thin_out(client)
+        self._idle.append(client)
 
-    def _thin_out(self, caller: Caller) -> None:
-        """Of those beside the few the first was idle for longest, unless another thread is here, too."""
-        caller.idle_since = now = time.monotonic()
+    def _thin_out(self, client: Client) -> None:
+        """Close the first client in excess of ``_FEW_IDLE`` if it was idle for long: it was idle for longest.
+
+        With another thread in here at the same time it may be another one, which does no harm.
+        """
+        client.idle_since = now = time.monotonic()
         with contextlib.suppress(IndexError):
             if now - self._idle[_FEW_IDLE].idle_since > _IDLE_FOR:
                 self._idle.pop(_FEW_IDLE).close()

@@ -1,4 +1,4 @@
-"""One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for each whole exchange.
+"""One connection to a Redis server: RESP over a socket, parsed by hiredis, with one deadline for request and reply.
 
 redis-py's own connection bounds each read, not the call, repeats commands by itself, and costs several times what the
 command does; see docs/decisions/0006.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from multiq.driverkit.net import Address
 
-    from .dsn import Login
+    from .dsn import ConnectionSettings
 
 _E = TypeVar("_E", bound=BaseException)
 
@@ -36,19 +36,19 @@ Word: TypeAlias = "bytes | str | int"
 OLDEST = (6, 2)
 _TOO_LATE = "the server did not answer in time"
 _ENDED = "the server closed the connection"
-_TOO_MUCH = "it answers more than it was asked"
+_TOO_MUCH = "it sent more replies than there were commands"
 _NOT_FREE = "an earlier call on this connection was interrupted before its last reply"
 _NOW = getattr(socket, "MSG_DONTWAIT", 0)
 _RECEIVED_AT_ONCE = 65536  # bytes
-_LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and a reply that has no end must not fill the memory
-_SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for its other end
+_LARGEST_REPLY = 640_000_000  # bytes: a body may have 512 MB, and an endless reply must not fill the memory
+_SENT_AT_ONCE = 16384  # bytes that a socket takes without waiting for the server
 
 #: the words of one command as RESP; hiredis' own annotation knows commands of one word only
 pack: Callable[[tuple[Word, ...]], bytes] = hiredis.pack_command  # type: ignore[assignment]
 
 
-class Wire:
-    """A socket with a session on it: logged in, database chosen."""
+class Connection:
+    """A socket to one server, authenticated, with its database selected."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -56,7 +56,7 @@ class Wire:
         self.is_replica = False
         self._reader = hiredis.Reader()
         self.heads: dict[Hashable, tuple[int, bytes]] = {}
-        """Beginnings of commands, ready to be sent, for whoever this connection belongs to."""
+        """Packed beginnings of commands, a cache for the client that owns this connection."""
         self.is_free = True
         """Open, and no reply outstanding: a call that is interrupted before its last reply leaves it False."""
         self._fed = 0  # bytes of a reply that is not complete
@@ -65,10 +65,10 @@ class Wire:
         self._send = sock.send
         self._recv = sock.recv
         self._wait: Callable[[float], object] | None = None
-        """For milliseconds, until there is something to read. A TLS socket keeps the time itself."""
-        self._flags = 0  # of sends and receives that were waited for
+        """Waits for so many milliseconds until there is something to read. None: TLS, whose socket has a timeout."""
+        self._flags = 0  # of sends and receives after a poll
         if not isinstance(sock, ssl.SSLSocket):
-            sock.setblocking(True)  # those who say so in their flags wait for nothing
+            sock.setblocking(True)  # MSG_DONTWAIT makes single calls non-blocking
             self._flags = _NOW
             poll = select.poll()
             poll.register(sock, select.POLLIN)
@@ -79,11 +79,11 @@ class Wire:
         return self.version < (7,)
 
     def ask(self, packed: bytes, deadline: float) -> Any:
-        """The reply to one command. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``.
+        """Send one command and return its reply. Raises ``hiredis.ReplyError``, ``OSError``, ``hiredis.ProtocolError``.
 
-        What is raised has ``unsent`` if the server cannot have the whole of it.
+        What is raised has a true ``unsent`` if the server cannot have received the whole command.
         """
-        # the one road that every call takes, and so without detours through the methods below
+        # hot path: inlined on purpose
         if not self.is_free:
             self._refuse()
         self.is_free = False
@@ -91,7 +91,7 @@ class Wire:
         try:
             left = deadline - monotonic()
             if left <= 0:
-                raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - as what is raised by those below
+                raise TimeoutError(_TOO_LATE)  # noqa: TRY301 - handled as what the calls below raise
             wait = self._wait
             if wait is None or len(packed) > _SENT_AT_ONCE:
                 left = self._send_all(packed, deadline)
@@ -106,10 +106,10 @@ class Wire:
             reply = self._reader.gets()
         except BlockingIOError as exc:
             self.close()
-            raise _told(TimeoutError(_TOO_LATE), unsent=data is None) from exc
+            raise _mark_unsent(TimeoutError(_TOO_LATE), unsent=data is None) from exc
         except BaseException as exc:
             self.close()
-            _told(exc, unsent=data is None)
+            _mark_unsent(exc, unsent=data is None)
             raise
         if reply is False or self._reader.has_data():  # not complete, or more than one
             return self._read_on(reply, len(data), deadline)
@@ -125,9 +125,9 @@ class Wire:
         return self.read(deadline)
 
     def send(self, packed: bytes, deadline: float, *, replies: int) -> None:
-        """Send, and close at whatever goes wrong. The connection is free again when so many replies were read.
+        """Send commands, to be followed by that many ``read``; any failure closes the connection.
 
-        What is raised has ``unsent``, as the server cannot have the last of it.
+        What is raised has ``unsent``, as the server cannot have received the last command.
         """
         if not self.is_free:
             self._refuse()
@@ -137,16 +137,16 @@ class Wire:
             self._send_all(packed, deadline)
         except BlockingIOError as exc:
             self.close()
-            raise _told(TimeoutError(_TOO_LATE), unsent=True) from exc
+            raise _mark_unsent(TimeoutError(_TOO_LATE), unsent=True) from exc
         except BaseException as exc:
             self.close()
-            _told(exc, unsent=True)
+            _mark_unsent(exc, unsent=True)
             raise
 
     def read(self, deadline: float) -> Any:
-        """The next reply. Whatever interrupts it closes the connection: a later reply would be taken for this one.
+        """Return the next reply. An interruption closes the connection: a later reply would be taken for this one.
 
-        An error reply is raised, and is no interruption.
+        An error reply is raised as ``hiredis.ReplyError``; the connection stays open.
         """
         try:
             reply = self._reader.gets()
@@ -166,7 +166,7 @@ class Wire:
         return _checked(reply)
 
     def close(self) -> None:
-        """End it. What is sent after that raises ``OSError``."""
+        """Close the socket; sending afterwards raises ``OSError``."""
         self.is_free = False
         self.sock.close()
 
@@ -174,20 +174,17 @@ class Wire:
         self.close()
 
     def hang_up(self) -> None:
-        """End it from another thread: whoever waits on it sees that it ended."""
+        """Shut the socket down from another thread: a thread that waits on it sees the end of the stream."""
         with contextlib.suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def _refuse(self) -> NoReturn:
-        """The next reply would be the answer to an earlier call."""
+        """Close, as the next reply would be that of an earlier call, and raise."""
         self.close()
-        raise _told(ConnectionResetError(_NOT_FREE), unsent=True)
+        raise _mark_unsent(ConnectionResetError(_NOT_FREE), unsent=True)
 
     def _send_all(self, packed: bytes, deadline: float) -> float:
-        """A piece at a time, as the server takes them: the deadline is that of all of them, not of each.
-
-        Returns the seconds that are left.
-        """
+        """Send piece by piece, as the server takes them, within one deadline. Returns the seconds that are left."""
         rest = memoryview(packed)
         poll: select.poll | None = None
         left = self._left(deadline)
@@ -229,7 +226,7 @@ class Wire:
         return left
 
 
-def _told(exc: _E, *, unsent: bool) -> _E:
+def _mark_unsent(exc: _E, *, unsent: bool) -> _E:
     exc.unsent = unsent  # type: ignore[attr-defined]
     return exc
 
@@ -243,39 +240,39 @@ def _checked(reply: Any) -> Any:
     return reply
 
 
-def open_wire(address: Address, login: Login, deadline: float) -> Wire:
-    """Connect and log in. Raises as ``Wire.ask`` does, and ``BackendUnavailable`` for a server that is too old."""
+def open_connection(address: Address, settings: ConnectionSettings, deadline: float) -> Connection:
+    """Connect and authenticate. Raises as ``Connection.ask`` does, and ``BackendUnavailable`` for a server too old."""
     sock = connect(address, deadline)
     try:
-        if login.tls is not None and isinstance(address, tuple):
-            sock = handshake(login.tls, sock, address[0], deadline)
-        wire = Wire(sock)
-        _greet(wire, login, deadline)
+        if settings.tls is not None and isinstance(address, tuple):
+            sock = handshake(settings.tls, sock, address[0], deadline)
+        connection = Connection(sock)
+        _set_up(connection, settings, deadline)
     except BaseException:
         sock.close()
         raise
-    return wire
+    return connection
 
 
-def _greet(wire: Wire, login: Login, deadline: float) -> None:
-    greetings = login.greetings
-    wire.send(b"".join(pack(words) for words in greetings), deadline, replies=len(greetings))
-    replies = [_tolerantly(wire, words, deadline) for words in greetings]
-    told = replies[login.hello_at]
-    if told is None:
+def _set_up(connection: Connection, settings: ConnectionSettings, deadline: float) -> None:
+    setup_commands = settings.setup_commands
+    connection.send(b"".join(pack(words) for words in setup_commands), deadline, replies=len(setup_commands))
+    replies = [_read_setup_reply(connection, words, deadline) for words in setup_commands]
+    hello = replies[settings.hello_index]
+    if hello is None:
         return  # an ACL without HELLO, or a proxy: the first script shows what the server can do
-    facts = dict(zip(told[::2], told[1::2], strict=False))
-    wire.version = _version(facts.get(b"version", b""))
-    wire.is_replica = facts.get(b"role") == b"replica"
-    if wire.version < OLDEST:
+    info = dict(zip(hello[::2], hello[1::2], strict=False))
+    connection.version = _version(info.get(b"version", b""))
+    connection.is_replica = info.get(b"role") == b"replica"
+    if connection.version < OLDEST:
         raise BackendUnavailable(
-            f"the server is Redis {facts[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"
+            f"the server is Redis {info[b'version'].decode()}, but multiq needs 6.2 or newer: upgrade it"
         )
 
 
-def _tolerantly(wire: Wire, words: Sequence[Word], deadline: float) -> Any:
+def _read_setup_reply(connection: Connection, words: Sequence[Word], deadline: float) -> Any:
     try:
-        return wire.read(deadline)
+        return connection.read(deadline)
     except hiredis.ReplyError as exc:
         if words[0] == "HELLO" and not str(exc).startswith("NOAUTH") and TOO_MANY_CLIENTS not in str(exc):
             return None

@@ -1,4 +1,4 @@
-"""The consumer: settles and reserves in one script per line, and sleeps at the server while there is nothing to do."""
+"""The consumer: settles and reserves in one script per partition, and waits at the server while there are no jobs."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ from multiq.backend import Consumer, Touch
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendCorrupt, BackendError, BackendUnavailable, LeaseLost
 
-from .node_backoff import Resting
+from .node_backoff import NodeBackoff
 from .partitions import MOST
-from .pipeline import call_together
-from .records import MICROSECOND, fence, leases, line_of, pack_ids
+from .pipeline import call_pipelined
+from .records import MICROSECOND, fence, leases, pack_ids, partition_of
 from .replies import guarded
 from .verdicts import details
-from .waiting import Sleeper
+from .waiting import Waiter
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from multiq.backend import Lease, Verdict
 
-    from .client import Call, Callers
+    from .client import Call, ClientPool
     from .connection import Word
-    from .partitions import Lines
+    from .partitions import Partitions
 
-_LOOK_LATE = 1.0  # seconds: without a bell, the queues are looked at so much later, where a call ends then anyway
-_HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/bell.lua
+_LOOK_LATER = 1.0  # seconds that a look without a notification may be late, if the wait ends then anyway
+_HORIZON = 6.0  # seconds, more than that and Servers.look_every; lua/include/notify.lua
 _COARSE_FROM = 0.5  # seconds: a longer timeout may be some tenths of a second longer still
 _SLICE = 500  # jobs or verdicts in one script: a few milliseconds of the server
 
-_MOST_ANSWERS = 100_000  # that are kept for callers who may ask again
+_MOST_ANSWERS = 100_000  # that are kept for callers that may repeat the same verdicts
 
 _DONE = ord("1")
 _UNFINISHED = b"1"  # it has to promote more before it can hand out anything
@@ -44,83 +44,83 @@ _LEAST = 0.25  # seconds that a server of a cluster has to answer in
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
 
-class _Call(NamedTuple):
-    """One script: some verdicts, and how many jobs are asked for."""
+class _PartitionCall(NamedTuple):
+    """One call of ``lua/exchange.lua``: verdicts, and how many jobs are asked for."""
 
-    script: Call
+    call: Call
     verdicts: Sequence[Verdict]
-    places: Sequence[int]
-    """Where the verdicts stand in the caller's list."""
+    indexes: Sequence[int]
+    """The verdicts' indexes in the list of the exchange."""
     share: int
 
 
-class _Trade:
-    """What an exchange has come to so far."""
+class _Exchange:
+    """The state of one exchange: what is asked for, and what has been answered."""
 
-    # of the class, as it takes a failure to change them
+    # class attributes, as only a failure changes them
     deadline = _NEVER
-    """When it has to be over, once a server did not answer; monotonic."""
+    """When it has to end, after a server did not answer; monotonic."""
     failure: BackendError | None = None
-    out: frozenset[str] = frozenset()
-    """Lines that are not asked, or not any more, as their server does not answer."""
+    excluded: frozenset[str] = frozenset()
+    """Partitions that are not asked, or no longer, as their server does not answer."""
     was_answered = False
 
     def __init__(self, verdicts: Sequence[Verdict], limit: int) -> None:
         self.verdicts = verdicts
         self.limit = limit
-        """No more than it has got, once these are as many bytes as one reserve may hand out."""
+        """How many jobs to return; lowered to what there is once these have as many bytes as one reserve may return."""
         self.answers: dict[int, LeaseLost | None] = {}
         self.leases: list[Lease] = []
 
     @property
     def wanted(self) -> int:
-        """How many more jobs to ask for, if it is more than none."""
+        """How many more jobs to ask for; none if it is not positive."""
         return self.limit - len(self.leases)
 
     @property
-    def is_in_vain(self) -> bool:
-        """Whether there is nothing that its caller could be told instead of a failure."""
+    def has_nothing_to_return(self) -> bool:
+        """Whether there is no result that could be returned instead of raising the failure."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
     def left(self, queue: str) -> dict[str, list[int]]:
-        """Where in the list the verdicts stand that have no answer yet, for each of the queue's lines."""
-        places: dict[str, list[int]] = {}
+        """The indexes of the verdicts without an answer, by partition of the queue."""
+        indexes: dict[str, list[int]] = {}
         for at, verdict in enumerate(self.verdicts):
             if verdict.lease.queue == queue and at not in self.answers:
-                places.setdefault(line_of(verdict.lease), []).append(at)
-        return places
+                indexes.setdefault(partition_of(verdict.lease), []).append(at)
+        return indexes
 
 
 @guarded("reserve", "settle", "exchange")
 class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
-    def __init__(self, callers: Callers, lines: Lines, queues: Sequence[str]) -> None:
+    def __init__(self, pool: ClientPool, partitions: Partitions, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
-        self._lines = lines
-        self._caller = callers.own()
-        self._sleeper = Sleeper(callers, self._caller, lines, self.queues)
-        self._is_cluster = callers.servers.is_cluster
-        self._resting = Resting(callers.servers)
-        self._turns: dict[str, int] = {}  # queue -> whose turn it is of its lines
-        self._called_to = ""  # the line where a bell rang
-        self._asked: set[str] = set()  # lines that the last trade asked for jobs
-        self._has_new_lines = False  # whether a queue turned out to have more lines than were looked at
+        self._partitions = partitions
+        self._client = pool.dedicated()
+        self._waiter = Waiter(pool, self._client, partitions, self.queues)
+        self._is_cluster = pool.servers.is_cluster
+        self._backoff = NodeBackoff(pool.servers)
+        self._turns: dict[str, int] = {}  # queue -> counter that selects its next partition
+        self._notified_partition = ""  # the partition whose notification ended the last wait
+        self._asked: set[str] = set()  # partitions that the last exchange asked for jobs
+        self._has_new_partitions = False  # whether a queue turned out to have more partitions than were looked at
         self._interrupted = False
-        self._clocks = -_NEVER, 0  # when we asked last, and the server's time when it answered
+        self._clocks = -_NEVER, 0  # when jobs were last asked for, and the server's time in the reply
         self._looked_at = -_NEVER  # when all queues were last found empty; monotonic, like all times here
-        self._change_at: dict[str, float] = {}  # when time alone brings a line the next job
-        self._is_on_watch = False  # whether a bell called us, so that nobody else was told
-        self._uncertain: dict[str, _Call] = {}  # line -> the call that may or may not have arrived
-        self._answered: dict[_Key, LeaseLost | None] = {}  # answers whose callers do not have them yet
-        self._gained: list[Lease] = []  # jobs that a failed call has got
-        self._generation = forks.generation  # whose the last two are
+        self._change_at: dict[str, float] = {}  # when time alone brings a partition the next job
+        self._is_notified = False  # whether this consumer took a notification that no other one got
+        self._uncertain: dict[str, _PartitionCall] = {}  # partition -> the call that may or may not have arrived
+        self._known_answers: dict[_Key, LeaseLost | None] = {}  # answers that were not returned yet
+        self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
+        self._generation = forks.generation  # the process that the last two belong to
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self.exchange((), limit, timeout)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        return self._trade(verdicts, 0)[0]
+        return self._exchange(verdicts, 0)[0]
 
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float
@@ -128,14 +128,14 @@ class RedisConsumer(Consumer):
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
-        # an interrupted wait hears no bell
-        if verdicts or timeout <= 0 or self._interrupted or not self._knows_that_nothing_is_due():
-            answers, found = self._trade(verdicts, limit)
+        # an interrupted wait takes no notification
+        if verdicts or timeout <= 0 or self._interrupted or not self._is_known_empty():
+            answers, found = self._exchange(verdicts, limit)
         if not found:
             try:
-                found = self._wait(limit, give_up_at) if limit > 0 else self._wait_for_nothing(give_up_at)
+                found = self._wait(limit, give_up_at) if limit > 0 else self._wait_without_jobs(give_up_at)
             except BaseException as exc:
-                self._looked_at = -_NEVER  # whatever ended the sleep may have taken a marker with it
+                self._looked_at = -_NEVER  # the wait may have consumed a marker
                 if not verdicts or not isinstance(exc, BackendError):
                     raise
         self._interrupted = False
@@ -143,438 +143,449 @@ class RedisConsumer(Consumer):
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._sleeper.nudge()
+        self._waiter.interrupt()
 
     def close(self) -> None:
-        self._sleeper.close()
-        self._caller.close()
+        self._waiter.close()
+        self._client.close()
 
     def _discard_connections(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+        """Close all connections: after a malformed reply, the next ones may belong to earlier requests."""
         self.close()
 
     # --- settling and reserving ---
 
-    def _trade(
+    def _exchange(
         self, verdicts: Sequence[Verdict], limit: int, *, is_look: bool = False
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle, then reserve, without waiting. A look expects to find nothing."""
+        """Settle, then reserve, without waiting. *is_look*: nothing is expected to be found."""
         started = time.monotonic()
-        trade = _Trade(verdicts, limit)
+        exchange = _Exchange(verdicts, limit)
         if limit > 0:
             self.asked_at = started
             self._looked_at = -_NEVER
             self._asked.clear()
         try:
-            if self._resting.failures or self._uncertain or self._answered or self._gained:
-                self._after_a_failure(trade)
-            for queue in self._route(trade):
-                self._trade_with(queue, trade, is_look=is_look)
-            if trade.leases:
-                self._hand_over_the_watch()
+            if self._backoff.failures or self._uncertain or self._known_answers or self._undelivered:
+                self._recover(exchange)
+            for queue in self._route(exchange):
+                self._exchange_with(queue, exchange, is_look=is_look)
+            if exchange.leases:
+                self._hand_over_notification()
         except BaseException as exc:
-            if not isinstance(exc, BackendError) or not trade.leases or len(trade.answers) < len(verdicts):
-                self._keep(trade)
+            if not isinstance(exc, BackendError) or not exchange.leases or len(exchange.answers) < len(verdicts):
+                self._keep_results(exchange)
                 raise
-        if trade.failure is not None:
-            self._raise_if_in_vain(trade, trade.failure)
-        if self._answered:
-            self._forget(verdicts)
-        if limit > 0 and not trade.leases and not self._has_new_lines:
+        if exchange.failure is not None:
+            self._raise_if_empty(exchange, exchange.failure)
+        if self._known_answers:
+            self._forget_answers(verdicts)
+        if limit > 0 and not exchange.leases and not self._has_new_partitions:
             self._looked_at = started
-        self._has_new_lines = False
-        return [trade.answers[at] for at in range(len(verdicts))], trade.leases
+        self._has_new_partitions = False
+        return [exchange.answers[at] for at in range(len(verdicts))], exchange.leases
 
-    def _route(self, trade: _Trade) -> Iterator[str]:
-        """The queues to visit, in order; those of a lease that is to be settled included, whose ever they are."""
+    def _route(self, exchange: _Exchange) -> Iterator[str]:
+        """The queues to visit, in order, then those of leases from queues that this consumer does not reserve from."""
         yield from self.queues
-        if trade.verdicts:
+        if exchange.verdicts:
             yield from dict.fromkeys(
-                verdict.lease.queue for verdict in trade.verdicts if verdict.lease.queue not in self.queues
+                verdict.lease.queue for verdict in exchange.verdicts if verdict.lease.queue not in self.queues
             )
 
-    def _trade_with(self, queue: str, trade: _Trade, *, is_look: bool) -> None:
-        """As many round trips as it takes: one, unless there is more than one may hold the server for.
+    def _exchange_with(self, queue: str, exchange: _Exchange, *, is_look: bool) -> None:
+        """Settle and reserve in one queue: one round trip, unless there is more to do than one script may.
 
-        Of several lines the one whose turn it is gives all it can, before the others are asked whether they have
-        something. A look asks all of them that.
+        Of several partitions the one whose turn it is gives all it can, before the others are asked whether they have
+        jobs. A look asks all of them first.
         """
-        to_settle = trade.left(queue)
-        lines = self._in_turn(queue) if trade.limit > 0 and queue in self.queues else []
-        if trade.out:
-            to_settle = {line: places for line, places in to_settle.items() if line not in trade.out}
-            lines = [line for line in lines if line not in trade.out]
-        asked, others = ([], lines) if is_look and len(lines) > 1 else (lines[:1], lines[1:])
-        give_up_at = time.monotonic() + self._caller.servers.timeout
+        to_settle = exchange.left(queue)
+        partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
+        if exchange.excluded:
+            to_settle = {
+                partition: indexes for partition, indexes in to_settle.items() if partition not in exchange.excluded
+            }
+            partitions = [partition for partition in partitions if partition not in exchange.excluded]
+        asked, others = ([], partitions) if is_look and len(partitions) > 1 else (partitions[:1], partitions[1:])
+        give_up_at = time.monotonic() + self._client.servers.timeout
         while True:
-            if not asked and others and trade.wanted > 0:
-                asked, others = self._those_with_something(queue, others, trade), []
-            if asked and time.monotonic() > give_up_at:  # it promotes for ever: the next call goes on
+            if not asked and others and exchange.wanted > 0:
+                asked, others = self._with_jobs(queue, others, exchange), []
+            if asked and time.monotonic() > give_up_at:  # due jobs without end to promote: the next call goes on
                 asked = []
-            calls = self._next_calls(to_settle, asked, trade)
+            calls = self._next_calls(to_settle, asked, exchange)
             if not calls:
                 return
-            can_have_more = self._make(calls, trade)
-            asked = [line for line in asked if can_have_more.get(line, True)]
+            can_have_more = self._perform(calls, exchange)
+            asked = [partition for partition in asked if can_have_more.get(partition, True)]
 
     def _in_turn(self, queue: str) -> list[str]:
-        """The queue's lines: first the one where a bell rang, else another one each time."""
-        lines = self._lines.of(queue)
-        if len(lines) == 1:
-            return lines
-        # not all consumers begin with the same line
+        """The queue's partitions, rotated: the notified one is first, else another one each time."""
+        partitions = self._partitions.all_of(queue)
+        if len(partitions) == 1:
+            return partitions
+        # random, so that not all consumers begin with the same partition
         turn = self._turns[queue] = self._turns.get(queue, secrets.randbelow(MOST)) + 1
-        first = lines.index(self._called_to) if self._called_to in lines else turn % len(lines)
-        self._called_to = ""
-        return lines[first:] + lines[:first]
+        first = (
+            partitions.index(self._notified_partition)
+            if self._notified_partition in partitions
+            else turn % len(partitions)
+        )
+        self._notified_partition = ""
+        return partitions[first:] + partitions[:first]
 
-    def _those_with_something(self, queue: str, lines: Sequence[str], trade: _Trade) -> list[str]:
-        """Of these lines those that have something to hand out, by one question to each server."""
-        in_order = sorted(lines, key=len)  # the first line, which knows how many there are, in front
-        together = [in_order] if not self._caller.servers.is_cluster else [[line] for line in in_order]
-        calls = [self._caller.new_call("glance", first)._replace(also=tuple(rest)) for first, *rest in together]
+    def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
+        """Return those of these partitions that have jobs to hand out, by one ``glance`` per server."""
+        in_order = sorted(partitions, key=len)  # the first partition, which has the count, in front
+        together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
+        calls = [self._client.new_call("glance", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
-        replies = call_together(self._caller, calls, self._until(in_order, trade))
+        replies = call_pipelined(self._client, calls, self._deadline_for(in_order, exchange))
         for group, reply in zip(together, replies, strict=True):
             if isinstance(reply, BackendError):
-                self._went_wrong(group[0], reply, trade)
+                self._failed(group[0], reply, exchange)
                 continue
-            self._went_well(group[0], trade)
-            now, told, *rest = reply
-            for line, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
-                self._note_change(line, now, change_at)
-                self._note_lines(line, told if line == queue else b"")
-                self._asked.add(line)
+            self._succeeded(group[0], exchange)
+            now, stored_count, *rest = reply
+            for partition, has_something, change_at in zip(group, rest[::2], rest[1::2], strict=True):
+                self._note_change(partition, now, change_at)
+                self._learn_partitions(partition, stored_count if partition == queue else b"")
+                self._asked.add(partition)
                 if has_something == b"1":
-                    found.add(line)
-        return [line for line in lines if line in found]
+                    found.add(partition)
+        return [partition for partition in partitions if partition in found]
 
-    def _next_calls(self, to_settle: dict[str, list[int]], asked: Sequence[str], trade: _Trade) -> list[_Call]:
-        """The next round: one call for each line that has verdicts to hear or jobs to give."""
+    def _next_calls(
+        self, to_settle: dict[str, list[int]], asked: Sequence[str], exchange: _Exchange
+    ) -> list[_PartitionCall]:
+        """The calls of the next round trip: one for each partition with verdicts to settle or jobs to ask for."""
         shares: dict[str, int] = {}
-        wanted = in_all = trade.wanted
-        for line in asked:
-            if len(to_settle.get(line, ())) <= _SLICE:  # else it hears the rest of its verdicts first
-                shares[line] = min(wanted, -(-in_all // len(asked)), _SLICE)
-                wanted -= shares[line]
+        wanted = in_all = exchange.wanted
+        for partition in asked:
+            if len(to_settle.get(partition, ())) <= _SLICE:  # else the rest of its verdicts is sent first
+                shares[partition] = min(wanted, -(-in_all // len(asked)), _SLICE)
+                wanted -= shares[partition]
         calls = []
-        for line in dict.fromkeys((*to_settle, *shares)):
-            places = to_settle.pop(line, [])
-            if places[_SLICE:]:
-                to_settle[line] = places[_SLICE:]
-            share = max(shares.get(line, 0), 0)
+        for partition in dict.fromkeys((*to_settle, *shares)):
+            indexes = to_settle.pop(partition, [])
+            if indexes[_SLICE:]:
+                to_settle[partition] = indexes[_SLICE:]
+            share = max(shares.get(partition, 0), 0)
             if share:
-                self._asked.add(line)
-            if places or share:
-                calls.append(self._new_call(line, places[:_SLICE], share, trade))
+                self._asked.add(partition)
+            if indexes or share:
+                calls.append(self._new_call(partition, indexes[:_SLICE], share, exchange))
         return calls
 
-    def _new_call(self, line: str, places: Sequence[int], share: int, trade: _Trade) -> _Call:
-        verdicts = [trade.verdicts[at] for at in places]
-        number = self._caller.next_number()
-        arguments: list[Word] = [self._caller.token(number), share, *[b""] * (2 * len(verdicts))]
+    def _new_call(self, partition: str, indexes: Sequence[int], share: int, exchange: _Exchange) -> _PartitionCall:
+        verdicts = [exchange.verdicts[at] for at in indexes]
+        number = self._client.next_number()
+        arguments: list[Word] = [self._client.token(number), share, *[b""] * (2 * len(verdicts))]
         arguments[2::2] = pack_ids([verdict.lease.id for verdict in verdicts])
         arguments[3::2] = [fence(verdict.lease) + details(verdict) for verdict in verdicts]
-        script = self._caller.new_call("exchange", line, arguments, number=number)
-        return _Call(script, verdicts, places, share)
+        call = self._client.new_call("exchange", partition, arguments, number=number)
+        return _PartitionCall(call, verdicts, indexes, share)
 
-    def _make(self, calls: Sequence[_Call], trade: _Trade) -> dict[str, bool]:
-        """One round. Returns for each line whether it can have more jobs to hand out."""
+    def _perform(self, calls: Sequence[_PartitionCall], exchange: _Exchange) -> dict[str, bool]:
+        """Make one round trip. Returns for each partition whether it can have more jobs to hand out."""
         can_have_more = {}
         failures: list[tuple[str, BackendError]] = []
         uncertain, scripts, until = self._uncertain, [], None
-        for call in calls:
-            script = call.script
-            uncertain[script.line] = call  # until its reply is here, whatever comes in between
-            scripts.append(script)
+        for one in calls:
+            uncertain[one.call.partition] = one  # until its reply is read, even if this is interrupted
+            scripts.append(one.call)
         if self._is_cluster:
-            until = self._until([script.line for script in scripts], trade)
-        for call, reply in zip(calls, call_together(self._caller, scripts, until), strict=True):
-            line = call.script.line
+            until = self._deadline_for([call.partition for call in scripts], exchange)
+        for call, reply in zip(calls, call_pipelined(self._client, scripts, until), strict=True):
+            partition = call.call.partition
             if isinstance(reply, BackendError):
-                can_have_more[line] = False
+                can_have_more[partition] = False
                 if not isinstance(reply, BackendUnavailable):
-                    del uncertain[line]
-                failures.append((line, reply))
+                    del uncertain[partition]
+                failures.append((partition, reply))
                 continue
-            answers, found, more = self._hear(call, reply)
-            trade.answers.update(zip(call.places, answers, strict=True))
-            trade.leases += found
+            answers, found, more = self._read_reply(call, reply)
+            exchange.answers.update(zip(call.indexes, answers, strict=True))
+            exchange.leases += found
             if more == _FULL:
-                trade.limit = len(trade.leases)
-            del uncertain[line]
-            trade.was_answered = True
-            if self._resting.failures:
-                self._resting.answered(line)
-            can_have_more[line] = more == _UNFINISHED or call.share in {0, len(found)}
-        for line, failure in failures:
-            self._went_wrong(line, failure, trade)
+                exchange.limit = len(exchange.leases)
+            del uncertain[partition]
+            exchange.was_answered = True
+            if self._backoff.failures:
+                self._backoff.answered(partition)
+            can_have_more[partition] = more == _UNFINISHED or call.share in {0, len(found)}
+        for partition, failure in failures:
+            self._failed(partition, failure, exchange)
         return can_have_more
 
-    def _hear(self, call: _Call, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
-        """What a script answered: about the verdicts, the jobs, and why there are no more of them if it knows."""
-        more, now, change_at, letters, told, *handed_out = reply
-        line = call.script.line
-        if call.share:  # else the script has not looked
+    def _read_reply(self, call: _PartitionCall, reply: Any) -> tuple[list[LeaseLost | None], list[Lease], bytes]:
+        """Parse a reply of ``lua/exchange.lua``: the verdicts' answers, the jobs, and why there are no more of them."""
+        more, now, change_at, letters, stored_count, *handed_out = reply
+        partition = call.call.partition
+        if call.share:  # else the script did not look for jobs
             self._clocks = self.asked_at, int(now)
-            self._note_change(line, now, change_at)
-        if told:
-            self._note_lines(line, told)
+            self._note_change(partition, now, change_at)
+        if stored_count:
+            self._learn_partitions(partition, stored_count)
         answers = [
             None if letter == _DONE else LeaseLost(verdict.lease.queue, verdict.lease.id)
             for letter, verdict in zip(letters, call.verdicts, strict=True)
         ]
-        return answers, leases(line, handed_out, int(now)), more
+        return answers, leases(partition, handed_out, int(now)), more
 
-    def _note_change(self, line: str, now: bytes, change_at: bytes) -> None:
-        # reckoned from when the reply came: never early, and late by half a round trip
+    def _note_change(self, partition: str, now: bytes, change_at: bytes) -> None:
+        # counted from when the reply arrived: never early, and late by half a round trip
         wait = (int(change_at) - int(now)) / MICROSECOND if change_at else _NEVER
-        self._change_at[line] = time.monotonic() + wait
+        self._change_at[partition] = time.monotonic() + wait
 
-    def _note_lines(self, line: str, told: bytes) -> None:
-        if told and self._lines.learn(line, told):
-            self._has_new_lines = True
+    def _learn_partitions(self, partition: str, stored_count: bytes) -> None:
+        if stored_count and self._partitions.learn(partition, stored_count):
+            self._has_new_partitions = True
 
     # --- after a failure ---
 
-    def _after_a_failure(self, trade: _Trade) -> None:
-        """Before a trade makes any calls: what earlier ones left behind."""
-        if self._generation != forks.generation:  # the parent finds out, and has the jobs
+    def _recover(self, exchange: _Exchange) -> None:
+        """Before an exchange makes any calls: settle what failed ones left behind."""
+        if self._generation != forks.generation:  # these belong to the parent
             self._generation = forks.generation
             self._uncertain.clear()
-            self._gained.clear()
-        self._leave_out(trade)
-        self._make_sure(trade)
-        if self._gained and trade.limit > 0:
-            self._hand_out_gained(trade)
-        self._use_what_is_known(trade)
+            self._undelivered.clear()
+        self._exclude_unreachable(exchange)
+        self._resolve_uncertain(exchange)
+        if self._undelivered and exchange.limit > 0:
+            self._deliver_undelivered(exchange)
+        self._use_known_answers(exchange)
 
-    def _raise_if_in_vain(self, trade: _Trade, failure: BackendError) -> None:
-        """Unless there is something that the caller can be told instead."""
-        if trade.is_in_vain:
-            self._keep(trade)
-            failure.is_partial = trade.was_answered or bool(trade.leases)
-            raise failure.with_traceback(None)  # it may have been raised before
+    def _raise_if_empty(self, exchange: _Exchange, failure: BackendError) -> None:
+        """Raise *failure*, unless there is a result to return instead."""
+        if exchange.has_nothing_to_return:
+            self._keep_results(exchange)
+            failure.is_partial = exchange.was_answered or bool(exchange.leases)
+            raise failure.with_traceback(None)  # the same error may have been raised before
 
-    def _make_sure(self, trade: _Trade) -> None:
-        """Find out what became of calls whose replies were lost, by making them again under their old numbers.
+    def _resolve_uncertain(self, exchange: _Exchange) -> None:
+        """Repeat the calls whose replies were lost, under their old numbers, so that the server repeats its reply.
 
-        A line whose last call is still uncertain takes no other.
+        A partition whose last call is still uncertain takes no other: the server remembers one call per client.
         """
-        for line, call in tuple(self._uncertain.items()):
-            if line not in trade.out:
+        for partition, call in tuple(self._uncertain.items()):
+            if partition not in exchange.excluded:
                 try:
-                    reply = self._caller.perform(call.script, self._until([line], trade))
+                    reply = self._client.perform(call.call, self._deadline_for([partition], exchange))
                 except BackendError as exc:
                     if not isinstance(exc, BackendUnavailable):
-                        del self._uncertain[line]  # it was refused
-                    self._went_wrong(line, exc, trade)
+                        del self._uncertain[partition]  # it was refused
+                    self._failed(partition, exc, exchange)
                     continue
-                answers, found, _ = self._hear(call, reply)
+                answers, found, _ = self._read_reply(call, reply)
                 self._remember(zip(call.verdicts, answers, strict=True))
-                self._gained += found
-                del self._uncertain[line]
-                self._went_well(line, trade)
+                self._undelivered += found
+                del self._uncertain[partition]
+                self._succeeded(partition, exchange)
 
-    def _hand_out_gained(self, trade: _Trade) -> None:
-        """The jobs that failed calls have got. They are touched first: some may be somebody else's by now."""
-        by_line: dict[str, list[Lease]] = {}
-        for lease in {(lease.queue, lease.id, lease.token): lease for lease in self._gained}.values():  # each once
-            by_line.setdefault(line_of(lease), []).append(lease)
+    def _deliver_undelivered(self, exchange: _Exchange) -> None:
+        """Return jobs that failed exchanges reserved. They are touched first, as some leases may have ended."""
+        by_partition: dict[str, list[Lease]] = {}
+        for lease in {(lease.queue, lease.id, lease.token): lease for lease in self._undelivered}.values():  # each once
+            by_partition.setdefault(partition_of(lease), []).append(lease)
         kept: list[Lease] = []
-        for line, gained in by_line.items():
-            part, rest = gained[: min(trade.wanted, _SLICE)], gained[min(trade.wanted, _SLICE) :]
+        for partition, undelivered in by_partition.items():
+            part, rest = undelivered[: min(exchange.wanted, _SLICE)], undelivered[min(exchange.wanted, _SLICE) :]
             kept += rest
             if not part:
                 continue
-            if line in trade.out or line in self._uncertain:
+            if partition in exchange.excluded or partition in self._uncertain:
                 kept += part
                 continue
-            call = self._new_call(line, range(len(part)), 0, _Trade([Touch(lease) for lease in part], 0))
+            call = self._new_call(partition, range(len(part)), 0, _Exchange([Touch(lease) for lease in part], 0))
             try:
-                reply = self._caller.perform(call.script, self._until([line], trade))
+                reply = self._client.perform(call.call, self._deadline_for([partition], exchange))
             except BackendError as exc:
-                self._went_wrong(line, exc, trade)
+                self._failed(partition, exc, exchange)
                 kept += part
                 continue
-            answers, _, _ = self._hear(call, reply)
-            self._went_well(line, trade)
-            trade.leases += [lease for lease, lost in zip(part, answers, strict=True) if lost is None]
-        self._gained = kept
+            answers, _, _ = self._read_reply(call, reply)
+            self._succeeded(partition, exchange)
+            exchange.leases += [lease for lease, lost in zip(part, answers, strict=True) if lost is None]
+        self._undelivered = kept
 
-    def _leave_out(self, trade: _Trade) -> None:
-        """Lines whose servers did not answer lately are not asked, unless there are no others."""
-        if not self._resting.failures:
+    def _exclude_unreachable(self, exchange: _Exchange) -> None:
+        """Exclude partitions whose servers did not answer lately, unless there are no others."""
+        if not self._backoff.failures:
             return
-        lines = {line_of(verdict.lease) for verdict in trade.verdicts}
-        if trade.limit > 0:
-            lines.update(line for queue in self.queues for line in self._lines.of(queue))
-        out = self._resting.of((*lines, *self._uncertain))
-        if not lines <= out:
-            trade.out |= out
-            trade.failure = next((error for line in out if (error := self._resting.error_of(line))), None)
-        for line in out:
-            self._change_at.pop(line, None)
+        partitions = {partition_of(verdict.lease) for verdict in exchange.verdicts}
+        if exchange.limit > 0:
+            partitions.update(partition for queue in self.queues for partition in self._partitions.all_of(queue))
+        excluded = self._backoff.excluded((*partitions, *self._uncertain))
+        if not partitions <= excluded:
+            exchange.excluded |= excluded
+            exchange.failure = next(
+                (error for partition in excluded if (error := self._backoff.error_of(partition))), None
+            )
+        for partition in excluded:
+            self._change_at.pop(partition, None)
 
-    def _went_well(self, line: str, trade: _Trade) -> None:
-        trade.was_answered = True
-        if self._resting.failures:
-            self._resting.answered(line)
+    def _succeeded(self, partition: str, exchange: _Exchange) -> None:
+        exchange.was_answered = True
+        if self._backoff.failures:
+            self._backoff.answered(partition)
 
-    def _went_wrong(self, line: str, failure: BackendError, trade: _Trade) -> None:
-        """Go on without this line if its keys hold something else, or in a cluster if its server does not answer.
+    def _failed(self, partition: str, failure: BackendError, exchange: _Exchange) -> None:
+        """Exclude this partition if its keys have foreign data, or in a cluster if its server does not answer.
 
         Raises *failure* otherwise.
         """
         if isinstance(failure, BackendCorrupt):
-            self._resting.cannot_be_read(line, failure)
-            trade.failure = failure
-            trade.out |= {line}
-            self._change_at.pop(line, None)
+            self._backoff.unreadable(partition, failure)
+            exchange.failure = failure
+            exchange.excluded |= {partition}
+            self._change_at.pop(partition, None)
             return
         if not self._is_cluster or not isinstance(failure, BackendUnavailable):
             raise failure
-        self._resting.failed(line, failure)
-        if trade.failure is None:
-            trade.deadline = time.monotonic() + self._caller.servers.timeout / 2
-        trade.failure = failure
-        trade.out |= {line}
-        self._change_at.pop(line, None)
-        lines = (line for queue in self.queues for line in self._lines.of(queue))
-        trade.out |= self._resting.of(lines)  # those of the same server
+        self._backoff.failed(partition, failure)
+        if exchange.failure is None:
+            exchange.deadline = time.monotonic() + self._client.servers.timeout / 2
+        exchange.failure = failure
+        exchange.excluded |= {partition}
+        self._change_at.pop(partition, None)
+        partitions = (partition for queue in self.queues for partition in self._partitions.all_of(queue))
+        exchange.excluded |= self._backoff.excluded(partitions)  # those of the same server
 
-    def _until(self, lines: Sequence[str], trade: _Trade) -> float:
-        """Until when to wait for these lines' servers: not for so long that the others have no time left."""
-        now, timeout = time.monotonic(), self._caller.servers.timeout
-        if not self._is_cluster or not (len(self.queues) > 1 or self._lines.are_several(self.queues[0])):
+    def _deadline_for(self, partitions: Sequence[str], exchange: _Exchange) -> float:
+        """Until when to wait for these partitions' servers, so that time is left for the others."""
+        now, timeout = time.monotonic(), self._client.servers.timeout
+        if not self._is_cluster or not (len(self.queues) > 1 or self._partitions.has_several(self.queues[0])):
             return now + timeout
-        left = timeout if trade.failure is None else max(trade.deadline - now, _LEAST)
-        if self._resting.failures:
-            left = min(left, max(map(self._resting.patience, lines)))
+        left = timeout if exchange.failure is None else max(exchange.deadline - now, _LEAST)
+        if self._backoff.failures:
+            left = min(left, max(map(self._backoff.timeout_of, partitions)))
         return now + max(left / 2, _LEAST)
 
-    def _use_what_is_known(self, trade: _Trade) -> None:
+    def _use_known_answers(self, exchange: _Exchange) -> None:
         used = set()
-        for at, verdict in enumerate(trade.verdicts):
-            if (key := _key(verdict)) in self._answered:
+        for at, verdict in enumerate(exchange.verdicts):
+            if (key := _key(verdict)) in self._known_answers:
                 lease = verdict.lease
-                trade.answers[at] = LeaseLost(lease.queue, lease.id) if key in used else self._answered[key]
+                exchange.answers[at] = LeaseLost(lease.queue, lease.id) if key in used else self._known_answers[key]
                 used.add(key)
 
-    def _keep(self, trade: _Trade) -> None:
-        """What a failed exchange has come to, for the next one."""
-        known = ((trade.verdicts[at], answer) for at, answer in trade.answers.items())
+    def _keep_results(self, exchange: _Exchange) -> None:
+        """Keep the results of a failed exchange for the next one."""
+        known = ((exchange.verdicts[at], answer) for at, answer in exchange.answers.items())
         self._remember(known)
-        self._gained = trade.leases + self._gained
+        self._undelivered = exchange.leases + self._undelivered
 
-    def _forget(self, verdicts: Sequence[Verdict]) -> None:
-        """Their callers have the answers now."""
+    def _forget_answers(self, verdicts: Sequence[Verdict]) -> None:
+        """Drop the known answers of *verdicts*, which are being returned."""
         for verdict in verdicts:
-            self._answered.pop(_key(verdict), None)
+            self._known_answers.pop(_key(verdict), None)
 
     def _remember(self, known: Iterable[tuple[Verdict, LeaseLost | None]]) -> None:
-        """Answers that last until their callers ask again.
+        """Keep answers until the same verdicts are passed again.
 
-        A touch that went through says nothing about the next one of the same lease: it is simply made again.
+        A touch's answer is not kept: it says nothing about the next touch of the same lease, which is simply sent.
         """
         for verdict, answer in known:
             if not isinstance(verdict, Touch):
-                self._answered.setdefault(_key(verdict), answer)  # of one that is said twice, the first counts
-        while len(self._answered) > _MOST_ANSWERS:  # callers that never came back
-            del self._answered[next(iter(self._answered))]
+                self._known_answers.setdefault(
+                    _key(verdict), answer
+                )  # of a verdict that is sent twice, the first counts
+        while len(self._known_answers) > _MOST_ANSWERS:  # for verdicts that are never repeated
+            del self._known_answers[next(iter(self._known_answers))]
 
     # --- waiting ---
 
-    def _wait_for_nothing(self, give_up_at: float) -> list[Lease]:
-        """No jobs are asked for: until the time is over, or an interrupt."""
+    def _wait_without_jobs(self, give_up_at: float) -> list[Lease]:
+        """Wait without asking for jobs, until the time is over or an interrupt."""
         if not self._interrupted and time.monotonic() < give_up_at:
-            self._sleeper.pause(give_up_at)
+            self._waiter.pause(give_up_at)
         return []
 
     def _wait(self, limit: int, give_up_at: float) -> list[Lease]:
-        look_every = self._caller.servers.look_every
+        look_every = self._client.servers.look_every
         while not self._interrupted:
             now = time.monotonic()
             if now >= give_up_at:
                 break
             change_at = min(self._change_at.values(), default=_NEVER)
-            look_at = min(change_at, self._looked_at + look_every, self._resting.next_end())
-            wake_at = min(look_at if give_up_at - look_at > _LOOK_LATE else give_up_at, change_at, give_up_at)
-            if self._resting.failures:
+            look_at = min(change_at, self._looked_at + look_every, self._backoff.next_end())
+            wake_at = min(look_at if give_up_at - look_at > _LOOK_LATER else give_up_at, change_at, give_up_at)
+            if self._backoff.failures:
                 wake_at = min(look_at, give_up_at)
-            elif wake_at == give_up_at:  # who looks at the end of one wait need not wake up in the middle of the next
-                look_at = min(look_at, self._looked_at + look_every - _LOOK_LATE)
-            rang = False
+            elif wake_at == give_up_at:  # a look at the end of this wait saves one in the middle of the next
+                look_at = min(look_at, self._looked_at + look_every - _LOOK_LATER)
+            notified = False
             if wake_at > now:
                 exact = change_at == wake_at or wake_at - now < _COARSE_FROM
-                rang, taken = self._sleep(wake_at - now, limit, exact=exact)
+                notified, taken = self._wait_once(wake_at - now, limit, exact=exact)
                 if taken:
                     return taken
                 if taken is not None:
                     continue
-            if rang or time.monotonic() >= look_at:
-                self._called_to = next(iter(self._sleeper.rang), "")
-                _, found = self._trade((), limit, is_look=not rang)
-                self._pass_on_bells()
+            if notified or time.monotonic() >= look_at:
+                self._notified_partition = next(iter(self._waiter.notified), "")
+                _, found = self._exchange((), limit, is_look=not notified)
+                self._pass_on_unvisited()
                 if found:
                     return found
-        self._hand_over_the_watch()
+        self._hand_over_notification()
         return []
 
-    def _sleep(self, seconds: float, limit: int, *, exact: bool) -> tuple[bool, list[Lease] | None]:
-        """Sleep. Returns whether a bell rang, or nobody can tell, and what was there then; None: nobody has looked."""
-        line = self.queues[0]
-        if limit <= 0 or self._uncertain or not self._sleeper.can_call(line):
-            lines = (line for queue in self.queues for line in self._lines.of(queue))
-            without = self._resting.of(lines) if self._is_cluster else frozenset()
-            rang = self._sleeper.sleep(seconds, exact=exact, without=without)
-            self._is_on_watch = self._is_on_watch or rang
-            return rang, None
-        call = self._new_call(line, (), min(limit, _SLICE), _Trade((), limit))
-        self._uncertain[line] = call  # until its reply is here
-        asleep_at = time.monotonic()
-        rang = self._sleeper.sleep(seconds, exact=exact, then=call.script)
-        self._is_on_watch = self._is_on_watch or rang
-        if self._sleeper.heard is None:
+    def _wait_once(self, seconds: float, limit: int, *, exact: bool) -> tuple[bool, list[Lease] | None]:
+        """Wait once. Returns whether to look (notified, or it is unknown), and the jobs found; None: not looked yet."""
+        partition = self.queues[0]
+        if limit <= 0 or self._uncertain or not self._waiter.can_follow_up(partition):
+            partitions = (partition for queue in self.queues for partition in self._partitions.all_of(queue))
+            excluded = self._backoff.excluded(partitions) if self._is_cluster else frozenset()
+            notified = self._waiter.wait(seconds, exact=exact, excluded=excluded)
+            self._is_notified = self._is_notified or notified
+            return notified, None
+        call = self._new_call(partition, (), min(limit, _SLICE), _Exchange((), limit))
+        self._uncertain[partition] = call  # until its reply is read
+        waiting_since = time.monotonic()
+        notified = self._waiter.wait(seconds, exact=exact, follow_up=call.call)
+        self._is_notified = self._is_notified or notified
+        if self._waiter.follow_up_reply is None:
             return True, None
         self._looked_at, woke_at = -_NEVER, time.monotonic()
         # this process may have been stopped before it woke up: the server's clock tells when it reserved
         asked_at, then = self._clocks
-        since = (int(self._sleeper.heard[1]) - then) / MICROSECOND
-        self.asked_at = min(woke_at, max(asleep_at, asked_at + since))
-        _, found, more = self._hear(call, self._sleeper.heard)
+        since = (int(self._waiter.follow_up_reply[1]) - then) / MICROSECOND
+        self.asked_at = min(woke_at, max(waiting_since, asked_at + since))
+        _, found, more = self._read_reply(call, self._waiter.follow_up_reply)
         self._uncertain.clear()
         if found:
-            self._is_on_watch = False  # the script told somebody else
-        elif more == _UNFINISHED or self._has_new_lines:
+            self._is_notified = False  # the script notified another consumer
+        elif more == _UNFINISHED or self._has_new_partitions:
             return True, None
         else:
             self._looked_at = woke_at
-        return rang, found
+        return notified, found
 
-    def _knows_that_nothing_is_due(self) -> bool:
-        """Whether the last look at the queues still holds: what has come since has left a marker at the bell."""
-        if self._uncertain or self._gained or time.monotonic() >= self._resting.next_end():
+    def _is_known_empty(self) -> bool:
+        """Whether the last look at the queues still holds: jobs that came since have left a marker."""
+        if self._uncertain or self._undelivered or time.monotonic() >= self._backoff.next_end():
             return False
         change_at = min(self._change_at.values(), default=_NEVER)
-        return time.monotonic() < min(self._looked_at + self._caller.servers.look_every, change_at)
+        return time.monotonic() < min(self._looked_at + self._client.servers.look_every, change_at)
 
-    def _pass_on_bells(self) -> None:
-        """An earlier queue or another line gave all that we can take: somebody else has to hear of this one."""
-        for line in self._sleeper.rang:
-            if line not in self._asked:
-                self._sleeper.ring(line)
-        self._sleeper.rang.clear()
+    def _pass_on_unvisited(self) -> None:
+        """Notify another consumer of partitions that were not asked, as earlier ones gave all that was wanted."""
+        for partition in self._waiter.notified:
+            if partition not in self._asked:
+                self._waiter.notify(partition)
+        self._waiter.notified.clear()
 
-    def _hand_over_the_watch(self) -> None:
-        """We were told of something that is due soon, and shall not be here. Lines that gave jobs have told others."""
-        if not self._is_on_watch:
+    def _hand_over_notification(self) -> None:
+        """Notify another consumer of what is due soon, as this one stops waiting. Scripts that gave jobs did."""
+        if not self._is_notified:
             return
-        self._is_on_watch = False
+        self._is_notified = False
         soon = time.monotonic() + _HORIZON
-        for line, change_at in self._change_at.items():
+        for partition, change_at in self._change_at.items():
             if change_at < soon:
-                self._sleeper.ring(line)
+                self._waiter.notify(partition)
 
 
 def _key(verdict: Verdict) -> _Key:

@@ -1,6 +1,6 @@
-"""Whether a Redis server is fit for jobs as it is set up: what it keeps, what it throws away, who can get at it.
+"""The doctor: checks a Redis server's persistence, eviction, access and replication for the use with jobs.
 
-Asks only, with commands that any account may be refused: what was refused is unknown, and never told as ok.
+Only reads, by commands that any account may be refused: what was refused is reported as unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from multiq.backend import Finding
 
 from .connection import OLDEST, pack
 from .errors import FAILURES, explain
-from .topology import shown
+from .topology import format_address
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Survives
     from multiq.driverkit.net import Address
 
-    from .connection import Wire, Word
+    from .connection import Connection, Word
     from .topology import Servers
 
 _PINGS = 20
@@ -33,14 +33,17 @@ _SLOW = 0.010  # seconds; a worker makes one round trip per batch of jobs
 _SKEW = 1.0  # seconds
 _NEARLY_FULL = 0.9  # of maxmemory
 _SLOTS = "16384"
-_UNBLOCK_MENDED = {"redis": (8, 2), "valkey": (9, 0)}  # first minor releases with it; some patch releases have it, too
+_UNBLOCK_FIXED = {
+    "redis": (8, 2),
+    "valkey": (9, 0),
+}  # first minor releases with the fix; some patch releases have it, too
 
-_CONFIG_FORBIDDEN = "this account may not ask for it (CONFIG is forbidden)"
-_ASK_WHO_RUNS_IT = "ask who runs the server, or allow this account +config|get"
+_CONFIG_FORBIDDEN = "this account may not read it (CONFIG is forbidden)"
+_ASK_ADMINISTRATOR = "ask the server's administrator, or allow this account +config|get"
 
 
 def examine(servers: Servers) -> list[Finding]:
-    """What there is to say of all servers of a URL. Raises ``BackendError`` if one cannot be asked."""
+    """Return the findings on all servers of a URL. Raises ``BackendError`` if one cannot be reached."""
     deadline = time.monotonic() + servers.timeout
     addresses = servers.all_addresses(deadline)
     found = {address: _examine(servers, address) for address in addresses}
@@ -50,7 +53,7 @@ def examine(servers: Servers) -> list[Finding]:
 
 
 def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
-    """What several servers have in common is told once."""
+    """Report a finding that all servers have in common once."""
     merged: list[Finding] = []
     everything = [(address, finding) for address, findings in found.items() for finding in findings]
     for what in dict.fromkeys(finding.what for _, finding in everything):
@@ -59,16 +62,16 @@ def _merged(found: Mapping[Address, Sequence[Finding]]) -> list[Finding]:
             merged.append(same[0][1])
         else:
             merged += [
-                Finding(finding.level, f"{what} ({shown(address)})", finding.why, finding.advice)
+                Finding(finding.level, f"{what} ({format_address(address)})", finding.why, finding.advice)
                 for address, finding in same
             ]
     return merged
 
 
 class _Server(NamedTuple):
-    """One server, and the way there."""
+    """One server, with the connection to it."""
 
-    wire: Wire
+    connection: Connection
     host: str | None
     """None: a UNIX socket."""
     user: str
@@ -77,12 +80,12 @@ class _Server(NamedTuple):
     is_cluster: bool
 
     def ask(self, *words: Word) -> Any:
-        """The answer to one command. Raises ``hiredis.ReplyError`` for a refusal."""
-        return self.wire.ask(pack(words), time.monotonic() + self.timeout)
+        """The reply to one command. Raises ``hiredis.ReplyError`` for a refusal."""
+        return self.connection.ask(pack(words), time.monotonic() + self.timeout)
 
 
-def settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str] | None]]:
-    """``INFO`` and the settings that matter, of each server; None where asking is forbidden.
+def read_settings(servers: Servers) -> list[tuple[dict[str, str], dict[str, str] | None]]:
+    """Return ``INFO`` and the settings that matter, of each server; None where CONFIG is forbidden.
 
     Raises ``BackendError``.
     """
@@ -101,15 +104,15 @@ def _examine(servers: Servers, address: Address) -> list[Finding]:
 @contextlib.contextmanager
 def _session(servers: Servers, address: Address) -> Iterator[_Server]:
     try:
-        wire = servers.open(address, time.monotonic() + servers.timeout)
+        connection = servers.open(address, time.monotonic() + servers.timeout)
         try:
-            login, host = servers.login, address[0] if isinstance(address, tuple) else None
-            user = login.username or "default"
-            yield _Server(wire, host, user, servers.timeout, login.tls is not None, servers.is_cluster)
+            settings, host = servers.settings, address[0] if isinstance(address, tuple) else None
+            user = settings.username or "default"
+            yield _Server(connection, host, user, servers.timeout, settings.tls is not None, servers.is_cluster)
         finally:
-            wire.close()
+            connection.close()
     except (*FAILURES, hiredis.ReplyError) as exc:
-        raise explain(exc, shown(address), servers.timeout) from exc
+        raise explain(exc, format_address(address), servers.timeout) from exc
 
 
 def _findings(server: _Server) -> Iterator[Finding]:
@@ -124,10 +127,10 @@ def _findings(server: _Server) -> Iterator[Finding]:
     yield from _replication(info, config)
     if server.is_cluster:
         yield _cluster(server)
-    yield _promise(info, config)
+    yield _durability(info, config)
 
 
-# --- the way there ---------------------------------------------------------------------------------------
+# --- the connection ---------------------------------------------------------------------------------------
 
 
 def _latency(server: _Server) -> Finding:
@@ -164,29 +167,29 @@ def _version(info: Mapping[str, str]) -> Finding:
     text = info.get(f"{name}_version") or info.get("redis_version", "")
     parts = text.split(".")
     if len(parts) < 2 or not all(part.isdigit() for part in parts[:2]):
-        return Finding("unknown", "version", "the server does not tell its version", "it must be 6.2 or newer")
+        return Finding("unknown", "version", "the server does not report its version", "it must be 6.2 or newer")
     if tuple(map(int, parts[:2])) < OLDEST:
         return Finding("bad", "version", f"{name} {text} lacks what multiq's scripts need", "upgrade to 6.2 or newer")
     number = tuple(int(part) for part in parts if part.isdigit())
-    mended = _UNBLOCK_MENDED.get(name)
-    if mended is None or number >= mended:
+    fixed = _UNBLOCK_FIXED.get(name)
+    if fixed is None or number >= fixed:
         return Finding("ok", "version", f"{name} {text}")
     return Finding(
         "ok",
         "version",
-        f"{name} {text}; versions before {name} {'.'.join(map(str, mended))} may end (SIGABRT) when a client sends "
-        "CLIENT UNBLOCK while a failover or CLIENT PAUSE holds writes up (redis PR 14164, valkey PR 2117, 2025). "
+        f"{name} {text}; versions before {name} {'.'.join(map(str, fixed))} may crash (SIGABRT) when a client sends "
+        "CLIENT UNBLOCK while a failover or CLIENT PAUSE holds up writes (redis PR 14164, valkey PR 2117, 2025). "
         "multiq never sends it",
         "let no other program send CLIENT UNBLOCK to this server, or upgrade",
     )
 
 
-# --- what it keeps ---------------------------------------------------------------------------------------
+# --- persistence and memory ---------------------------------------------------------------------------------------
 
 
 def _persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterator[Finding]:
     if config is None:
-        yield Finding("unknown", "appendonly", _CONFIG_FORBIDDEN, _ASK_WHO_RUNS_IT)
+        yield Finding("unknown", "appendonly", _CONFIG_FORBIDDEN, _ASK_ADMINISTRATOR)
     elif config.get("appendonly") == "yes":
         yield Finding("ok", "appendonly", "yes: every change goes to a log")
         yield _appendfsync(config.get("appendfsync", ""))
@@ -194,14 +197,14 @@ def _persistence(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
         yield Finding(
             "warn",
             "appendonly",
-            f"no: there are only snapshots (save {config['save']}); a crash takes all that came after the last one",
+            f"no: there are only snapshots (save {config['save']}); a crash loses all that came after the last one",
             "set appendonly yes",
         )
     else:
         yield Finding(
             "bad",
             "appendonly",
-            "no, and there are no snapshots: a restart of the server takes all jobs",
+            "no, and there are no snapshots: a restart of the server loses all jobs",
             "set appendonly yes",
         )
     for name, log in (("aof_last_write_status", "log"), ("rdb_last_bgsave_status", "last snapshot")):
@@ -219,7 +222,7 @@ def _appendfsync(setting: str) -> Finding:
     return Finding(
         "warn",
         "appendfsync",
-        f"{setting}: a power failure takes {lost.get(setting, 'some jobs and verdicts')}; a killed server, nothing",
+        f"{setting}: a power failure loses {lost.get(setting, 'some jobs and verdicts')}; a killed server, none",
         "set appendfsync always if that is too much",
     )
 
@@ -229,12 +232,12 @@ def _memory(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterat
     if policy is None:
         yield Finding("unknown", "maxmemory-policy", _CONFIG_FORBIDDEN, "it must be noeviction")
     elif policy == "noeviction":
-        yield Finding("ok", "maxmemory-policy", "noeviction: a full server refuses new jobs, and throws none away")
+        yield Finding("ok", "maxmemory-policy", "noeviction: a full server refuses new jobs, and evicts none")
     else:
         yield Finding(
             "bad",
             "maxmemory-policy",
-            f"{policy}: a server that runs full throws away jobs, or parts of them, without a word",
+            f"{policy}: a full server evicts jobs, or parts of them, silently",
             "set maxmemory-policy noeviction",
         )
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
@@ -244,7 +247,7 @@ def _memory(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterat
         )
 
 
-# --- who can get at it -----------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------
 
 
 def _access(server: _Server) -> Iterator[Finding]:
@@ -258,17 +261,20 @@ def _access(server: _Server) -> Iterator[Finding]:
     is_open = _needs_no_password(server)
     if is_open is None:
         yield Finding(
-            "unknown", "password", "this account may not ask (ACL is forbidden)", "user default must have a password"
+            "unknown",
+            "password",
+            "this account may not read it (ACL is forbidden)",
+            "user default must have a password",
         )
     elif is_open:
         yield Finding(
             "bad",
             "password",
-            "user default has none: whoever reaches the address reads, changes and deletes all jobs",
+            "user default has none: any host that reaches the address can read, change and delete all jobs",
             "set requirepass, or ACL SETUSER default off",
         )
     else:
-        yield Finding("ok", "password", f"needed; we are user {server.user}")
+        yield Finding("ok", "password", f"required; this URL uses the user {server.user}")
 
 
 def _is_loopback(host: str) -> bool:
@@ -287,7 +293,7 @@ def _needs_no_password(server: _Server) -> bool | None:
     return "on" in words and "nopass" in words
 
 
-# --- copies ----------------------------------------------------------------------------------------------
+# --- replication ----------------------------------------------------------------------------------------------
 
 
 def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> Iterator[Finding]:
@@ -298,12 +304,12 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
     if not replicas:
         yield Finding("ok", "replication", "a primary without replicas: there is nothing to fail over to")
     elif config is None:
-        yield Finding("unknown", "min-replicas-to-write", _CONFIG_FORBIDDEN, _ASK_WHO_RUNS_IT)
+        yield Finding("unknown", "min-replicas-to-write", _CONFIG_FORBIDDEN, _ASK_ADMINISTRATOR)
     elif config.get("min-replicas-to-write", "0") == "0":
         yield Finding(
             "warn",
             "min-replicas-to-write",
-            f"0, with replicas: {replicas}; a primary that is cut off goes on acknowledging jobs, and a failover takes "
+            f"0, with replicas: {replicas}; a primary that is cut off goes on acknowledging jobs, and a failover loses "
             "all of those",
             "set min-replicas-to-write 1; it narrows the gap to min-replicas-max-lag seconds",
         )
@@ -311,27 +317,27 @@ def _replication(info: Mapping[str, str], config: Mapping[str, str] | None) -> I
         yield Finding(
             "ok",
             "min-replicas-to-write",
-            f"{config['min-replicas-to-write']}: a failover takes some seconds' jobs at most",
+            f"{config['min-replicas-to-write']}: a failover loses some seconds' jobs at most",
         )
 
 
 def _cluster(server: _Server) -> Finding:
     try:
-        told = pairs(_text(server.ask("CLUSTER", "INFO")))
+        info = pairs(_text(server.ask("CLUSTER", "INFO")))
     except hiredis.ReplyError:
-        return Finding("unknown", "cluster_state", "this account may not ask for it", "allow it +cluster|info")
-    state, covered = told.get("cluster_state"), told.get("cluster_slots_ok")
+        return Finding("unknown", "cluster_state", "this account may not read it", "allow it +cluster|info")
+    state, covered = info.get("cluster_state"), info.get("cluster_slots_ok")
     found = f"{state}: {covered} of {_SLOTS} slots are served"
     if (state, covered) == ("ok", _SLOTS):
         return Finding("ok", "cluster_state", found)
-    return Finding("bad", "cluster_state", found, "look at its nodes: queues in the other slots are out of reach")
+    return Finding("bad", "cluster_state", found, "look at its nodes: queues in the other slots are unreachable")
 
 
-# --- what follows ----------------------------------------------------------------------------------------
+# --- durability ----------------------------------------------------------------------------------------
 
 
 def survives(config: Mapping[str, str] | None) -> Survives:
-    """What a job outlives on a server that is set like this, once its enqueue has returned."""
+    """What a job survives on a server with these settings, once its enqueue has returned."""
     if config is None:
         return "unknown"
     if config.get("appendonly") != "yes":
@@ -339,25 +345,27 @@ def survives(config: Mapping[str, str] | None) -> Survives:
     return "power loss" if config.get("appendfsync") == "always" else "server crash"
 
 
-def _promise(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
-    """The row of ``docs/durability.md`` that the server keeps as it is set."""
+def _durability(info: Mapping[str, str], config: Mapping[str, str] | None) -> Finding:
+    """The row of ``docs/durability.md`` that holds with the server's settings."""
     if config is None:
-        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
-    outlived = survives(config)
-    if outlived == "client crash":
+        return Finding(
+            "unknown", "durability", "what survives a crash depends on settings that cannot be read", _ASK_ADMINISTRATOR
+        )
+    survived = survives(config)
+    if survived == "client crash":
         kept = (
             "killed workers and a clean restart, not a killed server" if config.get("save") else "killed workers only"
         )
-    elif outlived == "power loss":
+    elif survived == "power loss":
         kept = "a killed server and a power failure"
     else:
         kept = "a killed server, and a power failure but for its last moments"
-    failover = "; a failover may take some, as replication lags" if int(info.get("connected_slaves", 0)) else ""
-    level: Literal["ok", "warn"] = "ok" if outlived == "power loss" and not failover else "warn"
+    failover = "; a failover may lose some, as replication lags" if int(info.get("connected_slaves", 0)) else ""
+    level: Literal["ok", "warn"] = "ok" if survived == "power loss" and not failover else "warn"
     return Finding(level, "durability", f"acknowledged jobs survive {kept}{failover}")
 
 
-# --- asking ----------------------------------------------------------------------------------------------
+# --- reading ----------------------------------------------------------------------------------------------
 
 
 def _info(server: _Server) -> dict[str, str]:
@@ -368,7 +376,7 @@ def _info(server: _Server) -> dict[str, str]:
 
 
 def _config(server: _Server) -> dict[str, str] | None:
-    """The settings that matter; None where asking is forbidden."""
+    """The settings that matter; None where CONFIG is forbidden."""
     wanted = ("appendonly", "appendfsync", "save", "maxmemory-policy", "min-replicas-to-write")
     found: dict[str, str] = {}
     for name in wanted:
@@ -382,7 +390,7 @@ def _config(server: _Server) -> dict[str, str] | None:
 
 
 def pairs(text: str) -> dict[str, str]:
-    """What ``INFO`` and its kin say, by name."""
+    """Parse the ``name:value`` lines of ``INFO`` and of ``CLUSTER INFO``."""
     lines = (line.partition(":") for line in text.splitlines() if ":" in line)
     return {name: value.strip() for name, _, value in lines}
 

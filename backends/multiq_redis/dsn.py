@@ -1,4 +1,4 @@
-"""What a connection needs beside an address: who logs in, to which database, and over what kind of TLS."""
+"""Connection settings beside the address: user, password, database, TLS."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from .connection import Word
 
 
-class Login(NamedTuple):
-    """How a session begins."""
+class ConnectionSettings(NamedTuple):
+    """User, password, database and TLS of a connection."""
 
     username: str | None = None
     fixed_password: str | None = None
@@ -26,16 +26,16 @@ class Login(NamedTuple):
     def __repr__(self) -> str:
         """Without the password."""
         tls = ", tls" if self.tls is not None else ""
-        return f"Login({self.username or 'default'}/{self.database}{tls})"
+        return f"ConnectionSettings({self.username or 'default'}/{self.database}{tls})"
 
     def __rich_repr__(self) -> Iterator[tuple[str, object]]:
-        """For ``rich``, which else goes by the fields."""
+        """For ``rich``, which would print the fields otherwise."""
         yield "username", self.username
         yield "database", self.database
 
     @property
     def password(self) -> str | None:
-        """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
+        """The password, read now from its file or variable, as it may have changed. Raises ``UrlInvalid``."""
         if self.password_file is not None:
             return password_of_file(self.password_file)
         if self.password_env is not None:
@@ -43,8 +43,8 @@ class Login(NamedTuple):
         return self.fixed_password
 
     @property
-    def greetings(self) -> list[tuple[Word, ...]]:
-        """The commands that a session begins with, sent in one go."""
+    def setup_commands(self) -> list[tuple[Word, ...]]:
+        """The commands that a connection begins with, sent together."""
         words: list[tuple[Word, ...]] = []
         password = self.password
         if password is not None or self.username is not None:
@@ -56,7 +56,7 @@ class Login(NamedTuple):
         return words
 
     @property
-    def hello_at(self) -> int:
-        """Which of them tells who the server is."""
+    def hello_index(self) -> int:
+        """The index of HELLO in ``setup_commands``."""
         has_password = any(one is not None for one in (self.fixed_password, self.password_file, self.password_env))
         return 1 if has_password or self.username is not None else 0

@@ -1,8 +1,8 @@
-"""Batches on their way in: one script for each line, and for a large batch several, none of which holds the server up.
+"""Enqueues batches: one script for each partition, several for a large batch, so that none blocks the server for long.
 
-What one script takes it takes whole. Of a batch that needs several, a server that is full, or gone, in between has
-taken a part, which ``EnqueuePartial`` tells. What was sent and not answered is ``EnqueueUncertain``: a repetition adds
-nothing twice.
+One script takes all of its jobs or none. If a server becomes full or unreachable between two scripts of a batch, a part
+was taken, and ``EnqueuePartial`` says which. What was sent and not answered raises ``EnqueueUncertain``: a repetition
+adds nothing twice.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from multiq.errors import BackendError, EnqueuePartial, EnqueueUncertain
 
-from .pipeline import call_together
+from .pipeline import call_pipelined
 from .records import new_jobs, pack_ids
 
 if TYPE_CHECKING:
@@ -19,29 +19,29 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .client import Callers
-    from .partitions import Lines
+    from .client import ClientPool
+    from .partitions import Partitions
 
 MOST_JOBS = 1000  # of one script: 2.5 ms of the server
 MOST_BYTES = 8_000_000  # of bodies in one script
 
 
-def enqueue_batch(callers: Callers, lines: Lines, queue: str, jobs: Sequence[NewJob]) -> None:
-    """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if it is sure that a part was taken."""
-    if lines.spread == 1 and _fits(jobs):
+def enqueue_batch(pool: ClientPool, partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> None:
+    """Enqueue more than one job. Raises ``BackendError``: ``EnqueuePartial`` if a part was certainly taken."""
+    if partitions.count == 1 and _fits(jobs):
         arguments = new_jobs(jobs)
         try:
-            callers.call("enqueue", queue, arguments)
+            pool.call("enqueue", queue, arguments)
         except BackendError as exc:
             if exc.may_be_done:
                 raise uncertain(exc, queue, jobs) from exc
             raise
         return
     taken: set[str] = set()
-    for parts in _rounds(lines, queue, jobs):
-        with callers.borrowed() as caller:
-            calls = [caller.new_call("enqueue", line, new_jobs(part)) for line, part in parts.items()]
-            replies = call_together(caller, calls)
+    for parts in _rounds(partitions, queue, jobs):
+        with pool.borrowed() as client:
+            calls = [client.new_call("enqueue", partition, new_jobs(part)) for partition, part in parts.items()]
+            replies = call_pipelined(client, calls)
         failures: list[BackendError] = []
         in_doubt: set[str] = set()
         for part, reply in zip(parts.values(), replies, strict=True):
@@ -56,14 +56,14 @@ def enqueue_batch(callers: Callers, lines: Lines, queue: str, jobs: Sequence[New
             _fail(failures, queue, jobs, taken, in_doubt)
 
 
-def _rounds(lines: Lines, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
-    """What goes in one round trip, and then in the next: for each line at most as much as one script may take."""
-    by_line: dict[str, list[NewJob]] = {}
+def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
+    """Split the jobs into round trips: each has for each partition at most as much as one script may take."""
+    by_partition: dict[str, list[NewJob]] = {}
     for job, packed in zip(jobs, pack_ids([job.id for job in jobs]), strict=True):
-        by_line.setdefault(lines.home(queue, packed), []).append(job)
-    waiting = {line: _slices(some) for line, some in by_line.items()}
+        by_partition.setdefault(partitions.partition_for(queue, packed), []).append(job)
+    waiting = {partition: _slices(some) for partition, some in by_partition.items()}
     while True:
-        parts = {line: part for line, slices in waiting.items() if (part := next(slices, None))}
+        parts = {partition: part for partition, slices in waiting.items() if (part := next(slices, None))}
         if not parts:
             return
         yield parts
@@ -87,7 +87,7 @@ def _fits(jobs: Sequence[NewJob]) -> bool:
 
 
 def uncertain(error: BackendError, queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
-    """What to raise from the error of a call with all jobs that the server may have carried out."""
+    """The error to raise for a call with all *jobs* that the server may have carried out."""
     return EnqueueUncertain(queue, jobs, str(error), client_ids=True)
 
 

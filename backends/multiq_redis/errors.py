@@ -1,4 +1,4 @@
-"""Redis' errors: which are worth another try, and what the others are called here."""
+"""Classifies Redis' errors: which are worth a retry, and which ``BackendError`` the others become."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import hiredis
 from multiq.driverkit.resolver import NameTimeoutError
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
-#: passes by itself: a script of somebody else's, a start, a slot on its way to another node, an election
+#: temporary: another program's script runs, a start, a slot being moved to another node, an election
 PASSING = frozenset({"BUSY", "LOADING", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS"})
 
-#: this server will not do it, but another one may: a primary that became a replica
+#: this server refuses, another one may accept: a primary that became a replica
 ELSEWHERE = frozenset({"READONLY", "MASTERDOWN", "CLUSTERDOWN"})
 
-#: it answers questions and changes nothing
+#: the server answers reads and refuses writes
 REFUSES_WRITES = frozenset({"MISCONF", "READONLY", "NOREPLICAS", "OOM"})
 
 FAILURES = (OSError, hiredis.ProtocolError)
@@ -32,7 +32,7 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
         "refuses all writes because it cannot save to its disk: look at the disk and the server's log",
     ),
     "READONLY": (BackendUnavailable, "is a replica and takes no writes: name the primary, or use redis+sentinel://"),
-    "NOAUTH": (BackendUnavailable, "wants a password: write it into the URL, as in redis://:password@host"),
+    "NOAUTH": (BackendUnavailable, "requires a password: write it into the URL, as in redis://:password@host"),
     "WRONGPASS": (BackendUnavailable, "does not accept this user and password: check both in the URL"),
     "NOPERM": (
         BackendUnavailable,
@@ -40,9 +40,9 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
     ),
     "DENIED": (BackendUnavailable, "is in protected mode: set a password on the server, or bind it to this network"),
     "LOADING": (BackendTimeout, "is still loading its data from the disk: try again later"),
-    "BUSY": (BackendTimeout, "runs somebody's script that does not end: see SCRIPT KILL, and SLOWLOG for which"),
+    "BUSY": (BackendTimeout, "runs a script that does not end: see SCRIPT KILL, and SLOWLOG for which"),
     "TRYAGAIN": (BackendTimeout, "is moving the queue to another node, which took too long: try again later"),
-    "CLUSTERDOWN": (BackendUnavailable, "says that its cluster is down: see CLUSTER INFO"),
+    "CLUSTERDOWN": (BackendUnavailable, "reports that its cluster is down: see CLUSTER INFO"),
     "MASTERDOWN": (BackendUnavailable, "is a replica that lost its primary"),
     "NOREPLICAS": (BackendUnavailable, "refuses writes for lack of replicas: see min-replicas-to-write"),
     "WRONGTYPE": (
@@ -58,19 +58,19 @@ _ERRORS: dict[str, tuple[type[BackendError], str]] = {
 }
 
 _CODE = re.compile(r"-?([A-Z][A-Z]+)\b")
-_INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
+_CODE_INSIDE = re.compile(r"\b(OOM|READONLY|MISCONF|WRONGTYPE|NOPERM|NOREPLICAS|MASTERDOWN|BUSY)\b")
 _AUTH = ("invalid password", "without any password configured", "invalid username-password")
 TOO_MANY_CLIENTS = "max number of clients"
 _IN_SCRIPT = "user_script"
 
 
 def code_of(error: hiredis.ReplyError) -> str:
-    """The word that says what kind of error it is. Redis 6.2 hides it inside a script's error."""
+    """The error's code, ``OOM`` and the like. Redis 6.2 has it inside of the text of a script's error."""
     text = str(error)
     first = _CODE.match(text)
     code = first[1] if first else "ERR"
     if code == "ERR":
-        inside = _INSIDE.search(text)
+        inside = _CODE_INSIDE.search(text)
         code = inside[1] if inside and _IN_SCRIPT in text else code
         if any(words in text for words in _AUTH):
             code = "WRONGPASS"
@@ -83,22 +83,22 @@ def redirection(error: hiredis.ReplyError) -> tuple[str, int]:
     return host, int(port)
 
 
-def explain(exc: Exception, place: str, timeout: float) -> BackendError:
-    """Our error for one of a server's or a socket's."""
+def explain(exc: Exception, server: str, timeout: float) -> BackendError:
+    """The ``BackendError`` for an error reply or a socket's error; *server* begins its text."""
     if isinstance(exc, hiredis.ReplyError):
-        return _explain_reply(exc, place)
+        return _explain_reply(exc, server)
     if isinstance(exc, TimeoutError):
-        return BackendTimeout(f"{place} {_explain_timeout(exc, timeout)}")
+        return BackendTimeout(f"{server} {_explain_timeout(exc, timeout)}")
     if isinstance(exc, ssl.SSLCertVerificationError):
         return BackendUnavailable(
-            f"{place} cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with "
+            f"{server} cannot be trusted: {exc.verify_message}; name the authority that signed its certificate with "
             "?ca= in the URL, and the host as the certificate has it"
         )
     if isinstance(exc, ssl.SSLError):
-        return BackendUnavailable(f"{place} does not speak TLS as expected ({exc.reason}): is it a TLS port?")
+        return BackendUnavailable(f"{server} does not speak TLS as expected ({exc.reason}): is it a TLS port?")
     if isinstance(exc, hiredis.ProtocolError):
-        return BackendUnavailable(f"{place} does not speak Redis' protocol ({exc}): is it a TLS port, or no Redis?")
-    return BackendUnavailable(f"{place} cannot be reached: {getattr(exc, 'strerror', None) or exc}")
+        return BackendUnavailable(f"{server} does not speak Redis' protocol ({exc}): is it a TLS port, or no Redis?")
+    return BackendUnavailable(f"{server} cannot be reached: {getattr(exc, 'strerror', None) or exc}")
 
 
 def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
@@ -110,19 +110,19 @@ def _explain_timeout(exc: TimeoutError, timeout: float) -> str:
     )
 
 
-def _explain_reply(exc: hiredis.ReplyError, place: str) -> BackendError:
+def _explain_reply(exc: hiredis.ReplyError, server: str) -> BackendError:
     code = code_of(exc)
     if code in _ERRORS:
         error, sentence = _ERRORS[code]
-        return error(f"{place} {sentence} ({_short(exc)})")
+        return error(f"{server} {sentence} ({_short(exc)})")
     text = str(exc)
     if TOO_MANY_CLIENTS in text:
-        return BackendUnavailable(f"{place} has too many clients ({_short(exc)}): raise its maxclients, or close some")
+        return BackendUnavailable(f"{server} has too many clients ({_short(exc)}): raise its maxclients, or close some")
     if _IN_SCRIPT in text:
         return BackendCorrupt(
-            f"{place} has something in a queue's keys that multiq did not write, or a newer multiq did: {_short(exc)}"
+            f"{server} has something in a queue's keys that multiq did not write, or a newer multiq did: {_short(exc)}"
         )
-    return BackendUnavailable(f"{place} refused: {_short(exc)}")
+    return BackendUnavailable(f"{server} refused: {_short(exc)}")
 
 
 def _short(exc: Exception) -> str:

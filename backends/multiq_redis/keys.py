@@ -1,7 +1,7 @@
-"""The keys of a line, one function each. All of them share a hash tag, and with it a cluster's slot.
+"""The keys of a partition, one function each. All of them share a hash tag, and with it a cluster's slot.
 
-A queue has one line, tagged ``{queue}``, or with ``?partitions=`` several: ``{queue}``, ``{queue#1}``, ``{queue#2}``...
-No queue's name has a ``#``, and the first line of many is the only line of one.
+A queue has one partition, tagged ``{queue}``, or with ``?partitions=`` several: ``{queue}``, ``{queue#1}``,
+``{queue#2}``... No queue's name has a ``#``. A queue with one partition has the first one only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9_.:-]{1,64}")
 
 
 def prefix(text: str) -> str:
-    """Reads the option that all keys begin with. Braces would move the hash tag, stars and brackets break SCAN."""
+    """Parse the option that all keys begin with. Braces would move the hash tag, stars and brackets break SCAN."""
     if not _PREFIX.fullmatch(text):
         raise ValueError("must be 1 to 64 letters, digits, or any of _ . : -")
     return text
@@ -58,7 +58,7 @@ def buried(base: str) -> str:
 
 
 def unreadable(base: str) -> str:
-    """Hash: id -> why the job could not be read, a line end, and what was stored (lua/include/sound.lua)."""
+    """Hash: id -> why the job could not be read, a newline, and what was stored (lua/include/validate.lua)."""
     return f"{base}:unreadable"
 
 
@@ -73,48 +73,48 @@ def paused(base: str) -> str:
 
 
 def hint(base: str) -> str:
-    """Sorted set with one member, or none: the marker that wakes a sleeping consumer. It is gone with the last job."""
+    """Sorted set with one member, or none: the marker that notifies a waiting consumer. Gone with the last job."""
     return f"{base}:hint"
 
 
 def partitions(base: str) -> str:
-    """How many lines the queue was ever enqueued over, if more than one. It is kept with the first."""
+    """How many partitions the queue was ever enqueued over, if more than one. Only the first partition has it."""
     return f"{base}:partitions"
 
 
-def call(base: str, caller: str) -> str:
-    """The last call of one caller: number and answer. It expires by itself."""
-    return f"{base}:call:{caller}"
+def call(base: str, client: str) -> str:
+    """The last call of one client: number and answer. It expires by itself."""
+    return f"{base}:call:{client}"
 
 
-def wakeup(base: str, sleeper: str) -> str:
-    """Sorted set: the marker by which one consumer ends its own sleep. It expires by itself."""
-    return f"{base}:wakeup:{sleeper}"
+def wakeup(base: str, waiter: str) -> str:
+    """Sorted set: the marker by which one consumer ends its own wait. It expires by itself."""
+    return f"{base}:wakeup:{waiter}"
 
 
-def line(queue: str, number: int) -> str:
-    """The name of one of a queue's lines."""
+def partition(queue: str, number: int) -> str:
+    """The name of one of a queue's partitions."""
     return f"{queue}#{number}" if number else queue
 
 
-def queue_and_number(line: str) -> tuple[str, int]:
-    """The queue that a line is of, and which of its lines it is."""
-    queue, _, number = line.partition("#")
+def queue_and_number(partition: str) -> tuple[str, int]:
+    """The queue of a partition, and the partition's number in it."""
+    queue, _, number = partition.partition("#")
     return queue, int(number or 0)
 
 
-def base(prefix: str, line: str) -> str:
-    """What all keys of a line begin with."""
-    return f"{prefix}:{{{line}}}"
+def base(prefix: str, partition: str) -> str:
+    """What all keys of a partition begin with."""
+    return f"{prefix}:{{{partition}}}"
 
 
 def pattern(prefix: str) -> str:
-    """What ``SCAN`` finds all lines' keys by."""
+    """The pattern of all partitions' keys, for ``SCAN``."""
     return f"{prefix}:{{*}}:*"
 
 
 def queue_of(key: str, prefix: str) -> str | None:
-    """The queue that a key shows to exist, if it does: one of its lines holds a job, or is paused."""
+    """The queue that a key shows to exist, if it does: one of its partitions holds a job, or is paused."""
     head, tail = f"{prefix}:{{", key.rpartition("}:")
     if not key.startswith(head) or tail[2] not in {"jobs", "paused"}:
         return None
@@ -122,12 +122,12 @@ def queue_of(key: str, prefix: str) -> str | None:
 
 
 def widened_queue_of(key: str, prefix: str) -> str | None:
-    """The queue that a key shows to have been enqueued over several lines, if it does."""
+    """The queue that a key shows to have several partitions, if it does."""
     head, tail = f"{prefix}:{{", "}:partitions"
     return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None
 
 
-#: by the names that the headers of the Lua files use; ``call`` needs a caller, too
+#: by the names that the headers of the Lua files use; ``call`` needs a client, too
 BY_NAME: dict[str, Callable[[str], str]] = {
     function.__name__: function
     for function in (

@@ -1,11 +1,11 @@
-"""Servers of a cluster that did not answer are left alone for a while, so that the queues of the others go on.
+"""Backoff for nodes of a cluster that did not answer, so that the queues of the others go on.
 
-So is, on any server, a line one of whose keys holds something that another program has written.
+The same holds, on any server, for a partition of which a key has data that another program has written.
 
 ====================  ======================================================================
-who is left alone     a server (or a line whose server is not known) that failed, for a second
-how it is asked next  for a quarter of a second, every sixteenth time for as long as a call may take
-when it is over       at its first answer, or when the line has another server
+what is excluded      a node (or a partition whose node is not known) that failed, for a second
+the next attempt      has a quarter of a second, each sixteenth has as long as a call may take
+it ends               at the node's first answer, or when the partition has another node
 ====================  ======================================================================
 """
 
@@ -25,79 +25,83 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.redis")
 
-_REST = 1.0  # seconds
-_SHORT = 0.25  # seconds that a server has which did not answer lately
-_PATIENT_EACH = 16
+_BACKOFF = 1.0  # seconds that a node is not asked after a failure
+_SHORT_TIMEOUT = 0.25  # seconds that a node has to answer which did not answer lately
+_FULL_TIMEOUT_EACH = 16  # failures
 
 
 class _Failure:
-    """What is known of a server that did not answer."""
+    """What is known of a node that did not answer, or of a partition that cannot be read."""
 
     def __init__(self) -> None:
-        self.line = ""
-        """The one whose call failed last."""
+        self.partition = ""
+        """The partition whose call failed last."""
         self.times = 0
         self.until = 0.0  # monotonic
         self.error: BackendError | None = None
-        self.is_of_line = False
-        """Whether the line is at fault, not its server."""
+        self.is_of_partition = False
+        """Whether the partition's keys are at fault, not its node."""
 
 
-class Resting:
-    """What one consumer knows of lines that cannot be read and, in a cluster, of servers that failed."""
+class NodeBackoff:
+    """What one consumer knows of partitions that cannot be read and, in a cluster, of nodes that failed."""
 
     def __init__(self, servers: Servers) -> None:
         self._servers = servers
         self.failures: dict[Address | str, _Failure] = {}
 
-    def failed(self, line: str, error: BackendError) -> None:
-        """A line's server did not answer."""
-        failure = self.failures.setdefault(self._where(line), _Failure())
-        failure.line = line
+    def failed(self, partition: str, error: BackendError) -> None:
+        """Note that a partition's node did not answer."""
+        failure = self.failures.setdefault(self._node_of(partition), _Failure())
+        failure.partition = partition
         failure.times += 1
         failure.error = error
-        patient = failure.times % _PATIENT_EACH == 0
-        failure.until = time.monotonic() + (self._servers.timeout if patient else _REST)
+        has_full_timeout = failure.times % _FULL_TIMEOUT_EACH == 0
+        failure.until = time.monotonic() + (self._servers.timeout if has_full_timeout else _BACKOFF)
 
-    def cannot_be_read(self, line: str, error: BackendError) -> None:
-        """A line's keys hold something else."""
-        failure = self.failures.get(line)
-        if failure is None or not failure.is_of_line:
-            _log.error("a line is left out until its keys can be read, line %s: %s", line, error)
-            failure = self.failures[line] = _Failure()
-        failure.line, failure.error, failure.is_of_line = line, error, True
-        failure.until = time.monotonic() + _REST
+    def unreadable(self, partition: str, error: BackendError) -> None:
+        """Note that a partition's keys have foreign data."""
+        failure = self.failures.get(partition)
+        if failure is None or not failure.is_of_partition:
+            _log.error("partition %s is left out until its keys can be read: %s", partition, error)
+            failure = self.failures[partition] = _Failure()
+        failure.partition, failure.error, failure.is_of_partition = partition, error, True
+        failure.until = time.monotonic() + _BACKOFF
 
-    def answered(self, line: str) -> None:
-        """It did. What is known of a server that has lost its lines to another is of no use any more."""
-        self.failures.pop(self._where(line), None)
-        self.failures.pop(line, None)
-        for place, failure in tuple(self.failures.items()):
-            if not failure.is_of_line and self._where(failure.line) != place:
-                del self.failures[place]
+    def answered(self, partition: str) -> None:
+        """Note that a partition's node answered, and drop what is known of nodes whose partitions are elsewhere now."""
+        self.failures.pop(self._node_of(partition), None)
+        self.failures.pop(partition, None)
+        for node, failure in tuple(self.failures.items()):
+            if not failure.is_of_partition and self._node_of(failure.partition) != node:
+                del self.failures[node]
 
-    def error_of(self, line: str) -> BackendError | None:
-        """Why a line is not to be asked now; None: it may be."""
-        for place in (self._where(line), line):
-            failure = self.failures.get(place)
+    def error_of(self, partition: str) -> BackendError | None:
+        """Why a partition is excluded now; None: it is not."""
+        for node in (self._node_of(partition), partition):
+            failure = self.failures.get(node)
             if failure is not None and time.monotonic() < failure.until:
                 return failure.error
         return None
 
-    def of(self, lines: Iterable[str]) -> frozenset[str]:
-        """Those of these lines that are not to be asked now."""
-        return frozenset(line for line in lines if self.error_of(line) is not None) if self.failures else frozenset()
+    def excluded(self, partitions: Iterable[str]) -> frozenset[str]:
+        """Those of these partitions that are not to be asked now."""
+        return (
+            frozenset(partition for partition in partitions if self.error_of(partition) is not None)
+            if self.failures
+            else frozenset()
+        )
 
-    def patience(self, line: str) -> float:
-        """Seconds that a line's server is given for a call."""
-        failure = self.failures.get(self._where(line)) or self.failures.get(line)
-        if failure is None or failure.is_of_line or failure.times % _PATIENT_EACH == _PATIENT_EACH - 1:
+    def timeout_of(self, partition: str) -> float:
+        """Seconds that a partition's node has to answer a call."""
+        failure = self.failures.get(self._node_of(partition)) or self.failures.get(partition)
+        if failure is None or failure.is_of_partition or failure.times % _FULL_TIMEOUT_EACH == _FULL_TIMEOUT_EACH - 1:
             return self._servers.timeout
-        return min(_SHORT, self._servers.timeout)
+        return min(_SHORT_TIMEOUT, self._servers.timeout)
 
     def next_end(self) -> float:
-        """When the first of them may be asked again; monotonic."""
+        """When the first excluded one may be asked again; monotonic."""
         return min((failure.until for failure in self.failures.values()), default=float("inf"))
 
-    def _where(self, line: str) -> Address | str:
-        return self._servers.known(line) or line
+    def _node_of(self, partition: str) -> Address | str:
+        return self._servers.known(partition) or partition

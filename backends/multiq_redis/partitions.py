@@ -1,8 +1,8 @@
-"""Over how many lines a queue goes, and which of them a job stands in (docs/decisions/0008).
+"""How many partitions a queue has, and which of them a job is in (docs/decisions/0008).
 
-Every URL says over how many lines it enqueues: ``?partitions=``. The server remembers the largest number that anybody
-has used, in a key of the queue's first line; everybody reads from that many, whatever his own URL says. So the number
-can be changed at any time, on one side first, and no job is left behind.
+Each URL sets over how many partitions it enqueues: ``?partitions=``. The server stores the largest number that any
+client has used, in a key of the queue's first partition; all clients read from that many, whatever their own URLs say.
+So the number can be changed at any time, on one side first, and no job is left behind.
 """
 
 from __future__ import annotations
@@ -19,131 +19,131 @@ from . import keys
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from .client import Callers
+    from .client import ClientPool
 
 MOST = 64
-_SAY_AGAIN = 30.0  # seconds until the server is told once more: it may have forgotten, in a failover or by hand
-_SAY_AGAIN_SOON = 5.0  # seconds, if it could not be told
-_WITHIN = 1.0  # seconds that one node of a cluster has to hear it
-_MOST_SAID = 10_000  # queues that are remembered to have been told of
+_ANNOUNCE_EVERY = 30.0  # seconds until the count is sent again: the key may be lost, in a failover or by hand
+_ANNOUNCE_SOONER = 5.0  # seconds, if it could not be sent
+_ANNOUNCE_WITHIN = 1.0  # seconds that a node of a cluster has to take it
+_MOST_ANNOUNCED = 10_000  # queues whose last announcement is remembered
 
 
-def how_many(text: str) -> int:
-    """Reads the option."""
+def parse_count(text: str) -> int:
+    """Parse the option ``?partitions=``."""
     if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= MOST):
         raise ValueError(f"must be a whole number from 1 to {MOST}")
     return int(text)
 
 
-class Lines:
-    """What one backend knows of its queues' lines."""
+class Partitions:
+    """What one backend knows of its queues' partitions."""
 
-    def __init__(self, callers: Callers, spread: int) -> None:
-        self.spread = spread
-        """Over how many lines this backend enqueues."""
-        self._callers = callers
-        self._known: dict[str, int] = {}  # queue -> how many lines it has, where they are more than our own
-        self._said_at: dict[str, float] = {}  # queue -> when the server was told of ours; monotonic
-        self._to_pause: dict[str, list[str]] = {}  # queue -> new lines that may lack its pause
+    def __init__(self, pool: ClientPool, count: int) -> None:
+        self.count = count
+        """Over how many partitions this backend enqueues."""
+        self._pool = pool
+        self._known: dict[str, int] = {}  # queue -> how many partitions it has, if more than ``count``
+        self._announced_at: dict[str, float] = {}  # queue -> when ``count`` was last sent; monotonic
+        self._to_pause: dict[str, list[str]] = {}  # queue -> new partitions that may lack its pause
 
-    def home(self, queue: str, packed_id: bytes) -> str:
-        """The line that a job of this id is enqueued in."""
-        if self.spread == 1:
+    def partition_for(self, queue: str, packed_id: bytes) -> str:
+        """The partition that a job of this id is enqueued in."""
+        if self.count == 1:
             return queue
-        return keys.line(queue, zlib.crc32(packed_id) % self.spread)
+        return keys.partition(queue, zlib.crc32(packed_id) % self.count)
 
-    def of(self, queue: str) -> list[str]:
-        """All lines that the queue is known to have."""
-        return self._lines(queue, 0, self._known.get(queue, self.spread))
+    def all_of(self, queue: str) -> list[str]:
+        """All partitions that the queue is known to have."""
+        return self._partitions(queue, 0, self._known.get(queue, self.count))
 
-    def are_several(self, queue: str) -> bool:
-        """Whether a queue has more than one."""
-        return self._known.get(queue, self.spread) > 1
+    def has_several(self, queue: str) -> bool:
+        """Whether a queue is known to have more than one."""
+        return self._known.get(queue, self.count) > 1
 
-    def learn(self, queue: str, told: bytes) -> list[str]:
-        """Hear from the server's answer over how many lines the queue goes. Returns those that were not known."""
-        known = self._known.get(queue, self.spread)
-        number = _number(told)
+    def learn(self, queue: str, stored: bytes) -> list[str]:
+        """Take the stored count from a reply. Returns the partitions that were not known."""
+        known = self._known.get(queue, self.count)
+        number = _parse_stored(stored)
         if number <= known:
             return []
         self._known[queue] = number
-        return self._lines(queue, known, number)
+        return self._partitions(queue, known, number)
 
-    def asked(self, queue: str) -> list[str]:
-        """All lines that the queue has, by what the server says now. Raises ``BackendError``."""
-        _, told, *_ = self._callers.call("glance", queue)
-        self.learn(queue, told)
-        return self.of(queue)
+    def refreshed(self, queue: str) -> list[str]:
+        """All partitions that the queue has, by the count that is stored now. Raises ``BackendError``."""
+        _, stored, *_ = self._pool.call("glance", queue)
+        self.learn(queue, stored)
+        return self.all_of(queue)
 
-    def others(self, queue: str, line: str) -> Sequence[str]:
-        """All lines but one: where else to look for a job that should be there. Raises ``BackendError``."""
-        return [other for other in self.asked(queue) if other != line]
+    def others(self, queue: str, partition: str) -> Sequence[str]:
+        """All partitions but one: where else a job may be that was expected there. Raises ``BackendError``."""
+        return [other for other in self.refreshed(queue) if other != partition]
 
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
-        """For the doctor: of these queues, which have been spread otherwise than this URL says."""
+        """For the doctor: those of these queues that have more partitions than this URL says."""
         for queue in sorted(queues):
-            number = _number(self._callers.call("glance", queue)[1])
-            if number <= self.spread:
+            number = _parse_stored(self._pool.call("glance", queue)[1])
+            if number <= self.count:
                 continue
-            sizes = [reply[:4] for reply in self._callers.call_each("stats", self._lines(queue, self.spread, number))]
+            sizes = [reply[:4] for reply in self._pool.call_each("stats", self._partitions(queue, self.count, number))]
             held = sum(map(sum, sizes))
-            why = f"queue {queue!r} goes over {number} lines, and this URL enqueues over {self.spread}: all are read"
+            why = f"queue {queue!r} has {number} partitions, and this URL enqueues over {self.count}: all are read"
             if held:
-                yield Finding("ok", "partitions", f"{why}; {held:,} jobs are in the lines that others use, or used")
+                yield Finding("ok", "partitions", f"{why}; {held:,} jobs are in the further ones")
             else:
                 advice = f"if no other program enqueues over more, delete the key {keys.partitions(self._base(queue))}"
-                yield Finding("ok", "partitions", f"{why}; the lines beyond that are empty", advice)
+                yield Finding("ok", "partitions", f"{why}; the further ones are empty", advice)
 
-    def say(self, queue: str) -> None:
-        """Before jobs go to several lines: let everybody know. Raises ``BackendError``.
+    def announce(self, queue: str) -> None:
+        """Store the count before jobs go to several partitions. Raises ``BackendError``.
 
-        Where the node of the first line does not answer, the lines on others take their jobs all the same. Readers
-        whose URLs name fewer lines hear of the rest with the first enqueue after it is back.
+        If the node of the first partition does not answer, those on other nodes take their jobs all the same. Readers
+        whose URLs have fewer partitions learn of the rest with the first enqueue after that node is back.
         """
         now = time.monotonic()
-        if now - self._said_at.get(queue, -_SAY_AGAIN) < _SAY_AGAIN:
+        if now - self._announced_at.get(queue, -_ANNOUNCE_EVERY) < _ANNOUNCE_EVERY:
             return
         early = 0.0
         try:
-            with self._callers.borrowed() as caller:
-                before, pause = caller.perform(caller.new_call("widen", queue, (0,)), now + self._patience())
+            with self._pool.borrowed() as client:
+                before, pause = client.perform(client.new_call("widen", queue, (0,)), now + self._announce_timeout())
         except BackendUnavailable:
-            if not self._callers.servers.is_cluster:
+            if not self._pool.servers.is_cluster:
                 raise
-            early = _SAY_AGAIN - _SAY_AGAIN_SOON
+            early = _ANNOUNCE_EVERY - _ANNOUNCE_SOONER
         else:
             self._widen(queue, before, pause)
-        if len(self._said_at) >= _MOST_SAID:
-            self._said_at.clear()
-        self._said_at[queue] = time.monotonic() - early
+        if len(self._announced_at) >= _MOST_ANNOUNCED:
+            self._announced_at.clear()
+        self._announced_at[queue] = time.monotonic() - early
 
     def _widen(self, queue: str, before: int, pause: bytes) -> None:
-        """New lines are paused before anybody hears of them, and after that, if a pause began in between."""
-        more = self._lines(queue, before, self.spread)
+        """Pause new partitions before the count is stored, and again after it, if a pause began in between."""
+        more = self._partitions(queue, before, self.count)
         if more:
             self._pause(more, pause)
             self._to_pause[queue] = more
-            _, pause = self._callers.call("widen", queue, (self.spread,))
+            _, pause = self._pool.call("widen", queue, (self.count,))
         if queue in self._to_pause:
             self._pause(self._to_pause[queue], pause)
             self._to_pause.pop(queue, None)
 
-    def _pause(self, lines: Sequence[str], pause: bytes) -> None:
+    def _pause(self, partitions: Sequence[str], pause: bytes) -> None:
         if pause != b"0":
-            self._callers.call_each("pause", lines, (pause,))
+            self._pool.call_each("pause", partitions, (pause,))
 
-    def _patience(self) -> float:
-        servers = self._callers.servers
-        return min(servers.timeout, _WITHIN) if servers.is_cluster else servers.timeout
+    def _announce_timeout(self) -> float:
+        servers = self._pool.servers
+        return min(servers.timeout, _ANNOUNCE_WITHIN) if servers.is_cluster else servers.timeout
 
     def _base(self, queue: str) -> str:
-        return keys.base(self._callers.prefix, queue)
+        return keys.base(self._pool.prefix, queue)
 
     @staticmethod
-    def _lines(queue: str, first: int, end: int) -> list[str]:
-        return [keys.line(queue, number) for number in range(first, end)]
+    def _partitions(queue: str, first: int, end: int) -> list[str]:
+        return [keys.partition(queue, number) for number in range(first, end)]
 
 
-def _number(told: bytes) -> int:
-    """Over how many lines a queue goes, by what the server has stored. What is no number is not multiq's."""
-    return min(int(told[:9]), MOST) if told.isdigit() else 1
+def _parse_stored(stored: bytes) -> int:
+    """The stored count; 1 for what is not a number, which another program wrote."""
+    return min(int(stored[:9]), MOST) if stored.isdigit() else 1

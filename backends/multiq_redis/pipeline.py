@@ -1,7 +1,7 @@
-"""Several calls to different lines in one round trip: all are sent before the first reply is read.
+"""Makes several calls to different partitions in one round trip: all are sent before the first reply is read.
 
-What goes wrong in the crowd is done again alone, under the same number, with all that ``Caller.perform`` knows of lost
-replies, redirections and missing scripts. So nothing is said twice here, and a call still has one effect.
+Calls that fail in the pipeline are retried one by one, with the same call number, by ``Client.perform``, which handles
+lost replies, redirections and missing scripts. So a call still has one effect.
 """
 
 from __future__ import annotations
@@ -20,68 +20,70 @@ if TYPE_CHECKING:
 
     from multiq.driverkit.net import Address
 
-    from .client import Call, Caller
-    from .connection import Wire
+    from .client import Call, Client
+    from .connection import Connection
 
 _NONE_YET = object()
 _LOST = object()
-"""There is no reply to what was sent: it may have been done."""
+"""It was sent and has no reply: the server may have carried it out."""
 
 
-def call_together(caller: Caller, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
-    """The replies to *calls*, in their order; for a call that failed its ``BackendError``.
+def call_pipelined(client: Client, calls: Sequence[Call], deadline: float | None = None) -> list[Any]:
+    """Return the replies to *calls*, in their order; for a call that failed, its ``BackendError``.
 
-    No two calls may be numbered and for the same line: the server remembers one for each.
+    No two numbered calls may be for the same partition: the server remembers one per client and partition.
     """
     if len(calls) == 1:
-        return [_alone(caller, calls[0], deadline)]
+        return [_call_single(client, calls[0], deadline)]
     if deadline is None:
-        deadline = time.monotonic() + caller.servers.timeout
-    replies = _in_a_crowd(caller, calls, deadline)
+        deadline = time.monotonic() + client.servers.timeout
+    replies = _send_pipelined(client, calls, deadline)
     return [
-        _alone(caller, call, deadline, may_be_done=reply is _LOST) if reply is _NONE_YET or reply is _LOST else reply
+        _call_single(client, call, deadline, may_be_done=reply is _LOST)
+        if reply is _NONE_YET or reply is _LOST
+        else reply
         for call, reply in zip(calls, replies, strict=True)
     ]
 
 
-def _in_a_crowd(caller: Caller, calls: Sequence[Call], deadline: float) -> list[Any]:
+def _send_pipelined(client: Client, calls: Sequence[Call], deadline: float) -> list[Any]:
     replies = [_NONE_YET] * len(calls)
-    one_try = caller.servers.one_try
+    attempt_deadline = client.servers.attempt_deadline
     try:
         by_address: dict[Address, list[int]] = {}
         for at, call in enumerate(calls):
-            by_address.setdefault(caller.servers.address(call.line, deadline), []).append(at)
+            by_address.setdefault(client.servers.address(call.partition, deadline), []).append(at)
     except (*FAILURES, BackendError, hiredis.ReplyError):
         return replies
-    under_way: dict[Address, tuple[Wire, list[int]]] = {}
+    in_flight: dict[Address, tuple[Connection, list[int]]] = {}
     try:
-        for address, places in by_address.items():
+        for address, indexes in by_address.items():
             try:
-                wire = caller.wire_to(address, deadline)
-                packed = b"".join(caller.packed(calls[at], wire) for at in places)
-                for at in places:  # before it is sent: a part of it is enough for some
+                connection = client.connection_to(address, deadline)
+                packed = b"".join(client.packed(calls[at], connection) for at in indexes)
+                for at in indexes:  # before sending: a part of the bytes is enough for some calls
                     replies[at] = _LOST
-                wire.send(packed, one_try(deadline), replies=len(places))
+                connection.send(packed, attempt_deadline(deadline), replies=len(indexes))
             except (*FAILURES, BackendError, hiredis.ReplyError):
-                caller.abandon(address)
+                client.abandon(address)
                 continue
-            under_way[address] = wire, places
-        while under_way:
-            address, (wire, places) = next(iter(under_way.items()))
-            if not _hear(wire, places, replies, one_try(deadline)):
-                caller.abandon(address)
-            del under_way[address]
+            in_flight[address] = connection, indexes
+        while in_flight:
+            address, (connection, indexes) = next(iter(in_flight.items()))
+            if not _read_replies(connection, indexes, replies, attempt_deadline(deadline)):
+                client.abandon(address)
+            del in_flight[address]
     finally:
-        for address in under_way:  # interrupted: what is still to come would be taken for the answer to something else
-            caller.abandon(address)
+        for address in in_flight:  # interrupted: the outstanding replies would be taken for those to later calls
+            client.abandon(address)
     return replies
 
 
-def _hear(wire: Wire, places: Sequence[int], replies: list[Any], deadline: float) -> bool:
-    """The replies of one server, as many as come. Returns whether all did."""
-    for at in places:
+def _read_replies(connection: Connection, indexes: Sequence[int], replies: list[Any], deadline: float) -> bool:
+    """Read the replies of one server, as many as come. Returns whether all did."""
+    for at in indexes:
         try:
-            replies[at] = wire.read(deadline)
+            replies[at] = connection.read(deadline)
         except hiredis.ReplyError:
             replies[at] = _NONE_YET
         except FAILURES:
@@ -89,9 +91,9 @@ def _hear(wire: Wire, places: Sequence[int], replies: list[Any], deadline: float
     return True
 
 
-def _alone(caller: Caller, call: Call, deadline: float | None, *, may_be_done: bool = False) -> Any:
+def _call_single(client: Client, call: Call, deadline: float | None, *, may_be_done: bool = False) -> Any:
     try:
-        return caller.perform(call, deadline)
+        return client.perform(call, deadline)
     except BackendError as exc:
         exc.may_be_done = exc.may_be_done or may_be_done
         return exc

@@ -1,4 +1,4 @@
-"""Jobs on their way in and out: ids, records, leases and listings as bytes."""
+"""Encodes jobs for the Lua scripts, and decodes their replies: ids, records, leases, listings."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ def pack_id(job_id: str) -> bytes:
             packed = bytes.fromhex(digits)
         except ValueError:
             packed = b""
-        # only what comes back the same: not capitals, not other places for the dashes
+        # only what unpacks to the same text: no capitals, no dashes elsewhere
         if packed.hex() == digits and job_id[8] == job_id[13] == job_id[18] == job_id[23] == "-" and len(digits) == 32:
             return packed
     return (job_id.encode("utf-8", "surrogatepass") + _END).ljust(_UUID_SIZE + 1, b"\0")
 
 
 def pack_ids(ids: Sequence[str]) -> list[bytes]:
-    """The same of many, of which mostly all are UUIDs: their digits are read, and checked, in one go."""
+    """Pack many ids. Usually all are UUIDs: their digits are parsed, and checked, in one call."""
     count = len(ids)
     text = "".join(ids)
     if len(text) == 36 * count and all(text[dash::36] == "-" * count for dash in (8, 13, 18, 23)):
@@ -70,7 +70,7 @@ def pack_ids(ids: Sequence[str]) -> list[bytes]:
 
 
 def unpack_id(packed: bytes) -> str:
-    """The id that was packed."""
+    """The id of a packed one."""
     if len(packed) == _UUID_SIZE:
         digits = packed.hex()
         return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
@@ -100,7 +100,7 @@ def new_jobs(jobs: Sequence[NewJob]) -> list[bytes]:
 
 
 def new_job(job: NewJob) -> tuple[bytes, int, bytes] | None:
-    """The arguments of ``lua/enqueue_one.lua``, if the job is one for it."""
+    """The arguments of ``lua/enqueue_one.lua``; None if the job is delayed or large."""
     if job.delay or len(job.body) > _INLINE:
         return None
     return pack_id(job.id), job.priority, _head(job.priority, job.ttr) + job.body
@@ -120,20 +120,20 @@ def _delays(jobs: Collection[NewJob]) -> bytes:
 # --- out -------------------------------------------------------------------------------------------------
 
 
-def line_of(lease: Lease) -> str:
-    """The line that the job of a lease is in."""
+def partition_of(lease: Lease) -> str:
+    """The partition that the job of a lease is in."""
     if "/" not in lease.token:  # mostly
         return lease.queue
     number = lease.token.partition("/")[2]
-    return keys.line(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
+    return keys.partition(lease.queue, int(number)) if number.isdecimal() and len(number) <= 2 else lease.queue
 
 
 def fence(lease: Lease) -> bytes:
-    """The token that the job's record must have; what is not one of ours fits no job."""
+    """The token that the job's record must have; for a foreign token one that no record has."""
     return _token(lease.token.partition(".")[0])
 
 
-@functools.lru_cache(maxsize=256)  # jobs that were reserved together have the same
+@functools.lru_cache(maxsize=256)  # jobs of one reserve have the same
 def _token(digits: str) -> bytes:
     try:
         token = bytes.fromhex(digits)
@@ -142,12 +142,12 @@ def _token(digits: str) -> bytes:
     return token if len(token) == _TOKEN_SIZE and any(token) else _NO_TOKEN
 
 
-def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
-    """What ``lua/exchange.lua`` handed out: *reply* from the first job on."""
-    queue, number = keys.queue_and_number(line)
+def leases(partition: str, reply: Sequence[bytes], now: int) -> list[Lease]:
+    """Decode the jobs that ``lua/exchange.lua`` handed out: *reply* from the first job on."""
+    queue, number = keys.queue_and_number(partition)
     where = f"/{number}" if number else ""
     found: list[Lease] = []
-    shared, digits = b"", ""  # those who are handed out together have the same token
+    shared, digits = b"", ""  # jobs of one reserve have the same token
     parts = iter(reply)
     for packed in parts:
         record = next(parts)
@@ -159,7 +159,7 @@ def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
             shared, digits = token, token.hex()
         body = next(parts) if flags & _BODY_APART else record[_RECORD.size :]
         named, age = f"{digits}.{sequence}{where}", (now - enqueued_at) / MICROSECOND
-        # by position, in the order of the fields: names cost as much as all the rest
+        # positional, in the order of the fields: keywords cost as much as all the rest
         found.append(
             Lease(queue, unpack_id(packed), named, body, priority, ttr / MICROSECOND, attempt, crashes, kicks, age)
         )
@@ -167,7 +167,7 @@ def leases(line: str, reply: Sequence[bytes], now: int) -> list[Lease]:
 
 
 class Found(NamedTuple):
-    """A job as ``peek`` and ``jobs`` read it."""
+    """A job as ``lua/peek.lua`` and ``lua/jobs.lua`` return it."""
 
     packed_id: bytes
     state: State
@@ -177,10 +177,10 @@ class Found(NamedTuple):
     body: bytes
     reason: bytes | None
     was_abandoned: bool = False
-    """Its lease ended, and nobody has noticed yet."""
+    """Its lease has ended, and it was not promoted yet."""
 
-    def told(self, queue: str, now: int) -> JobRecord:
-        """The job, for whoever asked."""
+    def to_record(self, queue: str, now: int) -> JobRecord:
+        """The public record of the job. *now*: the server's time, in microseconds."""
         try:
             _, enqueued_at, priority, ttr, attempt, crashes, kicks, flags, _ = _RECORD.unpack_from(self.record)
         except struct.error as exc:
@@ -202,27 +202,27 @@ class Found(NamedTuple):
         )
 
 
-def peeked(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
-    """What ``lua/peek.lua`` answered, and when."""
+def parse_peek(packed_id: bytes, reply: list[Any]) -> tuple[Found, int]:
+    """Decode the reply of ``lua/peek.lua``. Returns the job and the server's time."""
     now, state, at, abandoned, record, body, reason = reply
-    return Found(packed_id, State(state.decode()), _whole(at), record, body, reason, abandoned == b"1"), int(now)
+    return Found(packed_id, State(state.decode()), _score(at), record, body, reason, abandoned == b"1"), int(now)
 
 
-def listed(
+def parse_listing(
     state: State, reply: list[Any], *, was_abandoned: bool = False
 ) -> tuple[list[tuple[tuple[int, int], Found]], int]:
-    """What ``lua/jobs.lua`` answered, each job with its place, score and sequence, and when."""
+    """Decode the reply of ``lua/jobs.lua``. Returns each job with its (score, sequence), and the server's time."""
     now, *parts = reply
     found = []
     for place, score, record, body, reason in zip(*[iter(parts)] * 5, strict=True):
-        at = _whole(score)
+        at = _score(score)
         job = Found(place[12:], state, at, record, body, reason, was_abandoned)
         found.append(((at, int.from_bytes(place[:8], "big")), job))
     return found, int(now)
 
 
-def _whole(score: bytes) -> int:
-    """A score as a number; multiq writes whole ones only."""
+def _score(score: bytes) -> int:
+    """A score as an integer; multiq writes no others."""
     try:
         return int(score)
     except ValueError:
@@ -231,6 +231,6 @@ def _whole(score: bytes) -> int:
 
 def _corrupt(queue: str, packed_id: bytes) -> BackendCorrupt:
     return BackendCorrupt(
-        f"the record of job {packed_id.hex()} of queue {queue!r} is not one of multiq's: somebody else wrote it, "
+        f"the record of job {packed_id.hex()} of queue {queue!r} is not one of multiq's: another program wrote it, "
         "or a newer multiq"
     )

@@ -1,8 +1,8 @@
-"""The Lua of each verb, read once from ``lua/<verb>.lua``, with what it includes put in its place.
+"""Loads the Lua scripts, ``lua/<verb>.lua``, each once, and expands their includes.
 
-A line ``--- include <name>`` stands for ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
+A line ``--- include <name>`` is replaced by ``lua/include/<name>.lua``. The first line, ``--- flags: ...``, becomes the
 shebang that Redis 7.0 introduced. Redis 6.2 takes none: there the first write decides whether a script may run at
-maxmemory, and lines that begin with ``--- before 7.0:`` see to it that it is a harmless one, in those that may.
+maxmemory, and lines that begin with ``--- before 7.0:`` make that a harmless one, in scripts that may.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _KEYS = re.compile(r"^-- KEYS  (.*?)^-- (?:ARGV|=>)", re.MULTILINE | re.DOTALL)
 _KEY = re.compile(r"\d+ ([a-z' ]+?)(?:   |\s*$)", re.MULTILINE)
 
 STATES_SET = "the state's set"
-"""What a header calls the one set that the caller chooses."""
+"""The name in a header for the sorted set that the caller chooses by state."""
 
 
 class Script(NamedTuple):
@@ -31,12 +31,12 @@ class Script(NamedTuple):
     sha: str
     keys: tuple[str, ...]
     is_numbered: bool
-    """Whether it remembers its caller's last call."""
+    """Whether it remembers the last call of each client."""
 
 
 @functools.cache
 def script(verb: str, *, before_7: bool = False) -> Script:
-    """The script of one verb, for this or for older servers."""
+    """Return one script; *before_7*: for servers before Redis 7.0."""
     source = _read(verb)
     flags = _FLAGS.match(source)
     names = _KEYS.search(source)

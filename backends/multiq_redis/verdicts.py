@@ -1,4 +1,4 @@
-"""Verdicts as ``lua/exchange.lua`` reads them."""
+"""Encodes verdicts for ``lua/exchange.lua``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def details(verdict: Verdict) -> bytes:
-    """One letter, and what belongs to it."""
+    """The verdict's letter, and its arguments."""
     match verdict:
         case Ack():
             return b"a"
@@ -30,5 +30,5 @@ def details(verdict: Verdict) -> bytes:
 
 
 def _text(reason: str | None) -> bytes:
-    """A reason as it is stored: an error's text may hold halves of surrogate pairs, which UTF-8 cannot."""
+    """A reason in UTF-8; an error's text may have lone surrogates, which are escaped."""
     return b"" if reason is None else b"+" + reason.encode("utf-8", "backslashreplace")

@@ -1,12 +1,13 @@
-"""Sleeping at the server until the bell rings (lua/include/bell.lua), time is up, or another thread says so.
+"""Waits at the server for a notification (lua/include/notify.lua), the end of the time, or another thread's interrupt.
 
-The bell's marker is popped by BZPOPMIN and carries nothing, so that a lost reply loses no job. Redis looks at its
-block timeouts ten times a second only: where that is too coarse, we wake ourselves by a marker in a key of our own, for
-which the same BZPOPMIN waits. CLIENT UNBLOCK would do that, too, and is never sent: during a failover (CLIENT PAUSE
-WRITE) it ends servers before Redis 8.2 (redis PR 14164), and after one its number may be that of another connection.
+A notification is a marker that BZPOPMIN pops. It carries nothing, so that a lost reply loses no job. Redis checks its
+block timeouts ten times a second only: where that is too coarse, the waiter wakes itself by a marker in a key of its
+own, for which the same BZPOPMIN waits. CLIENT UNBLOCK would do that, too, and is never sent: during a failover (CLIENT
+PAUSE WRITE) it crashes servers before Redis 8.2 (redis PR 14164), and after one its client number may be that of
+another connection.
 
-A call may be sent along. The server makes it in the moment in which the sleep ends, however that comes about, and both
-answers arrive together: a round trip less until the job that woke us begins.
+A follow-up call may be sent along. The server runs it as soon as the wait ends, for whatever reason, and both replies
+arrive together: the job that ended the wait begins a round trip earlier.
 """
 
 from __future__ import annotations
@@ -31,209 +32,220 @@ from .scripts import script
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Sequence
 
-    from .client import Call, Caller, Callers
-    from .connection import Wire
-    from .partitions import Lines
+    from .client import Call, Client, ClientPool
+    from .connection import Connection
+    from .partitions import Partitions
 
-_COARSE = 0.5  # seconds: what the server's own timeouts may be late by
+_COARSE = 0.5  # seconds that the server's own timeouts may be late
 _SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
-_RINGS_WITHIN = 0.5  # seconds that waking a sleeper may take; of our own, the connection is closed then
-_WAKEUP_LASTS = 60  # seconds until a marker goes that came when its sleeper was awake already
+_MARKER_WITHIN = 0.5  # seconds that leaving a marker may take; if it was for this waiter, its connection is closed then
+_WAKEUP_LASTS = 60  # seconds until a marker expires that came after its waiter had stopped waiting
 _NAME_SIZE = 7  # random bytes
-_TROUBLED = 0.1  # seconds to sleep without a bell, where there is none to be had at the moment
-_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # the last: by whom it may be, or by a failover
+_TROUBLED = 0.1  # seconds to wait locally where the server cannot be waited at
+_HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # the last: by another program, or by a failover
 
 
-class _Place(NamedTuple):
-    """One connection to sleep on."""
+class _WaitPoint(NamedTuple):
+    """One connection to wait on."""
 
-    caller: Caller
-    line: str
-    bells: tuple[bytes, ...]
+    client: Client
+    partition: str
+    marker_keys: tuple[bytes, ...]
     wakeup: bytes
-    """The key by which we wake ourselves."""
+    """The key by which the waiter wakes itself."""
 
 
-class Sleeper:
-    """Where one consumer sleeps: on its own connection, or in a cluster on one for each line."""
+class Waiter:
+    """Waits for one consumer: on its connection, or in a cluster on one for each partition."""
 
-    def __init__(self, callers: Callers, caller: Caller, lines: Lines, queues: Sequence[str]) -> None:
-        self.rang: list[str] = []
-        """The lines whose bells ended the last sleep. Nobody else was told."""
-        self.heard: Any = None
-        """The reply to the call that was sent along with the last sleep; None if it has none, or an error."""
-        self._callers = callers
-        self._servers = callers.servers
-        self._caller = caller
-        self._lines = lines
+    def __init__(self, pool: ClientPool, client: Client, partitions: Partitions, queues: Sequence[str]) -> None:
+        self.notified: list[str] = []
+        """The partitions whose markers the last wait popped: no other consumer was notified."""
+        self.follow_up_reply: Any = None
+        """The reply to the follow-up call of the last wait; None if there is none, or an error."""
+        self._pool = pool
+        self._servers = pool.servers
+        self._client = client
+        self._partitions = partitions
         self._queues = queues
-        self._bells: dict[bytes, str] = {}  # key -> line
-        self._places: list[_Place] = []
+        self._marker_keys: dict[bytes, str] = {}  # key -> partition
+        self._wait_points: list[_WaitPoint] = []
         self._name = ""
         self._generation = -1
         self._wakeup = Wakeup()
 
-    def sleep(
-        self, seconds: float, *, exact: bool, then: Call | None = None, without: Collection[str] = frozenset()
+    def wait(
+        self, seconds: float, *, exact: bool, follow_up: Call | None = None, excluded: Collection[str] = frozenset()
     ) -> bool:
-        """Sleep at most *seconds*; *exact*: to the millisecond, else somewhat longer. *Then* make this call.
+        """Wait at most *seconds*. Returns whether to look at the queues: notified, or unknown. Raises ``BackendError``.
 
-        *Without*: lines in a cluster whose servers are not to be asked. Returns whether to look at the queues: the bell
-        rang, or nobody can tell. Raises ``BackendError``.
+        *exact*: to the millisecond, else up to ``_COARSE`` longer. *follow_up*: a call that the server runs when the
+        wait ends. *excluded*: partitions, in a cluster, whose servers are not to be asked.
         """
         until = time.monotonic() + seconds
-        self.rang, self.heard = [], None
-        self._find_bells()
-        asleep: dict[str, Wire] = {}
+        self.notified, self.follow_up_reply = [], None
+        self._find_marker_keys()
+        waiting: dict[str, Connection] = {}
         try:
-            places = [place for place in self._places if place.line not in without]
-            is_troubled = not places or not self._fall_asleep(places, asleep, seconds + (_COARSE if exact else 0), then)
+            points = [point for point in self._wait_points if point.partition not in excluded]
+            is_troubled = not points or not self._start(points, waiting, seconds + (_COARSE if exact else 0), follow_up)
             if is_troubled:
                 until = min(time.monotonic() + _TROUBLED, until)
-            answered = self._wait(asleep.values(), until if exact or is_troubled else until + _COARSE)
-            is_to_look = self._wake(places, asleep, answered, then)
+            answered = self._poll(waiting.values(), until if exact or is_troubled else until + _COARSE)
+            is_to_look = self._finish(points, waiting, answered, follow_up)
         except BaseException:
-            for wire in asleep.values():
-                wire.close()
+            for connection in waiting.values():
+                connection.close()
             raise
         if is_troubled:
             self._servers.suspect(None)
         return is_to_look or is_troubled
 
     def pause(self, until: float) -> None:
-        """Sleep here, without a bell, until then or until a nudge."""
-        self._wait((), until)
+        """Wait locally, without the server, until then or until an interrupt."""
+        self._poll((), until)
 
-    def can_call(self, line: str) -> bool:
-        """Whether a call for this line can be sent along: it is the only one whose bell is waited for."""
-        self._find_bells()
-        return list(self._bells.values()) == [line] and not self._servers.is_cluster
+    def can_follow_up(self, partition: str) -> bool:
+        """Whether a follow-up call for this partition is possible: it is the only one that is waited for."""
+        self._find_marker_keys()
+        return list(self._marker_keys.values()) == [partition] and not self._servers.is_cluster
 
-    def nudge(self) -> None:
-        """From any thread: end the sleep, if there is one."""
+    def interrupt(self) -> None:
+        """End the wait, if there is one. Callable from any thread."""
         self._wakeup.notify()
 
-    def ring(self, line: str) -> None:
-        """Wake somebody else who sleeps there."""
-        self._leave_marker(self._caller, line, self._bell(line), 0)
+    def notify(self, partition: str) -> None:
+        """Notify another consumer that waits for this partition."""
+        self._leave_marker(self._client, partition, self._marker_key(partition), 0)
 
     def close(self) -> None:
-        """Close all connections and the ear; they open again when they are needed."""
-        for place in self._places:
-            place.caller.close()
+        """Close all connections and the wake-up pipe; the next wait opens them again."""
+        for point in self._wait_points:
+            point.client.close()
         self._wakeup.close()
 
     def __del__(self) -> None:
         if self._wakeup.is_open:
             self.close()
 
-    # --- how ---
+    # --- internals ---
 
     def _deadline(self) -> float:
-        return self._servers.one_try(time.monotonic() + self._servers.timeout)
+        return self._servers.attempt_deadline(time.monotonic() + self._servers.timeout)
 
-    def _bell(self, line: str) -> bytes:
-        return keys.hint(keys.base(self._callers.prefix, line)).encode()
+    def _marker_key(self, partition: str) -> bytes:
+        return keys.hint(keys.base(self._pool.prefix, partition)).encode()
 
-    def _wakeup_key(self, line: str) -> bytes:
-        return keys.wakeup(keys.base(self._callers.prefix, line), self._name).encode()
+    def _wakeup_key(self, partition: str) -> bytes:
+        return keys.wakeup(keys.base(self._pool.prefix, partition), self._name).encode()
 
-    def _find_bells(self) -> None:
-        """Those of all lines that are known by now: there may be more than last time, and there are never fewer."""
-        if self._generation != forks.generation:  # a child is not to be woken in its parent's place
+    def _find_marker_keys(self) -> None:
+        """Find the keys of all partitions that are known by now: their number may have grown, and never shrinks."""
+        if self._generation != forks.generation:  # a child must not take its parent's markers
             self._generation, self._name = forks.generation, os.urandom(_NAME_SIZE).hex()
-            self._bells.clear()
-        lines = [line for queue in self._queues for line in self._lines.of(queue)]
-        if len(lines) == len(self._bells):
+            self._marker_keys.clear()
+        partitions = [partition for queue in self._queues for partition in self._partitions.all_of(queue)]
+        if len(partitions) == len(self._marker_keys):
             return
-        self._bells = {self._bell(line): line for line in lines}
+        self._marker_keys = {self._marker_key(partition): partition for partition in partitions}
         if self._servers.is_cluster:
-            callers = {place.line: place.caller for place in self._places}
-            self._places = [
-                _Place(callers.get(line) or self._callers.own(), line, (bell,), self._wakeup_key(line))
-                for bell, line in self._bells.items()
+            clients = {point.partition: point.client for point in self._wait_points}
+            self._wait_points = [
+                _WaitPoint(
+                    clients.get(partition) or self._pool.dedicated(),
+                    partition,
+                    (marker_key,),
+                    self._wakeup_key(partition),
+                )
+                for marker_key, partition in self._marker_keys.items()
             ]
         else:
-            self._places = [_Place(self._caller, lines[0], tuple(self._bells), self._wakeup_key(lines[0]))]
+            self._wait_points = [
+                _WaitPoint(self._client, partitions[0], tuple(self._marker_keys), self._wakeup_key(partitions[0]))
+            ]
 
-    def _fall_asleep(
-        self, places: Sequence[_Place], asleep: dict[str, Wire], seconds: float, then: Call | None
+    def _start(
+        self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], seconds: float, follow_up: Call | None
     ) -> bool:
-        """Returns whether it went well everywhere: elsewhere, looking at the queues will tell what it is."""
+        """Send BZPOPMIN. Returns whether that went well everywhere; if not, a look at the queues finds the cause."""
         deadline = self._deadline()
         went_well = True
-        for place in places:
+        for point in points:
             try:
-                wire = place.caller.wire(place.line, deadline)
-                asleep[place.line] = wire
-                packet = pack(("BZPOPMIN", *place.bells, place.wakeup, f"{max(seconds, _SHORTEST):.3f}"))
-                if then is None:
-                    wire.send(packet, deadline, replies=1)
+                connection = point.client.connection(point.partition, deadline)
+                waiting[point.partition] = connection
+                packet = pack(("BZPOPMIN", *point.marker_keys, point.wakeup, f"{max(seconds, _SHORTEST):.3f}"))
+                if follow_up is None:
+                    connection.send(packet, deadline, replies=1)
                 else:
-                    wire.send(packet + place.caller.packed(then, wire), deadline, replies=2)
+                    connection.send(packet + point.client.packed(follow_up, connection), deadline, replies=2)
             except (*FAILURES, hiredis.ReplyError, BackendError) as exc:
-                self._went_wrong(asleep.pop(place.line, None), exc)
+                self._failed(waiting.pop(point.partition, None), exc)
                 went_well = False
         return went_well
 
-    def _wait(self, asleep: Iterable[Wire], until: float) -> set[int]:
-        """Wait for an answer, a nudge or the end of time. Returns the file numbers of what answered."""
-        ear = self._wakeup.open()
+    def _poll(self, waiting: Iterable[Connection], until: float) -> set[int]:
+        """Wait for a reply, an interrupt or the end of time. Returns the file descriptors that are readable."""
+        wakeup = self._wakeup.open()
         poll = select.poll()
-        poll.register(ear, select.POLLIN)
-        for wire in asleep:
-            poll.register(wire.sock, select.POLLIN)
-        stirred = {number for number, _ in poll.poll(max(0.0, (until - time.monotonic()) * 1000))}
-        if ear in stirred:
+        poll.register(wakeup, select.POLLIN)
+        for connection in waiting:
+            poll.register(connection.sock, select.POLLIN)
+        ready = {number for number, _ in poll.poll(max(0.0, (until - time.monotonic()) * 1000))}
+        if wakeup in ready:
             self._wakeup.drain()
-        return stirred
+        return ready
 
-    def _wake(self, places: Sequence[_Place], asleep: dict[str, Wire], answered: set[int], then: Call | None) -> bool:
-        """End what is left of the sleep, and hear whether a bell rang in the meantime, or nobody can tell."""
+    def _finish(
+        self, points: Sequence[_WaitPoint], waiting: dict[str, Connection], answered: set[int], follow_up: Call | None
+    ) -> bool:
+        """End the waits that still go on, and read all replies. Returns whether to look at the queues."""
         is_to_look = False
-        for place in places:
-            wire = asleep.get(place.line)
-            if wire is None:
+        for point in points:
+            connection = waiting.get(point.partition)
+            if connection is None:
                 continue
-            if wire.sock.fileno() not in answered and not self._end(place):
-                wire.close()
-                self._servers.suspect(None)  # another may have taken its place
+            if connection.sock.fileno() not in answered and not self._unblock(point):
+                connection.close()
+                self._servers.suspect(None)  # another server may have taken its place
                 continue
             try:
-                popped = wire.read(self._deadline())
-                if popped is not None and popped[0] != place.wakeup:
-                    self.rang.append(self._bells[popped[0]])
+                popped = connection.read(self._deadline())
+                if popped is not None and popped[0] != point.wakeup:
+                    self.notified.append(self._marker_keys[popped[0]])
                     is_to_look = True
-                if then is not None:
-                    with contextlib.suppress(hiredis.ReplyError):  # made again, it will tell what is wrong
-                        self.heard = wire.read(self._deadline())
+                if follow_up is not None:
+                    with contextlib.suppress(hiredis.ReplyError):  # repeated, the call raises it
+                        self.follow_up_reply = connection.read(self._deadline())
             except (*FAILURES, hiredis.ReplyError) as exc:
-                self._went_wrong(wire, exc)
+                self._failed(connection, exc)
                 self._servers.suspect(None)
-                self._wait((), time.monotonic() + _TROUBLED)
+                self._poll((), time.monotonic() + _TROUBLED)
                 is_to_look = True
         return is_to_look
 
-    def _went_wrong(self, wire: Wire | None, exc: Exception) -> None:
-        """Raises what looking at the queues might not tell: ``BackendError``."""
-        if wire is not None:
-            wire.close()
+    def _failed(self, connection: Connection | None, exc: Exception) -> None:
+        """Close the connection. Raises ``BackendError`` for what a look at the queues might not find."""
+        if connection is not None:
+            connection.close()
         if isinstance(exc, hiredis.ReplyError) and code_of(exc) not in _HARMLESS:
             raise explain(exc, "the server", self._servers.timeout) from exc
-        if isinstance(exc, (TimeoutError, BackendTimeout)) and len(self._places) == 1:
-            self._servers.suspect(None)  # another may have taken its place
+        if isinstance(exc, (TimeoutError, BackendTimeout)) and len(self._wait_points) == 1:
+            self._servers.suspect(None)  # another server may have taken its place
             raise explain(exc, "the server", self._servers.timeout) from exc
 
-    def _end(self, place: _Place) -> bool:
-        """Whether the server let it go. Where it does not in time, the connection has to be closed."""
-        with self._callers.borrowed() as caller:
-            return self._leave_marker(caller, place.line, place.wakeup, _WAKEUP_LASTS)
+    def _unblock(self, point: _WaitPoint) -> bool:
+        """Make the server end the wait. Returns whether it does in time; else the connection has to be closed."""
+        with self._pool.borrowed() as client:
+            return self._leave_marker(client, point.partition, point.wakeup, _WAKEUP_LASTS)
 
-    def _leave_marker(self, caller: Caller, line: str, key: bytes, lasts: int) -> bool:
-        deadline = min(time.monotonic() + _RINGS_WITHIN, self._deadline())
+    def _leave_marker(self, client: Client, partition: str, key: bytes, lasts: int) -> bool:
+        deadline = min(time.monotonic() + _MARKER_WITHIN, self._deadline())
         with contextlib.suppress(*FAILURES, hiredis.ReplyError, BackendError):
-            wire = caller.wire(line, deadline)
-            jobs = keys.jobs(keys.base(self._callers.prefix, line))
-            wire.ask(pack(("EVAL", script("ring", before_7=wire.is_before_7).text, 2, key, jobs, lasts)), deadline)
+            connection = client.connection(partition, deadline)
+            jobs = keys.jobs(keys.base(self._pool.prefix, partition))
+            connection.ask(
+                pack(("EVAL", script("notify", before_7=connection.is_before_7).text, 2, key, jobs, lasts)), deadline
+            )
             return True
         return False

@@ -221,7 +221,7 @@ class _End:
         from multiq.worker.processes import reload
 
         # not by an exception, which what is imported just now may catch; nothing runs that would have to end,
-        # unless this is a roll: then there are children of before
+        # unless this is a reload: then there are previous children
         if not reload.note_signal(number):
             os._exit(self.code)
 

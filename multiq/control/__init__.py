@@ -1,1 +1,1 @@
-"""All workers of a connection, on every host: stopped and restarted (``flags``), and listed (``presence``)."""
+"""Controlling all workers of a connection, on every host: down, restart (``flags``), and who works (``presence``)."""

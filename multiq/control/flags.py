@@ -1,7 +1,7 @@
-"""What is said to all workers of a connection, on whichever host: that it is down, or that they should restart.
+"""Control flags for all workers of a connection, on every host: it is down, or they are to restart.
 
-A store has no place for such words, but every store has queues. So each word is a job that is due in a century, in a
-queue of its own that nobody reserves from: it is there or it is not, and it has an id.
+Control flags are stored as jobs delayed by 100 years in reserved queues, because the seam has no key-value storage. No
+worker reserves from these queues. A flag is set while its job exists, and each setting has the job's id.
 """
 
 from __future__ import annotations
@@ -17,55 +17,56 @@ if TYPE_CHECKING:
 DOWN = "multiq.down"
 RESTART = "multiq.restart"
 PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
-"""One for each who looks at the workers."""
+"""One queue for each viewer of the workers (``presence``)."""
 CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
-"""Listings leave them out."""
+"""Queues that listings leave out."""
 
 
 class ControlState(NamedTuple):
-    """What all workers of a connection are told."""
+    """The control flags of a connection, but for ``is_down``."""
 
     last_restart: str | None
-    """Another text after each restart; None: there was none."""
+    """An id that changes with each request to restart; None: there was none."""
     is_presence_asked: bool
-    """Whether somebody wants to know who works."""
+    """Whether there is a viewer of the workers."""
 
 
 class Control:
-    """The words on one connection. Each method may raise ``BackendError``."""
+    """Reads and sets the control flags of one connection. Each method may raise ``BackendError``."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
 
     def is_down(self) -> bool:
-        """Whether workers are to take no jobs."""
+        """Whether the connection is down, so that workers take no jobs."""
         return bool(self._backend.stats(DOWN).delayed)
 
     def take_down(self) -> bool:
-        """Have all workers take no more jobs. False: they were told so already."""
+        """Have all workers take no more jobs. False: the connection was down already."""
         if self.is_down():
             return False
         self._set(DOWN)
         return True
 
     def bring_up(self) -> bool:
-        """Have them go on. False: nobody had told them not to."""
+        """Have workers take jobs again. False: the connection was not down."""
         return bool(self._backend.purge(DOWN, [State.DELAYED]))
 
     def restart(self) -> None:
-        """Have all workers that run now end after what they run."""
+        """Have all workers that run now finish their jobs and end."""
         self._backend.purge(RESTART, [State.DELAYED])
         self._set(RESTART)
 
     def ask_presence(self, seconds: float) -> None:
-        """For so long, have all workers look for who wants to know of them.
+        """Have all workers look for viewers, for so many seconds.
 
-        A pause is what ends by itself, and what comes with the counts that workers ask for anyway.
+        The flag is a pause of the restart queue: a pause ends by itself, and comes with the counts that workers read
+        anyway.
         """
         self._backend.pause(RESTART, seconds)
 
     def read(self) -> ControlState:
-        """What there is to hear, but for ``is_down``: one question, if nothing was said."""
+        """Read the flags, but for ``is_down``: one call if no restart was requested."""
         stats = self._backend.stats(RESTART)
         page = self._backend.jobs(RESTART, State.DELAYED, limit=1) if stats.delayed else None
         return ControlState(page.jobs[0].id if page and page.jobs else None, stats.paused_for is not None)

@@ -1,9 +1,9 @@
-"""Who works on a connection, on whichever host, and what runs there: asked through the backend while somebody looks.
+"""Presence: which workers a connection has, on every host, and what they run. Asked through the backend by viewers.
 
-Nothing is kept for the case that somebody looks. A viewer takes one of a few queues and puts a call into it: a job
-that is delayed by a quarter of a minute. As long as that one is delayed, workers put their answers beside it, one a
-second; then it is due, nobody answers any more, and whoever answered last clears the queue. The server's clock alone
-says when. That there are calls at all, workers learn from what they ask anyway (``Control``).
+Without a viewer, nothing is stored. A viewer takes one of a few reserved queues and puts a request there: a job delayed
+by 15 seconds, which it renews. While that job is delayed, each worker puts its answer beside it, once a second. When it
+becomes due, because the viewer has gone, workers answer no more and clear the queue. Only the server's clock decides.
+Workers learn that there is a viewer from the counts that they read anyway (``Control``).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 FIRST_ANSWERS = 6.5
-"""Seconds: workers ask every five whether anybody calls; after so many, who has not answered does not."""
+"""Seconds until all workers that will answer have answered: they check for viewers every five."""
 
-_CALL_SECONDS = 15.0  # seconds that a call stands if nobody renews it
+_CALL_SECONDS = 15.0  # seconds that a request stands if it is not renewed
 _RENEW_EVERY = 5.0  # seconds
-_FORGET_AFTER = 10.0  # seconds after which a worker that says no more is left out
+_FORGET_AFTER = 10.0  # seconds after the last answer of a worker until it is left out
 _BATCH = 100  # answers
 
 
@@ -45,13 +45,13 @@ class Process(msgspec.Struct, frozen=True):
 
     pid: int
     held: int
-    """Jobs, those that run included."""
+    """Jobs, including those that run."""
     runs: list[Run]
     """The longest first; of very many, the first ones."""
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker says of itself."""
+    """A worker's answer."""
 
     worker: str
     """``host:pid`` of its supervisor."""
@@ -64,24 +64,24 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Jobs that each process runs at a time."""
     processes: list[Process]
     running: int
-    """Jobs that run, those that are not listed included."""
+    """Jobs that run, including those that are not listed."""
 
 
 class TooManyViewers(MultiqError):
-    """As many people look at the workers of this connection as can."""
+    """The connection has as many viewers of its workers as it can have."""
 
 
 class Viewer:
-    """A viewer's side. Each method may raise ``BackendError``; ``begin`` comes first, ``end`` last."""
+    """A viewer of the workers. Each method may raise ``BackendError``; ``start`` comes first, ``close`` last."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
         self._control = Control(backend)
-        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker: what it said last, and when
+        self._answers: dict[str, tuple[Answer, float]] = {}  # by worker: its last answer, and when it came
         self._renew_at = 0.0
 
     def start(self) -> None:
-        """Call. Raises ``TooManyViewers``."""
+        """Take a queue and put the first request there. Raises ``TooManyViewers``."""
         for queue in random.sample(PRESENCE_QUEUES, len(PRESENCE_QUEUES)):
             if self._backend.stats(queue).delayed:
                 continue
@@ -90,13 +90,13 @@ class Viewer:
             if self._backend.stats(queue).delayed == 1:
                 self._consumer = self._backend.consumer((queue,))
                 return
-            self._backend.delete(queue, job_id)  # somebody else took it at the same moment
+            self._backend.delete(queue, job_id)  # another viewer took it at the same moment
         raise TooManyViewers(
-            f"{len(PRESENCE_QUEUES)} others look at the workers of this connection: try again when one is done"
+            f"the workers of this connection have {len(PRESENCE_QUEUES)} viewers already: try again when one has ended"
         )
 
     def read(self) -> list[Answer]:
-        """What each worker that answers said last, by their names. Calls again when it is time."""
+        """The last answer of each worker, in the order of their names. Renews the request when it is time."""
         if time.monotonic() >= self._renew_at:
             self._renew()
         while leases := self._consumer.reserve(_BATCH, 0):
@@ -108,7 +108,7 @@ class Viewer:
         return [answer for _, (answer, _) in sorted(self._answers.items())]
 
     def close(self) -> None:
-        """Leave nothing."""
+        """Clear the queue."""
         self._consumer.close()
         self._backend.purge(self._queue, [State.READY, State.DELAYED])
 
@@ -119,16 +119,16 @@ class Viewer:
 
     def _note(self, body: bytes) -> None:
         if not body:
-            return  # a call of before
+            return  # an earlier request, now due
         try:
             answer = msgspec.json.decode(body, type=Answer)
-        except msgspec.DecodeError:  # another version's, or nobody's
+        except msgspec.DecodeError:  # of another version, or no answer at all
             return
         self._answers[answer.worker] = answer, time.monotonic()
 
 
 class Responder:
-    """A worker's side: says what it is given to say wherever a call stands, and clears what calls have left."""
+    """A worker's side: answers each viewer, and clears what viewers have left behind."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -137,15 +137,15 @@ class Responder:
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nobody to answer and nothing to clear: nothing needs to be looked at."""
+        """Whether there is no viewer to answer and no queue to clear."""
         return not self._viewers and not self._to_clear
 
     def find_viewers(self) -> None:
-        """Find all calls that stand. Raises ``BackendError``."""
+        """Find all viewers. Raises ``BackendError``."""
         self._check(PRESENCE_QUEUES)
 
     def answer(self, answer: Answer) -> None:
-        """Say it to all who call. Raises ``BackendError``."""
+        """Send the answer to all viewers. Raises ``BackendError``."""
         self._check([*self._viewers, *self._to_clear])
         body = msgspec.json.encode(answer)
         for queue in self._viewers:
@@ -157,7 +157,7 @@ class Responder:
             stats = self._backend.stats(queue)
             if stats.delayed:
                 viewers.append(queue)
-            elif stats.ready or stats.reserved:  # what a viewer that was killed held comes back
+            elif stats.ready or stats.reserved:  # reserved by a viewer that was killed: it becomes ready again
                 self._backend.purge(queue, [State.READY])
                 to_clear.add(queue)
         self._viewers, self._to_clear = viewers, to_clear

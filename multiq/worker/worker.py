@@ -1,4 +1,4 @@
-"""The worker as its users start it."""
+"""``Worker``: the public class that runs an app's jobs."""
 
 from __future__ import annotations
 
@@ -44,27 +44,36 @@ if TYPE_CHECKING:
 
 
 _SPARE_SLOTS = 8
-_FLUSH_WAIT = 1.0  # seconds that the log and the standard streams get when a process must end
+_FLUSH_WAIT = 1.0  # seconds to flush the log and the standard streams when a process must end
 
 
 class Worker:
     """Runs the jobs of an app's queues.
 
-    *queues* are worked off in strict order: a later one only while all earlier ones have nothing due. Where neither
-    they nor the settings name any, those of the app's tasks are, by round-robin. With *policy* ``"weighted"`` each gets
-    jobs in proportion to its weight (``{"high": 3, "low": 1}``), with ``"round-robin"`` all get as many, while they
-    have any. *processes* run under a supervisor, which replaces those that die and ends those whose job does not heed
-    its time limit; 0 works in this process, without one. *threads* above 1 run that many jobs at a time in each
-    process; *concurrency* runs that many coroutines at a time on one event loop instead (plain functions then go to a
-    pool of threads beside it). *prefetch* is how many short jobs a process may hold beyond those, *grace* the seconds
-    that running jobs get after SIGTERM, *kill_after* those that a job gets after its ``timeout``.
+    What is not given comes from the settings (``worker.*``).
 
-    *max_jobs* ends each process after so many jobs, *max_time* after so many seconds, *stop_when_empty* when nothing is
-    due. *recycle_jobs* and *recycle_time* have a process replaced instead, after about so many, and so does *memory*,
-    in MiB; without a supervisor, ``run`` returns 12 when it is exceeded. With *force* it works although the
-    connection is down (``multiq down``). *health_file* is where the supervisor's sidecar says every few seconds how the
-    worker is, for ``multiq health``; *http*, like ``"localhost:9000"``, is where it answers for probes and Prometheus.
-    With *log_jobs* each job that is done is a line in the log. What is not given comes from the settings.
+    - *app*: whose tasks to run.
+    - *queues*: names, or a mapping of names to weights. Without any here and in the settings: the queues of the app's
+      tasks.
+    - *policy*: ``"strict"`` reserves from a later queue only while all earlier ones have nothing due; ``"weighted"`` in
+      proportion to the weights (``{"high": 3, "low": 1}``); ``"round-robin"`` equally. Default: strict, or round-robin
+      where no queues are named.
+    - *processes*: worker processes under a supervisor, which replaces those that die and ends those whose job runs on
+      after its timeout. 0 (the default): work in this process, without a supervisor.
+    - *threads*: jobs that each process runs at a time, on threads. Default 1.
+    - *concurrency*: coroutine jobs that each process runs at a time on one event loop, instead of threads; plain
+      functions then run on a pool of threads beside it. Default 0: none.
+    - *prefetch*: short jobs that a process may hold beyond those that run. Default 100.
+    - *grace*: seconds that running jobs get after SIGTERM. Default 25.
+    - *kill_after*: seconds that a job gets after its ``timeout``, before its process ends. Default 2.
+    - *max_jobs*, *max_time*: end each process after so many jobs, or the worker after so many seconds.
+    - *stop_when_empty*: end when nothing is due.
+    - *recycle_jobs*, *recycle_time*: have a process replaced after about so many jobs, or seconds.
+    - *memory*: have a process replaced that uses more than so many MiB; without a supervisor, ``run`` returns 12.
+    - *force*: work although the connection is down (``multiq down``).
+    - *health_file*: where to write the worker's status every few seconds (read by ``multiq health``).
+    - *http*: the address, like ``"localhost:9000"``, of the pages for probes and Prometheus.
+    - *log_jobs*: log a line for each job that is done.
 
     Raises ``OptionInvalid``, ``NameInvalid``, ``ExtraNotInstalled``; ``Unsupported`` for other processes on a backend
     that is not shared.
@@ -128,19 +137,19 @@ class Worker:
         self._force = force
         self._max_time = None if max_time is None else check_timeout(max_time, "max_time")
         self.owns_process = False
-        """Whether ``run`` may end the process where a job keeps it from returning: the command line's may."""
+        """Whether ``run`` may end the process where a job keeps it from returning. The command line sets it."""
         self.check: Sequence[str] | None = None
-        """A command that ends with 0 if this program would start: a roll (SIGHUP) does not begin without."""
+        """A command that ends with 0 if this program would start. A reload (SIGHUP) runs it first."""
         if not self._processes and (recycle_jobs or recycle_time):
             raise OptionInvalid(
-                "recycle_jobs and recycle_time need somebody who replaces the process: processes=1 or more"
+                "recycle_jobs and recycle_time need a supervisor that replaces the process: processes=1 or more"
             )
         health_file = default.health_file if health_file is None else health_file
         self._health_file = None if health_file is None else check_path(Path(health_file))
         http = default.http if http is None else http
         self._http = None if http is None else parse_address(http)
         if not self._processes and (health_file is not None or http is not None):
-            raise OptionInvalid("health_file and http need somebody beside the jobs who answers: processes=1 or more")
+            raise OptionInvalid("health_file and http need a process beside the jobs: processes=1 or more")
         if http is not None:
             check_libraries()
         if self._processes and not app.backend.capabilities.shared:
@@ -151,14 +160,14 @@ class Worker:
 
     @property
     def queues(self) -> tuple[str, ...]:
-        """The queues that it works off, in the order in which they were named."""
+        """The queues that it works on, in the order in which they were named."""
         return tuple(self._weights()[0])
 
     def run(self) -> int:
-        """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 when jobs were cut short.
+        """Work until SIGTERM, SIGINT or ``stop``. Returns the exit code: 0, or 130 if running jobs were given back.
 
-        In the main thread it takes the signals: the first TERM or INT finishes what runs and gives back the rest, a
-        second one gives back everything at once; USR2 pauses, CONT resumes.
+        In the main thread it handles signals: the first SIGTERM or SIGINT finishes what runs and gives back the rest, a
+        second one gives back everything at once; SIGUSR2 pauses, SIGCONT resumes.
         """
         self._has_ended = False
         try:
@@ -167,7 +176,7 @@ class Worker:
             self._has_ended, self._running, self._stop_early = True, None, False
 
     def stop(self) -> None:
-        """From any thread: as the first SIGTERM does; called again, as the second. After ``run`` it does nothing."""
+        """Do as the first SIGTERM does; called again, as the second. From any thread. After ``run`` it does nothing."""
         if self._has_ended:
             return
         self._stop_early = True
@@ -179,7 +188,7 @@ class Worker:
 
     def _run(self) -> int:
         log_events(self._app, each_job=self._log_jobs)
-        weights, policy = self._weights()  # tasks may have come since this was made
+        weights, policy = self._weights()  # tasks may have been registered since
         self._settings = msgspec.structs.replace(self._settings, queues=tuple(weights), shares=shares(policy, weights))
         if self._max_time is not None:
             self._settings = msgspec.structs.replace(self._settings, end_at=time.monotonic() + self._max_time)
@@ -209,7 +218,7 @@ class Worker:
                 self._health_file.unlink(missing_ok=True)
 
     def _weights(self) -> tuple[dict[str, int], str]:
-        """The queues with their weights, and the policy. Queues that nobody named have no order: none is to starve."""
+        """The queues with their weights, and the policy: round-robin if no queues are named, so that none starves."""
         if self._queues is not None:
             weights = read_queues(self._queues)
             return weights, check_policy(self._policy or "strict", weights)
@@ -217,10 +226,10 @@ class Worker:
         return weights, check_policy(self._policy or "round-robin", weights)
 
     def _run_alone(self) -> int:
-        """Without a supervisor. A roll may have left the children of one to this process, if that is a worker's own."""
+        """Run without a supervisor. A reload may have left the children of a supervisor to this process."""
         if not (self.owns_process and was_reloaded()):
             return self._run_process(None)
-        previous = PreviousGeneration.take()  # told to stop just now
+        previous = PreviousGeneration.take()  # stops it
         all_ended = run_in_thread(previous.reap)
         with taking_over():
             code = self._run_process(None, previous, all_ended)
@@ -232,17 +241,17 @@ class Worker:
         previous: PreviousGeneration | None = None,
         all_ended: threading.Event | None = None,
     ) -> int:
-        """One process's work; under a supervisor it has a *post*. The children of *before* a roll end beside it."""
+        """The work of one process. Under a supervisor it has an *assignment*; without one, it waits for *previous*."""
         taken = [signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT]
         if assignment is None:
-            # with its terminal, a command ends; a program of the user's has its own way with that
+            # a command ends with its terminal (SIGHUP); a user's program handles that itself
             inbox = SignalInbox([*taken, signal.SIGINT, *([signal.SIGHUP] if self.owns_process else [])])
         else:
             if self._http is not None:
                 self._listener.close()
                 self._metrics.count(self._app.events, assignment.index)
             inbox = SignalInbox([*taken, ABORT], assignment.lifeline)
-        # before any thread is started: it would inherit that signals are blocked
+        # before any thread is started, which would inherit the blocked signals
         with inbox, _dump_threads_on_sigquit(on=inbox.installed):
             process = self._make_process(assignment, inbox)
             self._running = process
@@ -261,13 +270,13 @@ class Worker:
                 and all_ended is not None
                 and not all_ended.wait(self._settings.grace + KILL_MARGIN)
             ):
-                previous.send(signal.SIGKILL)  # their sidecar would have done so, if it lived
+                previous.send(signal.SIGKILL)  # in case their sidecar does not live any more
                 all_ended.wait(KILL_MARGIN)
             return code
 
     def _make_process(self, assignment: Assignment | None, inbox: SignalInbox) -> WorkerProcess:
         def exit_process(code: int) -> None:
-            """End the process although a job still has its main thread, or another thread a stream's lock."""
+            """End the process although a job may hold the main thread, or a thread the lock of a stream."""
             run_in_thread(_flush).wait(_FLUSH_WAIT)
             if assignment is not None:
                 assignment.table.note_exit(code)
@@ -289,7 +298,7 @@ class Worker:
         return process
 
     def _run_sidecar(self, notifications: socket.socket, lifeline: int) -> int:
-        """The sidecar's work. It ends when the supervisor does, and not by a signal to the whole group."""
+        """The work of the sidecar. It ends when the supervisor does, and not by a signal to the whole group."""
         status = Status(self._shared_state, self._settings)
         sidecar = Sidecar(
             self._app,
@@ -303,13 +312,13 @@ class Worker:
             health_file=None if self._health_file is None else HealthFile(self._health_file),
             server=None if self._http is None else self._serve(status),
         )
-        # the supervisor's handlers for the others stay, and do nothing here
+        # the handlers inherited from the supervisor stay, and do nothing here
         fork.take_signal(ABORT, lambda _number, _frame: sidecar.kill())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {ABORT, *HANDLED})
         return sidecar.run()
 
     def _serve(self, status: Status) -> Server:
-        """Answer for probes and Prometheus, from the sidecar's process."""
+        """Serve the HTTP pages, from the sidecar's process."""
         from .monitoring.prometheus import WorkerCollector  # needs an extra
 
         self._metrics.count(self._app.events, self._processes)
@@ -321,14 +330,14 @@ class Worker:
 def _is_down(app: App) -> bool:
     try:
         return Control(app.backend).is_down()
-    except MultiqError:  # the worker will say so, and wait for it
+    except MultiqError:  # the worker reports it, and waits for the backend
         return False
 
 
 @contextlib.contextmanager
 def _dump_threads_on_sigquit(*, on: bool) -> Iterator[None]:
-    """While it lasts, SIGQUIT shows where each thread is, also while C code keeps the interpreter to itself."""
-    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # no stderr, or none that has a file
+    """While the block lasts, SIGQUIT writes each thread's stack, also while C code holds the interpreter."""
+    with contextlib.suppress(AttributeError, OSError, RuntimeError, ValueError):  # stderr is missing, or not a file
         if on:
             faulthandler.register(signal.SIGQUIT, all_threads=True)
     try:
@@ -366,9 +375,8 @@ def _stop(process: WorkerProcess, previous: PreviousGeneration | None = None, *,
         return
     if by_signal:
         running = process.running
-        run_in_thread(
-            lambda: log_waiting(running, process.grace)
-        )  # who reads the log may hang, and the next signal counts
+        # in a thread: writing the log may hang, and the next signal must count
+        run_in_thread(lambda: log_waiting(running, process.grace))
     process.stop()
 
 

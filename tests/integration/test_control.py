@@ -50,7 +50,7 @@ def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, 
         until(lambda: app.queue().stats().ready == 0)
 
 
-def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path: Path, url: str, shell: Shell) -> None:
+def test_restart_ends_running_workers_and_no_later_ones(tmp_path: Path, url: str, shell: Shell) -> None:
     for folder in ("a", "b"):
         (tmp_path / folder).mkdir()
     with worker(tmp_path, url, "processes=1") as first, worker(tmp_path / "a", url, "processes=2") as second:
@@ -66,7 +66,7 @@ def test_restart_ends_every_worker_that_runs_and_none_that_comes_later(tmp_path:
 
 
 @pytest.mark.long
-def test_what_is_said_is_in_no_listing(url: str, shell: Shell) -> None:
+def test_control_flags_are_in_no_listing(url: str, shell: Shell) -> None:
     control = Control(app.backend)
     assert control.read().last_restart is None
     shell.run("down")

@@ -109,7 +109,7 @@ def test_probes_are_answered_beside_a_hundred_clients_that_drip(serve: Callable[
 def test_a_connection_has_so_many_seconds_in_all(
     serve: Callable[..., int], sent: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("multiq.worker.monitoring.http._WHOLE", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
     port = serve()
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(sent)
@@ -130,7 +130,7 @@ def test_a_connection_has_so_many_seconds_in_all(
 
 
 def test_a_reader_that_takes_nothing_is_shown_out(serve: Callable[..., int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("multiq.worker.monitoring.http._WHOLE", 0.5)
+    monkeypatch.setattr("multiq.worker.monitoring.http._CONNECTION_SECONDS", 0.5)
     port = serve(lambda: b"x" * 20_000_000)
     with socket.create_connection(("127.0.0.1", port), timeout=20) as sock:
         sock.sendall(b"GET /metrics HTTP/1.1\r\n\r\n")
@@ -312,7 +312,7 @@ def test_who_gives_up_its_place_is_answered_if_it_has_asked(
         monkeypatch.setattr(Server, "_accept", accept_late)
         server = Server(listener, Pages(cast("Status", WellStatus()), bytes))
         clients.callback(server.close)
-        while not server._visits:
+        while not server._connections:
             time.sleep(0.01)
         first.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
         for _ in range(20):

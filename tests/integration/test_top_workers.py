@@ -91,7 +91,7 @@ def test_its_states_are_those_of_the_worker(tmp_path: Path, url: str, shell: She
         call.close()
 
 
-def test_several_look_at_a_time_and_each_hears_all(tmp_path: Path, url: str) -> None:
+def test_several_viewers_each_get_all_answers(tmp_path: Path, url: str) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
         calls = [Viewer(app.backend) for _ in range(3)]
@@ -103,9 +103,7 @@ def test_several_look_at_a_time_and_each_hears_all(tmp_path: Path, url: str) -> 
             call.close()
 
 
-def test_one_who_looked_and_was_killed_leaves_nothing(
-    tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_viewer_leaves_no_jobs_behind(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
         # Given somebody who has heard an answer, and will not come back

@@ -106,7 +106,7 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
         watched.process.wait()
 
 
-def test_a_change_is_rolled_onto_a_broken_one_is_not_and_its_repair_is(watched: Watched) -> None:
+def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(watched: Watched) -> None:
     # Given a worker that watches, at work
     watched.start_watching()
     # When its code changes, then it goes on with the new code
@@ -138,7 +138,7 @@ def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> 
 
 
 @pytest.mark.long
-def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: Watched) -> None:
+def test_auto_reload_waits_for_code_that_breaks_between_check_and_exec(watched: Watched) -> None:
     # Given a program that was begun anew by a roll, and whose code does not start any more
     watched.change(BROKEN)
     watched.start_reloaded()
@@ -150,7 +150,7 @@ def test_code_that_breaks_between_its_trial_and_the_roll_is_waited_for(watched: 
 
 
 @pytest.mark.long
-def test_a_change_while_a_rolled_program_starts_is_rolled_onto_too(watched: Watched) -> None:
+def test_auto_reload_takes_a_change_made_while_a_reloaded_program_starts(watched: Watched) -> None:
     watched.start_reloaded(meanwhile="os.kill(os.getpid(), signal.SIGHUP)")
     until(lambda: "reloading" in watched.log, what=lambda: watched.log)
     watched.goes_on("first")
@@ -164,7 +164,7 @@ def test_a_watcher_ends_with_a_supervisor_that_was_killed(watched: Watched) -> N
     until(lambda: not watcher.is_running())
 
 
-def test_without_a_supervisor_there_is_nobody_who_rolls(watched: Watched) -> None:
+def test_auto_reload_needs_a_supervisor(watched: Watched) -> None:
     shell = Shell(watched.folder)
     with shell.app:
         told = shell.run("worker", "shop.tasks:app", "-p", "0", "--watch", "--check")
@@ -173,7 +173,7 @@ def test_without_a_supervisor_there_is_nobody_who_rolls(watched: Watched) -> Non
     assert "--watch needs a supervisor" in told.err
 
 
-def test_the_extra_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watch_names_the_missing_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_reload, "find_spec", lambda name: None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[watch\]'"):
         auto_reload.check_library()

@@ -111,9 +111,7 @@ def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator
 @pytest.mark.parametrize("way", ["deaf", pytest.param("stuck", marks=pytest.mark.long)])
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_coroutine", [False, True])
-def test_a_job_that_does_not_heed_its_limit_is_told_of_once(
-    tmp_path: Path, url: str, mode: str, is_coroutine: bool, way: str
-) -> None:
+def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is_coroutine: bool, way: str) -> None:
     # Given a job that is deaf to its limit, or stuck in a call that keeps the interpreter; it has two attempts
     handle = (ahang if is_coroutine else hang).enqueue(1, way)
     with blamed(tmp_path, url, f"{mode} --kill-after 0.2") as worker:
@@ -186,7 +184,7 @@ def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_t
         assert "where_it_hangs" in worker.log
 
 
-def test_where_nobody_can_tell_who_holds_the_loop_all_jobs_on_it_count_a_crash(tmp_path: Path, url: str) -> None:
+def test_all_jobs_count_a_crash_if_it_is_unknown_which_holds_the_loop(tmp_path: Path, url: str) -> None:
     # Given a job that has a thread post what holds the loop, and another job
     first, second = lenient.enqueue(1), hold_by_thread.enqueue(2)
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
@@ -198,7 +196,7 @@ def test_where_nobody_can_tell_who_holds_the_loop_all_jobs_on_it_count_a_crash(t
         assert "where_it_hangs" in worker.log
 
 
-def test_plain_jobs_beyond_the_pool_wait_for_whoever_has_room(tmp_path: Path, url: str) -> None:
+def test_plain_jobs_beyond_the_pool_are_left_to_workers_with_room(tmp_path: Path, url: str) -> None:
     # Given more plain jobs beside a loop than there are threads for them
     handles = [rest.enqueue(number, 300) for number in range(45)]
     with blamed(tmp_path, url, "-p 1 --concurrency 50") as first:

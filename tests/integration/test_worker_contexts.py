@@ -28,7 +28,7 @@ def url(tmp_path: Path) -> Iterator[str]:
 
 
 @in_each_mode
-def test_a_job_sees_itself_and_nothing_of_others(mode: str, tmp_path: Path, url: str) -> None:
+def test_a_job_sees_its_own_context_and_no_other_job_s(mode: str, tmp_path: Path, url: str) -> None:
     # Given jobs of plain, coroutine and decorated coroutine tasks, mixed, that set context variables
     tasks: list[multiq.Task[..., Any]] = [plain, coroutine, decorated]
     ids = {number: tasks[number % 3].enqueue(number).id for number in range(12)}
@@ -58,7 +58,7 @@ def test_jobs_leave_nothing_in_the_program_s_own_context(options: dict[str, int]
         multiq.current_job()
 
 
-def test_a_subscriber_that_is_a_coroutine_outlives_the_job_that_it_hears_of(url: str) -> None:
+def test_an_async_subscriber_outlives_the_job_of_its_event(url: str) -> None:
     # Given a subscriber that takes longer than the job
     told = []
     app = multiq.App(url)

@@ -142,7 +142,7 @@ def test_w8_a_poison_job_is_buried_after_its_crashes_and_the_workers_live_on(tmp
         assert process.wait() == 0, process.log
 
 
-def test_w15_a_worker_whose_watching_thread_dies_ends_and_is_replaced(tmp_path: Path, url: str) -> None:
+def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path: Path, url: str) -> None:
     # Given a job during which the heartbeat dies of an error
     kill_a_thread.enqueue(1)
     with worker(tmp_path, url, "processes=1") as process:
@@ -200,9 +200,7 @@ def test_a_job_that_keeps_the_interpreter_to_itself_for_three_leases_is_run_once
         assert "lost" not in process.log
 
 
-def test_w5_a_worker_that_was_stopped_for_longer_than_its_lease_cannot_settle_what_others_took_over(
-    tmp_path: Path, url: str
-) -> None:
+def test_w5_a_worker_stopped_beyond_its_lease_cannot_settle_what_others_took_over(tmp_path: Path, url: str) -> None:
     # Given a worker that is stopped in the middle of a job, its sidecar included
     handle = nap.options(ttr=1).enqueue(1, 3)
     with worker(tmp_path, url, "processes=1") as first:

@@ -84,7 +84,7 @@ def test_a_worker_that_was_killed_is_not_well_for_long(tmp_path: Path, server: R
     assert "was last well" in shell("health", str(file), "--max-age", "1s").out
 
 
-def test_a_roll_keeps_the_file(tmp_path: Path, server: RedisServer) -> None:
+def test_a_reload_keeps_the_health_file(tmp_path: Path, server: RedisServer) -> None:
     file = tmp_path / "health"
     with worker(tmp_path, server.url, f"processes=1, health_file={str(file)!r}") as process:
         process.wait_until_working()
@@ -111,7 +111,7 @@ def shared_state() -> SharedState:
     return shared_state
 
 
-def test_what_is_wrong_with_a_worker(tmp_path: Path, shared_state: SharedState) -> None:
+def test_status_reports_faults_of_a_worker(tmp_path: Path, shared_state: SharedState) -> None:
     def wrong() -> tuple[list[str], bool, bool]:
         now = report(tmp_path, shared_state)
         return now.waits_for, now.is_well, now.is_ready
@@ -124,18 +124,18 @@ def test_what_is_wrong_with_a_worker(tmp_path: Path, shared_state: SharedState) 
     assert wrong() == (["the backend has not answered for 61 s"], False, False)
     shared_state.worker.contact = start
     shared_state.children[1].beat -= 31
-    assert wrong() == (["process 10000001 has not gone round for 31 s"], False, False)
+    assert wrong() == (["process 10000001 has made no turn for 31 s"], False, False)
     shared_state.children[1].beat = start
     shared_state.worker.supervisor_beat -= 11
-    assert wrong() == (["the supervisor has not gone round for 11 s"], False, False)
+    assert wrong() == (["the supervisor has made no round for 11 s"], False, False)
     shared_state.worker.supervisor_beat = start
     shared_state.children[0].pid = shared_state.children[1].pid = 0
-    assert wrong() == (["no process works: each died young and waits to be replaced"], False, False)
+    assert wrong() == (["no process works: each died soon after its start and waits to be replaced"], False, False)
     shared_state.worker.stops = 1
     assert wrong() == (["it is draining"], True, False)
 
 
-def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, shared_state: SharedState) -> None:
+def test_a_process_that_runs_a_job_need_not_make_turns(tmp_path: Path, shared_state: SharedState) -> None:
     row = shared_state.children[0]
     shared_state.tables[int(row.table)].assign()
     inflight = InflightWriter(shared_state.tables[int(row.table)])
@@ -150,7 +150,7 @@ def test_a_process_that_runs_a_job_may_be_deaf_meanwhile(tmp_path: Path, shared_
     assert not report(tmp_path, shared_state).is_well
 
 
-def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, shared_state: SharedState) -> None:
+def test_the_health_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, shared_state: SharedState) -> None:
     file = HealthFile(tmp_path / "health")
     shared_state.worker.supervisor_beat -= 60
     file.write(report(tmp_path, shared_state))
@@ -168,7 +168,7 @@ def test_the_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path, shared
 
 
 def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
-    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
+    with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
     with pytest.raises(multiq.OptionInvalid, match="its folder is not there"):
         multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")

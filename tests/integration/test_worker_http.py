@@ -132,7 +132,7 @@ def test_the_worker_tells_its_own_figures_while_the_backend_is_silent(tmp_path: 
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
 
 
-def test_a_roll_keeps_the_address(tmp_path: Path, server: RedisServer) -> None:
+def test_a_reload_keeps_the_http_address(tmp_path: Path, server: RedisServer) -> None:
     with listen(parse_address(":0")) as free:
         port = free.getsockname()[1]
     with worker(tmp_path, server.url, f"processes=1, http=':{port}'") as process:
@@ -198,9 +198,9 @@ def test_what_is_no_address(text: str) -> None:
         parse_address(text)
 
 
-def test_an_address_that_somebody_has_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(worker_http, "_PATIENCE", 0.1)
-    with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be listened on"):
+def test_an_http_address_in_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(worker_http, "_BIND_PATIENCE", 0.1)
+    with listen(parse_address(":0")) as taken, pytest.raises(multiq.OptionInvalid, match="cannot be bound"):
         listen(parse_address(f":{taken.getsockname()[1]}"))
 
 
@@ -208,5 +208,5 @@ def test_it_needs_an_extra(server: RedisServer, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(ExtraNotInstalled, match=r"pip install 'multiq\[metrics\]'"):
         multiq.Worker(app, processes=1, http=":0")
-    with pytest.raises(multiq.OptionInvalid, match="need somebody beside the jobs"):
+    with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, http=":0")

@@ -97,7 +97,7 @@ def test_an_app_s_own_logging_is_left_alone(shell: Shell) -> None:
     assert not [line for line in lines if "writing to" in line]  # its root logger's level is a warning's
 
 
-def test_a_format_that_an_app_s_own_logging_does_not_have_is_told(shell: Shell) -> None:
+def test_log_format_with_an_app_s_own_logging_is_warned_of(shell: Shell) -> None:
     _, lines = work(shell, "--log-format", "json", setup=OWN)
     assert lines[0].startswith("MINE multiq.cli WARNING - --log-format has no effect: the app has set up logging")
     _, lines = work(shell, "--log-format", "text")

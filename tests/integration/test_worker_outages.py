@@ -43,7 +43,7 @@ class Told:
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-def test_the_pause_that_is_told_is_the_one_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retry_in_is_the_pause_that_is_waited(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a worker with a job that runs when its server dies, and one that ends meanwhile
     monkeypatch.setattr(process, "_IDLE", 600.0)  # an "up" that waits for a job to come would never be told
     with BeanstalkServer() as server:
@@ -102,7 +102,7 @@ def having(word: str, lines: list[str]) -> list[str]:
     return [line for line in lines if word in line]
 
 
-def test_an_outage_is_told_at_once_then_ever_more_rarely_and_once_when_it_is_over(shell: Shell) -> None:
+def test_an_outage_is_logged_at_once_then_more_rarely_and_at_its_end(shell: Shell) -> None:
     server = BeanstalkServer()  # not started
     with listening(shell.start("worker", "shop.tasks:app", "-q", "mail", "-c", server.url)) as lines:
         until(lambda: having("still", lines), "the outage is told once more")
@@ -119,7 +119,7 @@ def test_an_outage_is_told_at_once_then_ever_more_rarely_and_once_when_it_is_ove
     assert "tries" in up
 
 
-def test_a_wrong_password_is_told_once(shell: Shell) -> None:
+def test_a_wrong_password_is_logged_once(shell: Shell) -> None:
     with RedisServer(requirepass="right") as server:
         url = server.url.replace(":right@", ":wr0ng@")
         with listening(shell.start("worker", "shop.tasks:app", "-q", "mail", "-c", url)) as lines:
@@ -129,7 +129,7 @@ def test_a_wrong_password_is_told_once(shell: Shell) -> None:
     assert not having("wr0ng", lines)
 
 
-def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell) -> None:
+def test_unsettled_jobs_of_a_dead_child_are_logged_once(shell: Shell) -> None:
     (shell.folder / "shop" / "tasks.py").write_text(
         "import os, time, multiq\napp = multiq.App()\n@app.task(ttr=30)\ndef nap():\n"
         "    print(os.getpid(), flush=True)\n    time.sleep(300)\n"
@@ -142,9 +142,9 @@ def test_a_dead_child_s_jobs_that_cannot_be_handed_on_are_told_once(shell: Shell
             pid = int(process.stdout.readline())
             server.kill()
             os.kill(pid, signal.SIGKILL)
-            until(lambda: having("handed on yet", lines), "the sidecar tells of it")
+            until(lambda: having("cannot be settled yet", lines), "the sidecar tells of it")
             time.sleep(2)
-            assert len(having("handed on yet", lines)) == 1, lines
+            assert len(having("cannot be settled yet", lines)) == 1, lines
             server.start()
             until(lambda: having(" up ", lines), "the worker is back")
 

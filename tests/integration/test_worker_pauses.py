@@ -142,7 +142,7 @@ def log(folder: Path) -> str:
 
 @pytest.mark.long
 @pytest.mark.parametrize("options", [["-p", "1"], ["-p", "2", "-t", "2"]])
-def test_a_roll_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> None:
+def test_a_reload_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> None:
     children = int(options[1])
     with rolling_worker(tmp_path, url, *options) as process:
         until(lambda: log(tmp_path).count(" working ") == children)
@@ -167,7 +167,7 @@ def test_a_roll_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> N
 
 
 @pytest.mark.long
-def test_sighup_while_the_interpreter_is_replaced_ends_nobody(tmp_path: Path, url: str) -> None:
+def test_sighup_while_the_interpreter_is_replaced_ends_no_process(tmp_path: Path, url: str) -> None:
     # Given a worker at work
     with rolling_worker(tmp_path, url, "-p", "1") as process:
         until(lambda: " working " in log(tmp_path))

@@ -90,7 +90,7 @@ def test_jobs_that_outlast_the_grace_are_given_back(tmp_path: Path, url: str) ->
     assert app.queue().stats().ready == 1
 
 
-def test_a_long_inline_job_keeps_its_lease_and_keeps_nobody_waiting(tmp_path: Path, url: str) -> None:
+def test_a_long_inline_job_keeps_its_lease_and_delays_no_other_job(tmp_path: Path, url: str) -> None:
     # Given a job three times as long as its lease, among many short ones, and two inline workers
     quick.enqueue_many([(number,) for number in range(100)])
     nap.enqueue(1000, 6.5)  # its ttr is 2

@@ -45,7 +45,7 @@ def test_without_queues_it_serves_those_of_all_tasks(shell: Shell) -> None:
     assert "not run here" not in done.err
 
 
-def test_of_queues_that_were_not_named_none_starves(shell: Shell) -> None:
+def test_queues_that_are_not_named_do_not_starve(shell: Shell) -> None:
     done = shell.run("worker", "shop.tasks:app", "-p", "0", "--max-jobs", "20", "--prefetch", "1")
     assert 6 <= done.out.count("sent") <= 14
     done = shell.run("worker", "shop.tasks:app", "-p", "0", "--max-jobs", "6", "--prefetch", "1", "--policy", "strict")

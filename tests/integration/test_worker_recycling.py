@@ -104,7 +104,7 @@ def test_a_process_with_too_little_memory_works_slowly_and_says_so(tmp_path: Pat
         process.wait_until_working()
         time.sleep(1.5)
         # Then it says so, and does nothing else as long as there are no jobs
-        assert process.log.count("is too little") == process.log.count(" working ") == 1
+        assert process.log.count("before its first job") == process.log.count(" working ") == 1
         # And where there are, they are run
         quick.enqueue_many([(number,) for number in range(4)])
         until(lambda: len(words(tmp_path, "end")) == 4)

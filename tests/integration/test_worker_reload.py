@@ -71,7 +71,7 @@ def log(folder: Path) -> str:
     return (folder / "log").read_text()
 
 
-def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
+def test_a_reload_under_load_switches_to_the_new_code_and_runs_every_job_once(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
     # Given a worker at work
@@ -105,7 +105,7 @@ def test_a_roll_under_load_goes_on_with_the_new_code_and_runs_every_job_once(
 
 
 @pytest.mark.long
-def test_a_worker_that_is_rolled_twice_still_waits_for_the_job_of_its_first_children(
+def test_a_worker_reloaded_twice_waits_for_the_jobs_of_its_first_children(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
     # Given a worker that is rolled twice while a job runs
@@ -179,9 +179,7 @@ on_sqlite = pytest.mark.parametrize("url", ["sqlite"], indirect=True)
 
 
 @on_sqlite
-def test_what_the_app_starts_at_import_in_a_roll_ends_when_it_is_told_to(
-    tmp_path: Path, shop: subprocess.Popen[bytes]
-) -> None:
+def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path, shop: subprocess.Popen[bytes]) -> None:
     # Given an app that starts processes when it is imported, and ends them by SIGTERM
     until(lambda: log(tmp_path).count(" working ") == 2)
     (tmp_path / "shop.py").write_text(SHOP + AT_IMPORT)
@@ -199,7 +197,7 @@ def test_what_the_app_starts_at_import_in_a_roll_ends_when_it_is_told_to(
     "number",
     [signal.SIGTERM, *(pytest.param(number, marks=pytest.mark.long) for number in (signal.SIGUSR2, signal.SIGHUP))],
 )
-def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards(
+def test_a_signal_during_the_import_of_new_code_is_handled_afterwards(
     tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
     # Given a worker that is rolled onto code that takes a while to import, but not in its trial
@@ -222,7 +220,7 @@ def test_a_signal_that_comes_while_the_new_code_is_imported_is_heeded_afterwards
 
 
 @pytest.mark.long
-def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
+def test_a_reload_to_code_that_does_not_start_is_logged_and_refused(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
     until(lambda: log(tmp_path).count(" working ") == 2)
@@ -234,7 +232,7 @@ def test_code_that_does_not_start_is_told_and_the_old_one_goes_on(
     assert {version for version, _, _ in served(tmp_path)} == {1}
 
 
-def test_a_quit_shows_what_runs_and_where_and_nobody_dies_of_it(tmp_path: Path, url: str) -> None:
+def test_sigquit_shows_what_runs_and_where_and_ends_no_process(tmp_path: Path, url: str) -> None:
     handle = nap.enqueue(1, 4)
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: read_diary(process.diary))
@@ -287,7 +285,7 @@ def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
 
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["one signal", "two signals"])
-def test_a_roll_onto_a_worker_without_a_supervisor_ends_the_children_of_before(tmp_path: Path, *, is_cut: bool) -> None:
+def test_a_reload_to_a_worker_without_a_supervisor_ends_the_old_children(tmp_path: Path, *, is_cut: bool) -> None:
     # Given a worker whose settings say since it started that it needs no supervisor, and a job that runs
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)

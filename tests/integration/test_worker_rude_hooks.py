@@ -59,7 +59,9 @@ def test_a_task_s_own_hooks(mode: str, tmp_path: Path, url: str) -> None:
 
 
 @in_each_mode
-def test_middleware(mode: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_base_exceptions_of_middleware_are_job_failures(
+    mode: str, tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     # Given jobs whose middleware raises every kind of error, before and after them
     monkeypatch.setenv("RUDE_ROLE", "middleware")
     handles = [task.enqueue(number) for task in wrapped for number in range(len(KINDS))]

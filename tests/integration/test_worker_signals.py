@@ -42,7 +42,7 @@ def words(folder: Path, word: str) -> list[int]:
 @pytest.mark.parametrize("mode", INLINE)
 @pytest.mark.parametrize("way", ["wake-up", "tidy", "term", "loop", "real-time"])
 @pytest.mark.parametrize("idle", [True, False])
-def test_a_worker_hears_a_stop_after_a_job_has_taken_signals(
+def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
     tmp_path: Path, url: str, mode: str, way: str, idle: bool
 ) -> None:
     # Given a job that has taken signals for itself
@@ -108,7 +108,7 @@ def test_a_slow_hook_costs_no_running_job_its_lease(tmp_path: Path, url: str, mo
 @pytest.mark.long
 @pytest.mark.parametrize("mode", SUPERVISED)
 @pytest.mark.parametrize("kind", ["plain", "coroutine"])
-def test_a_job_whose_worker_is_stopped_beyond_its_limit_is_told_when_it_goes_on(
+def test_a_job_whose_worker_was_suspended_beyond_its_timeout_is_notified_on_resume(
     tmp_path: Path, url: str, mode: str, kind: str
 ) -> None:
     # Given a job that runs, and a worker all of whose processes are stopped for longer than the job may take

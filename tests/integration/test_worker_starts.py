@@ -49,7 +49,7 @@ def ended(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize("options", [["-p", "0"], ["-p", "1"]])
-def test_a_worker_that_is_told_to_stop_while_it_starts_ends_with_zero(
+def test_a_worker_stopped_while_it_starts_ends_with_zero(
     tmp_path: Path, url: str, options: list[str], number: signal.Signals
 ) -> None:
     # Given a worker whose app takes long to import
@@ -127,7 +127,7 @@ def tell(number):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_worker_with_more_than_a_thousand_open_files_hears_signals(tmp_path: Path, url: str, mode: str) -> None:
+def test_a_worker_with_more_than_a_thousand_open_files_handles_signals(tmp_path: Path, url: str, mode: str) -> None:
     # Given a program that has many files open before it runs a worker
     before = (
         "import os, resource; hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1];"

@@ -60,7 +60,7 @@ def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Pat
 
 
 @pytest.mark.long
-def test_a_roll_onto_a_program_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
+def test_a_reload_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
     # Given a program that takes long to import, and a job that ends within the grace after that
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
@@ -81,7 +81,7 @@ def test_a_roll_onto_a_program_that_takes_long_to_start_kills_no_job(tmp_path: P
         assert "crashed" not in process.log
 
 
-def test_a_roll_whose_trial_cannot_be_started_leaves_the_old_program_at_work(tmp_path: Path) -> None:
+def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path) -> None:
     # Given a worker whose interpreter is not there at the moment: a deployment is replacing it
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
@@ -102,7 +102,7 @@ def test_a_roll_whose_trial_cannot_be_started_leaves_the_old_program_at_work(tmp
         assert process.wait() == 0
 
 
-def test_a_second_signal_reaches_the_children_of_before_a_roll(tmp_path: Path) -> None:
+def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path) -> None:
     # Given a worker that was rolled, and whose old child still has a job that takes minutes
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)

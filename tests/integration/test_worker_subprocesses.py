@@ -30,7 +30,7 @@ def said(folder: Path) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_program_that_a_job_starts_ends_when_it_is_told_to(tmp_path: Path, url: str, mode: str) -> None:
+def test_a_program_that_a_job_starts_ends_by_sigterm(tmp_path: Path, url: str, mode: str) -> None:
     # Given a job that starts a program, looks at its signals, and terminates it
     start_program.enqueue(1)
     # When it runs
@@ -41,7 +41,7 @@ def test_a_program_that_a_job_starts_ends_when_it_is_told_to(tmp_path: Path, url
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_a_program_that_a_coroutine_starts_ends_when_it_is_told_to(tmp_path: Path, url: str, mode: str) -> None:
+def test_a_program_that_a_coroutine_starts_ends_by_sigterm(tmp_path: Path, url: str, mode: str) -> None:
     astart_program.enqueue(1)
     with worker(tmp_path, url, code=program(f"stop_when_empty=True, {mode}")) as process:
         assert process.wait() == 0, process.log
@@ -49,7 +49,7 @@ def test_a_program_that_a_coroutine_starts_ends_when_it_is_told_to(tmp_path: Pat
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_processes_that_a_job_forks_die_of_signals_and_the_worker_does_not_hear_them(
+def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
     tmp_path: Path, url: str, mode: str
 ) -> None:
     # Given a job that forks processes and ends them by signals that mean something to the worker

@@ -48,7 +48,7 @@ async def tell(event: events.Event) -> None:
 
 @pytest.mark.parametrize("mode", [[], ["-t", "2"], ["--concurrency", "2"]], ids=["inline", "threads", "concurrency"])
 @pytest.mark.parametrize(("task", "heard"), [("work", "JobDone"), ("die", "JobCrashed"), ("ignore", "JobOverdue")])
-def test_every_end_of_a_job_is_told(task: str, heard: str, mode: list[str], tmp_path: Path) -> None:
+def test_every_end_of_a_job_is_emitted(task: str, heard: str, mode: list[str], tmp_path: Path) -> None:
     # Given a job that is done, kills its process, or does not heed its timeout
     shell = Shell(tmp_path)
     (tmp_path / "ends.py").write_text(APP)

@@ -26,7 +26,7 @@ __all__ = ["HOST", "PATIENCE", "Server", "free_port", "require", "until"]
 
 
 def require(program: str, package: str | None = None) -> str:
-    """The path of a server's program. Missing, it skips the test, or under CI fails it, and says what to install.
+    """The path of a server's program. Missing, it skips the test, or under CI fails it, and names what to install.
 
     The *package* is mostly called as the program is.
     """
@@ -64,7 +64,7 @@ class Server(servers.Server):
             raise AssertionError(str(exc)) from exc
 
     def pause(self) -> None:
-        """SIGSTOP: the kernel goes on accepting and acknowledging, nobody answers."""
+        """SIGSTOP: the kernel goes on accepting and acknowledging; the process does not answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:

@@ -70,7 +70,7 @@ class RedisServer(Server):
     def consumers_sent(self) -> int:
         """Commands that consumers have sent so far: not those inside their scripts."""
         stats = self.ask("INFO", "commandstats")
-        return sum(told["calls"] for name, told in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
+        return sum(stat["calls"] for name, stat in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
 
     @property
     def aof_bytes(self) -> int:
@@ -125,7 +125,7 @@ class RedisServer(Server):
 
 
 class _Sentinel(RedisServer):
-    """One of the three that decide who is the primary."""
+    """One of the three sentinels that choose the primary."""
 
     def __init__(self, primary_port: int) -> None:
         self._primary_port = primary_port
@@ -192,8 +192,8 @@ class SentinelTrio:
 
     def _knows_all(self, sentinel: RedisServer) -> bool:
         flat = [_text(word) for word in sentinel.ask("SENTINEL", "MASTER", SERVICE, raw=True)]
-        told = dict(zip(flat[::2], flat[1::2], strict=True))
-        return (told["num-slaves"], told["num-other-sentinels"], told["flags"]) == (
+        state = dict(zip(flat[::2], flat[1::2], strict=True))
+        return (state["num-slaves"], state["num-other-sentinels"], state["flags"]) == (
             str(len(self.replicas)),
             "2",
             "master",
@@ -241,7 +241,7 @@ class RedisCluster:
         for start, end, (_, port, *_), *_ in self._slots():
             if start <= slot <= end:
                 return next(node for node in self.nodes if node.port == port)
-        raise AssertionError(f"nobody serves slot {slot}")
+        raise AssertionError(f"no node serves slot {slot}")
 
     def move(self, slot: int, to: RedisServer, *, between: Callable[[], object] = lambda: None) -> None:
         """Hand a slot with all its keys to another node, a key at a time; *between* is called after each."""
@@ -266,8 +266,8 @@ class RedisCluster:
         return found
 
     def _is_complete(self, node: RedisServer) -> bool:
-        told = _text(node.ask("CLUSTER", "INFO", raw=True))
-        return "cluster_state:ok" in told and f"cluster_slots_ok:{SLOTS}" in told and "cluster_known_nodes:3" in told
+        info = _text(node.ask("CLUSTER", "INFO", raw=True))
+        return "cluster_state:ok" in info and f"cluster_slots_ok:{SLOTS}" in info and "cluster_known_nodes:3" in info
 
 
 def _name(node: RedisServer) -> str:

@@ -156,17 +156,17 @@ def _drops_a_job(backend: Any, _consumer: Any) -> None:
 def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
     """The sidecar acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
     from multiq.backend import Ack
-    from multiq.worker.processes import sidecar
+    from multiq.worker.processes import recovery
 
-    sidecar._pending_verdict = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
+    recovery._pending_verdict = lambda lease, _entry: Ack(lease)  # type: ignore[assignment]
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
     """What a dead child was running counts as done: an exit that is taken for an end."""
     from multiq.backend import Ack
-    from multiq.worker.processes.sidecar import Sidecar
+    from multiq.worker.processes.recovery import Recovery
 
-    Sidecar._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
+    Recovery._crashed = lambda _self, lease, _reason: (Ack(lease), lambda: None)  # type: ignore[method-assign, assignment]
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
@@ -542,10 +542,10 @@ def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
 def _never_touches(_backend: Any, _consumer: Any) -> None:
     """The thread that extends leases is dead."""
     from multiq.worker.execution.fetcher import Fetcher
-    from multiq.worker.processes.sidecar import Sidecar
+    from multiq.worker.processes.recovery import Recovery
 
     Fetcher._touch = lambda _self, _now: None  # type: ignore[method-assign, assignment]
-    Sidecar._touch_for_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
+    Recovery.touch_for_stuck = lambda _self: None  # type: ignore[method-assign, assignment]
 
 
 def _acks_into_the_void(_backend: Any, consumer: Any) -> None:

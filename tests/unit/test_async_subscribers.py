@@ -30,7 +30,9 @@ def drain(app: multiq.App, **options: Any) -> int:
 class TestInEachMode:
     """Wherever jobs run."""
 
-    def test_each_event_is_told_and_the_worker_s_end_waits_for_it(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_each_event_reaches_async_subscribers_before_the_worker_ends(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
         # Given a subscriber that takes its time
         heard: list[str] = []
 
@@ -45,7 +47,7 @@ class TestInEachMode:
         # Then it has been told of all, to its own end
         assert sorted(heard) == sorted(handle.id for handle in handles)
 
-    def test_the_very_last_event_is_told_too(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_the_last_event_reaches_async_subscribers(self, app: multiq.App, mode: dict[str, Any]) -> None:
         heard: list[events.WorkerEvent] = []
 
         async def tell(event: events.WorkerEvent) -> None:
@@ -205,7 +207,7 @@ def test_one_that_is_slower_than_the_jobs_does_not_fill_the_memory(
     # When many jobs run, then it is told of three, and that there are others is told once
     drain(app)
     assert len(heard) == 3
-    assert sum("a subscriber is too slow" in message for message in caplog.messages) == 1
+    assert sum("one is too slow" in message for message in caplog.messages) == 1
 
 
 def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
@@ -231,7 +233,7 @@ def test_after_a_fork_the_child_has_a_loop_of_its_own() -> None:
     assert heard == [os.getpid()] * 2
 
 
-def test_where_nobody_is_a_coroutine_there_is_nothing_to_wait_for(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_async_subscribers_the_end_waits_for_nothing(caplog: pytest.LogCaptureFixture) -> None:
     told = events.Events()
     with caplog.at_level(logging.WARNING):
         told.finish(1)

@@ -20,6 +20,6 @@ def test_a_child_is_one_until_it_was_waited_for() -> None:
     assert not is_child(process.pid)
 
 
-def test_others_are_none() -> None:
+def test_other_processes_are_not_children() -> None:
     assert not is_child(os.getppid())
     assert not is_child(os.getpid())

@@ -145,7 +145,7 @@ def test_threads_that_an_ended_job_has_left_make_room_for_those_of_others() -> N
     pool.shutdown()
 
 
-def test_a_thread_that_has_just_taken_the_call_of_an_ended_job_keeps_nobody_waiting() -> None:
+def test_a_thread_that_has_just_taken_an_ended_job_s_call_delays_no_other_call() -> None:
     # Given, time and again, a job that ends while threads are about to make its calls
     for _ in range(300):
         pool, go = DaemonThreads(2, "pool"), threading.Event()

@@ -15,7 +15,7 @@ STOPPED = WorkerStopped(worker="host:1", exit_code=0)
 LOST = JobLost(queue="q", job_id="1")
 
 
-def test_a_subscriber_hears_its_kind_and_the_kinds_below() -> None:
+def test_a_subscriber_gets_its_event_type_and_its_subtypes() -> None:
     events, heard = Events(), dict[type[Event], list[Event]]()
     for kind in (Event, WorkerEvent, WorkerPaused):
         events.subscribe(kind, heard.setdefault(kind, []).append)
@@ -24,7 +24,7 @@ def test_a_subscriber_hears_its_kind_and_the_kinds_below() -> None:
     assert heard == {Event: [PAUSED, STOPPED, LOST], WorkerEvent: [PAUSED, STOPPED], WorkerPaused: [PAUSED]}
 
 
-def test_subscribers_are_told_in_their_order_the_most_specific_kind_first() -> None:
+def test_subscribers_are_called_in_their_order_the_most_specific_type_first() -> None:
     events, order = Events(), list[str]()
     events.subscribe(Event, lambda _event: order.append("any"))
     events.subscribe(WorkerPaused, lambda _event: order.append("first"))
@@ -34,7 +34,7 @@ def test_subscribers_are_told_in_their_order_the_most_specific_kind_first() -> N
     assert order == ["first", "second", "worker", "any"]
 
 
-def test_nobody_listening_is_known_beforehand() -> None:
+def test_listeners_are_empty_for_types_without_subscribers() -> None:
     events = Events()
     assert not events.listeners[WorkerPaused]
     events.emit(PAUSED)
@@ -43,7 +43,7 @@ def test_nobody_listening_is_known_beforehand() -> None:
     assert not events.listeners[JobLost]
 
 
-def test_who_subscribes_late_hears_what_follows() -> None:
+def test_a_late_subscriber_gets_what_follows() -> None:
     events, heard = Events(), list[Event]()
     events.emit(PAUSED)
     events.subscribe(WorkerPaused, heard.append)
@@ -52,7 +52,7 @@ def test_who_subscribes_late_hears_what_follows() -> None:
 
 
 @pytest.mark.parametrize("error", [ValueError("no"), SystemExit(3), RecursionError()])
-def test_a_subscriber_s_error_is_logged_and_the_others_are_told(
+def test_a_subscriber_s_error_is_logged_and_the_others_are_called(
     error: BaseException, caplog: pytest.LogCaptureFixture
 ) -> None:
     events, heard = Events(), list[Event]()
@@ -68,7 +68,7 @@ def test_a_subscriber_s_error_is_logged_and_the_others_are_told(
     assert caplog.messages == ["a subscriber of WorkerPaused failed; the job's fate is not affected"]
 
 
-def test_a_subscriber_may_subscribe_another_one_while_it_is_told() -> None:
+def test_a_subscriber_may_subscribe_another_one_while_it_is_called() -> None:
     events, heard = Events(), list[Any]()
     events.subscribe(WorkerPaused, lambda _event: events.subscribe(WorkerPaused, heard.append))
     events.emit(PAUSED)

@@ -173,6 +173,6 @@ def test_queues_are_named_alone_or_with_a_weight(said: Any, meant: dict[str, int
         (["a"], "fair", OptionInvalid, "unknown policy 'fair': choose strict, weighted or round-robin"),
     ],
 )
-def test_what_cannot_be_meant_is_refused(queues: Any, policy: Any, error: type[Exception], says: str) -> None:
+def test_invalid_queues_and_policies_are_refused(queues: Any, policy: Any, error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         multiq.Worker(multiq.App("memory://"), queues=queues, policy=policy)

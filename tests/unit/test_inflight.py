@@ -42,7 +42,7 @@ def table() -> InflightTable:
     return table
 
 
-def test_a_lease_that_is_held_waits(table: InflightTable) -> None:
+def test_a_held_lease_waits_in_the_table(table: InflightTable) -> None:
     inflight = InflightWriter(table)
     held_in(inflight, lease(1))
     (entry,) = table.entries()
@@ -93,7 +93,7 @@ def test_a_job_that_ends_after_its_lease_was_given_back_marks_no_other_lease(tab
     assert [(entry.mark, entry.kill_at) for entry in others] == [(WAITING, NEVER)] * 3
 
 
-def test_what_is_to_be_said_of_a_finished_job_stands_with_its_lease(table: InflightTable) -> None:
+def test_a_finished_job_s_verdict_stands_with_its_lease(table: InflightTable) -> None:
     inflight = InflightWriter(table)
     verdicts: list[Verdict] = [
         Ack(lease(0)),
@@ -135,7 +135,7 @@ def test_a_lease_without_room_is_left_to_its_end(table: InflightTable) -> None:
     assert len(table.entries()) == 4
 
 
-def test_a_child_leaves_in_order_only_if_it_wrote_so(table: InflightTable) -> None:
+def test_a_child_has_ended_in_order_only_if_it_wrote_its_exit_code(table: InflightTable) -> None:
     for write, left in ((False, None), (True, 0)):
         pid = os.fork()
         if not pid:
@@ -146,7 +146,7 @@ def test_a_child_leaves_in_order_only_if_it_wrote_so(table: InflightTable) -> No
         assert table.exit_code == left
 
 
-def test_a_table_is_given_buried_and_freed(table: InflightTable) -> None:
+def test_a_table_is_assigned_dead_and_freed(table: InflightTable) -> None:
     inflight = InflightWriter(table)
     held_in(inflight, lease(1))
     inflight.set_next_touch(1.0)

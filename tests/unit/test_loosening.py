@@ -96,7 +96,7 @@ def test_the_stricter_limit_holds(
     [{"timeout": 0}, {"timeout": 6}, {"max_attempts": 0}, {"max_attempts": 6}, {"max_crashes": 4}, {"retry_for": 61}],
     ids=str,
 )
-def test_a_producer_hears_at_once_that_a_limit_is_too_loose(app: multiq.App, looser: dict[str, Any]) -> None:
+def test_enqueue_refuses_a_limit_that_is_too_loose(app: multiq.App, looser: dict[str, Any]) -> None:
     @app.task(timeout=5, max_attempts=5, retry_for=60)
     def work() -> None: ...
 

@@ -30,7 +30,7 @@ def left(backend: MemoryBackend) -> set[str]:
     return set(backend.queues()) & set(PRESENCE_QUEUES)
 
 
-def test_each_who_calls_hears_the_last_word_of_each_who_answers(backend: MemoryBackend) -> None:
+def test_each_viewer_reads_the_last_answer_of_each_worker(backend: MemoryBackend) -> None:
     one, two, worker = Viewer(backend), Viewer(backend), Responder(backend)
     one.start()
     two.start()
@@ -43,7 +43,7 @@ def test_each_who_calls_hears_the_last_word_of_each_who_answers(backend: MemoryB
         assert [(each.worker, each.up_for) for each in call.read()] == [("a:1", 2.0), ("b:2", 1.0)]
 
 
-def test_an_answer_that_comes_after_the_end_is_cleared_by_who_gave_it(backend: MemoryBackend) -> None:
+def test_an_answer_after_the_viewer_s_end_is_cleared_by_its_worker(backend: MemoryBackend) -> None:
     call, worker = Viewer(backend), Responder(backend)
     call.start()
     worker.find_viewers()
@@ -85,7 +85,7 @@ def test_there_is_room_for_four(backend: MemoryBackend) -> None:
     calls = [Viewer(backend) for _ in PRESENCE_QUEUES]
     for call in calls:
         call.start()
-    with pytest.raises(TooManyViewers, match="4 others look"):
+    with pytest.raises(TooManyViewers, match="4 viewers already"):
         Viewer(backend).start()
     calls[0].close()
     Viewer(backend).start()

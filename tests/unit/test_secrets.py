@@ -14,7 +14,7 @@ from multiq.errors import MultiqError, UrlInvalid
 from multiq.settings.model import Settings
 from multiq.settings.url import parse_url
 from multiq_mysql.dsn import Login as MysqlLogin
-from multiq_redis.dsn import Login as RedisLogin
+from multiq_redis.dsn import ConnectionSettings as RedisSettings
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,9 +28,9 @@ URL = f"redis://ann:{CANARY}@localhost/0"
     [
         Settings(url=URL, connections={"main": URL}),
         parse_url(URL, {}),
-        RedisLogin("ann", CANARY, 3),
+        RedisSettings("ann", CANARY, 3),
         MysqlLogin(database="shop", host="db", username="ann", fixed_password=CANARY),
-        [RedisLogin(None, CANARY)],
+        [RedisSettings(None, CANARY)],
     ],
     ids=lambda shown: type(shown).__name__,
 )
@@ -48,7 +48,7 @@ def test_what_is_shown_of_an_object_has_no_password(shown: object) -> None:
     )
     for text in texts:
         assert CANARY not in text
-    assert any(word in repr(shown) for word in ("ann", "Login", "***"))
+    assert any(word in repr(shown) for word in ("ann", "Login", "Settings", "***"))
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_redis_reads_a_password_from_a_file_or_a_variable(tmp_path: Path, monkey
     path = tmp_path / "password"
     path.write_text(f"{CANARY}\n")
     monkeypatch.setenv("REDIS_SECRET", f"{CANARY}-2")
-    assert RedisLogin(password_file=str(path)).greetings[0] == ("AUTH", CANARY)
-    assert RedisLogin("ann", password_env="REDIS_SECRET").greetings[0] == ("AUTH", "ann", f"{CANARY}-2")  # noqa: S106
-    assert RedisLogin("ann", password_env="REDIS_SECRET").hello_at == 1  # noqa: S106
-    assert RedisLogin().hello_at == 0
+    assert RedisSettings(password_file=str(path)).setup_commands[0] == ("AUTH", CANARY)
+    assert RedisSettings("ann", password_env="REDIS_SECRET").setup_commands[0] == ("AUTH", "ann", f"{CANARY}-2")  # noqa: S106
+    assert RedisSettings("ann", password_env="REDIS_SECRET").hello_index == 1  # noqa: S106
+    assert RedisSettings().hello_index == 0
     with pytest.raises(UrlInvalid, match="is not set"):
-        _ = RedisLogin(password_env="NOWHERE").password  # noqa: S106
+        _ = RedisSettings(password_env="NOWHERE").password  # noqa: S106
     for query in ("?password_env=A&password_file=b", "?password_env=A"):
         with pytest.raises(UrlInvalid, match="given twice"):
             open_backend(f"redis://{'' if '&' in query else 'u:p@'}h/0{query}")

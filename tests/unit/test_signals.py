@@ -56,7 +56,7 @@ def test_a_lifeline_that_ends_counts_as_sigterm_beside_many_open_files() -> None
 
 
 @pytest.mark.parametrize("other", [signal.SIGRTMIN + 2, signal.SIGALRM, signal.SIGRTMAX])
-def test_signals_that_somebody_else_handles_are_not_ours(other: int) -> None:
+def test_signals_that_other_code_handles_do_not_reach_the_inbox(other: int) -> None:
     # Given a handler for a signal that is not the worker's; a real-time one has no name
     heard: list[int] = []
     before = signal.signal(other, lambda number, _: heard.append(number))
@@ -110,7 +110,7 @@ def test_a_signal_that_a_job_has_taken_is_ours_again_afterwards() -> None:
 
 
 @pytest.mark.parametrize("kind", [signal.SIGTERM, signal.SIGUSR2])
-def test_a_forked_process_has_the_signals_of_before_and_its_parent_does_not_hear_them(kind: signal.Signals) -> None:
+def test_a_forked_process_has_the_original_signals_and_its_parent_gets_none(kind: signal.Signals) -> None:
     signal.signal(kind, signal.SIG_DFL)  # whatever another test has left
     with SignalInbox(TAKEN) as inbox:
         child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(100,))
@@ -157,7 +157,7 @@ def test_the_worker_s_own_forks_keep_its_signals() -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
 
-def test_an_inbox_of_a_parent_hears_nothing_from_a_child() -> None:
+def test_a_parent_s_inbox_gets_no_signals_of_a_child() -> None:
     # the supervisor's handlers are there until a child has its own: Ctrl-C comes to the whole group
     with SignalInbox(TAKEN) as inbox:
         pid = fork.fork_worker_process()

@@ -27,7 +27,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.001)
 
 
-def test_one_who_comes_while_an_event_is_told_hears_the_next_one() -> None:
+def test_a_subscriber_added_during_an_event_gets_the_next_one() -> None:
     # Given events that are told to somebody for the first time
     told, heard = events.Events(), list[events.Event]()
 
@@ -56,7 +56,7 @@ def test_one_who_comes_while_an_event_is_told_hears_the_next_one() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, GeneratorExit, SystemExit, asyncio.CancelledError, BaseException])
-def test_whatever_a_subscriber_raises_is_logged_and_the_others_hear(
+def test_any_error_of_a_subscriber_is_logged_and_the_others_are_called(
     error: type[BaseException], caplog: pytest.LogCaptureFixture
 ) -> None:
     told, heard = events.Events(), list[events.Event]()

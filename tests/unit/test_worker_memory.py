@@ -122,7 +122,7 @@ class TestVerdicts:
         assert type(error).__name__ in str(info.reason)
 
     @pytest.mark.parametrize("error", ["EvilFormat", "EvilName", "EvilClass"])
-    def test_an_error_that_cannot_be_put_into_words_takes_no_thread_along(
+    def test_an_error_that_cannot_be_formatted_ends_no_thread(
         self, app: multiq.App, mode: dict[str, Any], error: str
     ) -> None:
         ran: list[int] = []
@@ -245,7 +245,7 @@ class TestVerdicts:
         assert handle.peek().state is State.BURIED
         assert "too many positional arguments" in str(handle.peek().reason)
 
-    def test_an_error_whose_text_fails_is_told_all_the_same(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_an_error_whose_text_fails_is_reported(self, app: multiq.App, mode: dict[str, Any]) -> None:
         class Nasty(Exception):
             def __str__(self) -> str:
                 raise RuntimeError("not even that")
@@ -317,7 +317,7 @@ class TestVerdicts:
 
 
 class TestEvents:
-    def test_the_story_of_a_job_is_told_in_order(self, app: multiq.App) -> None:
+    def test_the_events_of_a_job_come_in_order(self, app: multiq.App) -> None:
         @app.task(max_attempts=2, backoff=0)
         def fail() -> None:
             raise ValueError("no")
@@ -342,7 +342,7 @@ class TestEvents:
         assert handle.state() is State.GONE
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_what_does_not_heed_its_timeout_is_reported_once_and_runs_on_where_nobody_could_replace_the_process(
+    def test_an_overdue_job_is_reported_once_and_runs_on_without_a_supervisor(
         self, app: multiq.App, mode: dict[str, Any]
     ) -> None:
         seen: list[events.JobOverdue] = []
@@ -361,7 +361,7 @@ class TestEvents:
         assert handle.state() is State.GONE
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_a_plain_function_is_told_of_its_timeout_and_can_tidy_up(
+    def test_a_plain_function_is_interrupted_at_its_timeout_and_can_tidy_up(
         self, app: multiq.App, mode: dict[str, Any]
     ) -> None:
         seen: list[object] = []
@@ -386,7 +386,7 @@ class TestEvents:
         assert handle.peek().reason == "the task ran longer than its timeout of 0.1 s"
 
     @pytest.mark.parametrize("mode", MODES)
-    def test_a_job_that_asks_is_told_once_and_may_tidy_up(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_job_that_polls_is_notified_once_and_may_tidy_up(self, app: multiq.App, mode: dict[str, Any]) -> None:
         marks: list[str] = []
 
         def wait(seconds: float) -> None:
@@ -411,7 +411,7 @@ class TestEvents:
         drain(app, queues=["default"], kill_after=60, **mode)
         assert marks == ["tidied"]
 
-    def test_a_coroutine_that_holds_the_loop_itself_is_told_at_its_limit(self, app: multiq.App) -> None:
+    def test_a_coroutine_that_holds_the_loop_itself_is_notified_at_its_timeout(self, app: multiq.App) -> None:
         slices: list[int] = []
 
         @app.task(max_attempts=1, timeout=0.5)
@@ -443,7 +443,7 @@ class TestEvents:
         drain(app, concurrency=2)
         assert handle.state() is State.GONE
 
-    def test_jobs_behind_a_coroutine_that_holds_the_loop_go_to_others(self, app: multiq.App) -> None:
+    def test_jobs_behind_a_coroutine_that_holds_the_loop_go_to_other_workers(self, app: multiq.App) -> None:
         starts: dict[int, float] = {}
         let_go = threading.Event()
 
@@ -537,7 +537,7 @@ class TestLeases:
             until(lambda: app.backend.queues() == [])
         assert starts == [1]
 
-    def test_a_verdict_that_comes_too_late_is_told(self, app: multiq.App) -> None:
+    def test_a_late_verdict_emits_job_lost(self, app: multiq.App) -> None:
         lost: list[str] = []
         app.on(events.JobLost)(lambda event: lost.append(event.job_id))
 
@@ -585,7 +585,7 @@ class FlakyConsumer(Consumer):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_outage_holds_verdicts_up_and_loses_none(
+def test_an_outage_delays_verdicts_and_loses_none(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a backend that is gone at every third call
@@ -642,7 +642,7 @@ class TestPrefetch:
 
 
 @pytest.mark.parametrize("mode", [{"threads": 3}, {"concurrency": 3}])
-def test_no_more_jobs_run_at_a_time_than_was_said(app: multiq.App, mode: dict[str, Any]) -> None:
+def test_no_more_jobs_run_at_a_time_than_allowed(app: multiq.App, mode: dict[str, Any]) -> None:
     # Given jobs so short that more of them are held than run
     at_work, most = 0, 0
     counting = threading.Lock()
@@ -805,7 +805,7 @@ class TestAround:
             is_open = True
             until(lambda: ran)
 
-    def test_a_task_s_own_hook_hears_of_each_retry(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_on_retry_is_called_for_each_retry(self, app: multiq.App, mode: dict[str, Any]) -> None:
         heard: list[tuple[int, str]] = []
 
         def note(job: multiq.JobContext, error: BaseException) -> None:

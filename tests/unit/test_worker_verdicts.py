@@ -24,6 +24,7 @@ from multiq.errors import BackendTimeout, LeaseLost
 from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
 from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
+from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
 from multiq.worker.processes.sidecar import Sidecar
@@ -148,7 +149,7 @@ def test_a_job_that_takes_the_signal_of_limits_makes_no_later_one_deaf(app: mult
     assert handle.peek().reason == "the task ran longer than its timeout of 0.2 s"
 
 
-def test_a_slow_subscriber_of_the_stop_is_no_reason_to_say_that_jobs_were_cut_short(app: multiq.App) -> None:
+def test_a_slow_subscriber_of_worker_stopping_does_not_change_the_exit_code(app: multiq.App) -> None:
     heard: list[str] = []
 
     def listen(event: events.WorkerStopping) -> None:
@@ -188,7 +189,7 @@ def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     )
 
 
-def test_a_sidecar_that_waits_for_the_backend_goes_round(app: multiq.App) -> None:
+def test_recovery_that_waits_for_the_backend_shows_progress(app: multiq.App) -> None:
     # Given three dead children, each of which held a job, and a backend that does not answer
     shared_state = SharedState(3, 2)
     for number, table in enumerate(shared_state.tables[:3]):
@@ -196,16 +197,16 @@ def test_a_sidecar_that_waits_for_the_backend_goes_round(app: multiq.App) -> Non
         lease = Lease("default", str(number), "t", b"", 0, 60.0, 1, 0, 0, 0.0)
         InflightWriter(table).hold([Held(lease, None, 0.0, time.monotonic() + 60)])
         table.mark_dead(-9, time.monotonic())
-    sidecar = sidecar_of(app, shared_state)
-    sidecar._can_settle = True
-    consumer = sidecar._consumer = Away(shared_state)
+    recovery = Recovery(app, shared_state, shares_loop=False)
+    recovery._can_settle = True
+    consumer = recovery._consumer = Away(shared_state)
     # When it tries to hand on their jobs, then it goes round with each try, and keeps the tables for the next time
-    sidecar._settle_dead()
+    recovery.settle_dead()
     assert len(set(consumer.beats)) == 3
     assert [table.state for table in shared_state.tables[:3]] == [DEAD] * 3
 
 
-def test_a_restart_that_is_said_while_the_sidecar_is_replaced_is_heard(app: multiq.App) -> None:
+def test_a_restart_requested_while_the_sidecar_is_replaced_is_obeyed_once(app: multiq.App) -> None:
     # Given a sidecar that has listened, and died
     shared_state = SharedState(1)
     sidecar_of(app, shared_state)._poll_control(time.monotonic())
@@ -219,14 +220,14 @@ def test_a_restart_that_is_said_while_the_sidecar_is_replaced_is_heard(app: mult
     assert shared_state.worker.restarts == 1
 
 
-def test_a_restart_that_was_said_before_the_worker_began_is_none_of_its_own(app: multiq.App) -> None:
+def test_a_restart_requested_before_the_worker_started_is_ignored(app: multiq.App) -> None:
     Control(app.backend).restart()
     shared_state = SharedState(1)
     sidecar_of(app, shared_state)._poll_control(time.monotonic())
     assert shared_state.worker.restarts == 0
 
 
-def test_a_new_supervisor_leaves_it_to_the_old_sidecar_to_kill_the_children_of_before() -> None:
+def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
     # Given a supervisor after a roll, with a child and a sidecar of before
     code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
@@ -251,7 +252,7 @@ def test_a_new_supervisor_leaves_it_to_the_old_sidecar_to_kill_the_children_of_b
         assert child.wait(20) == -signal.SIGKILL
 
 
-def test_a_process_that_has_got_the_number_of_one_of_before_is_not_killed() -> None:
+def test_a_process_that_reuses_the_pid_of_a_previous_child_is_not_killed() -> None:
     # Given a supervisor after a roll, whose processes of before were waited for by somebody else
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
@@ -276,7 +277,7 @@ def test_a_process_that_has_got_the_number_of_one_of_before_is_not_killed() -> N
 
 
 @pytest.mark.parametrize("mode", MODES[1:], ids=["threads", "coroutines"])
-def test_a_job_that_is_about_to_begin_is_given_back_with_the_others(
+def test_a_job_that_is_about_to_begin_is_given_back_with_the_waiting_ones(
     app: multiq.App, mode: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began: list[int] = []

@@ -1,9 +1,9 @@
 --- flags: allow-oom
--- A job that nobody runs is gone.
+-- Delete a job that is not reserved.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
 --       10 hint
 -- ARGV  1 number   2 id
--- =>    ok, missing, or reserved: somebody runs it
+-- =>    ok, missing, or reserved: a lease holds it
 --- include record
 --- include once
 --- include clock

@@ -9,7 +9,7 @@
 if earlier_answer() then return 'ok' end
 --- include clock
 --- include many
---- include bell
+--- include notify
 local INLINE = 1024 -- bytes of the largest body that is kept in its job's record
 local BEFORE_BODY = 37 -- bytes of a record from the priority to the body
 
@@ -62,8 +62,8 @@ many('HSET', KEYS[3], bodies)
 many('ZADD', KEYS[5], ready)
 many('ZADD', KEYS[6], delayed)
 if ready_count > 0 then
-    ring(KEYS[7])
+    notify(KEYS[7])
 elseif due_first then
-    ring_if_first(KEYS[7], KEYS[6], due_first)
+    notify_if_first(KEYS[7], KEYS[6], due_first)
 end
 return remember('ok')

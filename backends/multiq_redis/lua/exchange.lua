@@ -1,5 +1,5 @@
 --- flags: allow-oom
--- Settle these leases, make ready what is due, hand out the next jobs.
+-- Settle leases, make ready what is due, reserve the next jobs.
 -- KEYS  1 call   2 jobs   3 bodies   4 reasons   5 ready   6 delayed   7 reserved   8 buried   9 sequence
 --       10 paused   11 hint   12 partitions   13 unreadable
 -- ARGV  1 number   2 token for the new leases   3 how many of them
@@ -10,20 +10,20 @@
 --       repetition; 2 if there are more jobs, and no more are handed out as these have 8 MB of bodies
 --       now, and when time alone changes something next (us; nothing if never, or if jobs are handed out)
 --       a letter for each verdict: 1 done, 0 the lease is over
---       over how many lines the queue is known to go, or nothing
+--       how many partitions the queue has, or nothing if that is not stored
 --       then for each job: its id, its record, and its body if that is kept apart
 --- include record
 --- include once
 --- include clock
---- include bell
---- include sound
+--- include notify
+--- include validate
 --- include promote
 --- include empty
 --- include pause
 
 local MOST_BYTES = 8000000 -- of bodies in one reply: some milliseconds of the server, and seconds of a slow link
 local token, limit = ARGV[2], tonumber(ARGV[3])
-local lines = redis.call('GET', KEYS[12]) or ''
+local partitions = redis.call('GET', KEYS[12]) or ''
 
 -- --- settling ---
 
@@ -50,11 +50,11 @@ local function with_reason(id, record, reason)
     return sub(record, 1, 40) .. string.char(flags) .. NOBODY .. sub(record, 54)
 end
 
-local rang = false
+local became_ready = false
 
 local function make_ready(place)
     redis.call('ZADD', KEYS[5], priority_in(place), place)
-    rang = true
+    became_ready = true
 end
 
 local carry_out = {}
@@ -97,7 +97,7 @@ function carry_out.r(id, record, place, details)
     if tonumber(delay) > 0 then
         local due_at = now + tonumber(delay)
         redis.call('ZADD', KEYS[6], due_at, place)
-        ring_if_first(KEYS[11], KEYS[6], due_at)
+        notify_if_first(KEYS[11], KEYS[6], due_at)
     else
         make_ready(place)
     end
@@ -142,7 +142,7 @@ local function settle()
         end
     end
     forget(places, acked, flagged)
-    if rang then ring(KEYS[11]) end
+    if became_ready then notify(KEYS[11]) end
     return table.concat(answers)
 end
 
@@ -178,7 +178,7 @@ local function hand_out(reply)
         local fault = not (ttr and ends_at[ttr] and #place == 28 and #record >= 53) and fault_of(place, record)
         if fault then
             set_aside(place, record, fault, KEYS[2], KEYS[3], KEYS[4], KEYS[13])
-        elseif record then -- else somebody deleted it by hand
+        elseif record then -- else it was deleted by hand
             local body = flags_of(record) % 2 == 1 and (redis.call('HGET', KEYS[3], id) or '')
             if body then
                 bytes = bytes + #body
@@ -205,7 +205,7 @@ local function hand_out(reply)
     end
     redis.call('ZREMRANGEBYRANK', KEYS[5], 0, number - 1)
     if count == 0 then
-        reply[1] = '1' -- none of these was a job, but behind them may be some
+        reply[1] = '1' -- none of these was a job; further ones may be
     else
         redis.call('HSET', KEYS[2], unpack(fields))
         redis.call('ZADD', KEYS[7], unpack(leases, 2 * (#ids - count) + 1, 2 * #ids))
@@ -219,10 +219,10 @@ local function next_change()
     return due_at or ends_at
 end
 
--- Whoever was woken goes to work now: another one has to take over what is left, and the watch for what is due soon.
+-- The notified consumer stops waiting: another one is notified of the jobs left, and of what is due soon.
 local function pass_on()
     local change_at = next_change()
-    if (change_at and change_at < now + HORIZON) or redis.call('EXISTS', KEYS[5]) == 1 then ring(KEYS[11]) end
+    if (change_at and change_at < now + HORIZON) or redis.call('EXISTS', KEYS[5]) == 1 then notify(KEYS[11]) end
 end
 
 local function reserve(reply)
@@ -247,10 +247,10 @@ end
 
 -- --- a repetition ---
 
--- The same answers again, and those of the same jobs that are still under these leases.
+-- The same answers again, and those of the same jobs that these leases still hold.
 local function again(seen)
     local colon = string.find(seen, ':', 1, true)
-    local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1), lines }
+    local reply = { '0', string.format('%.0f', now), '', sub(seen, 1, colon - 1), partitions }
     local is_over = refusals()
     for _, id in ipairs(cmsgpack.unpack(sub(seen, colon + 1))) do
         local record = redis.call('HGET', KEYS[2], id)
@@ -258,7 +258,7 @@ local function again(seen)
             show(reply, #reply, id, record)
         end
     end
-    if limit > 0 and #reply == 5 then reply[1] = '1' end -- what there was to hand out by now has to be asked anew
+    if limit > 0 and #reply == 5 then reply[1] = '1' end -- jobs that became ready since have to be asked for anew
     return reply
 end
 
@@ -266,7 +266,7 @@ local seen = earlier_answer()
 if seen == '' then return { '0', '0', '', '', '' } end
 if seen then return again(seen) end
 
-local reply = { '0', string.format('%.0f', now), '', '', lines }
+local reply = { '0', string.format('%.0f', now), '', '', partitions }
 reply[4] = settle()
 local taken = limit > 0 and reserve(reply) or {}
 if is_any_gone and #taken == 0 then forget_if_empty(KEYS[2], KEYS[9], KEYS[11]) end

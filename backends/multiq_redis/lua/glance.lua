@@ -1,16 +1,16 @@
 --- flags: no-writes
--- Whether there is anything to hand out, in one line or in several on one server.
+-- Whether there are jobs to hand out, in one partition or in several on one server.
 -- KEYS  1 ready   2 delayed   3 reserved   4 paused   5 partitions
---       and so on for each line
--- =>    now, over how many lines the first one's queue is known to go or nothing
---       then for each line: 1 if something is ready or due, else 0
+--       and so on for each partition
+-- =>    now, how many partitions the first one's queue has, or nothing if that is not stored
+--       then for each partition: 1 if something is ready or due, else 0
 --       and when time alone changes that (us; nothing if never)
 --- include clock
 --- include pause
 local function first_at(set)
     local first = redis.call('ZRANGE', set, 0, 0, 'WITHSCORES')
     local at = first[2] and tonumber(first[2])
-    return at and at < math.huge and at or nil -- an infinite one only another program writes
+    return at and at < math.huge and at or nil -- only another program writes an infinite one
 end
 
 local reply = { string.format('%.0f', now), redis.call('GET', KEYS[5]) or '' }

@@ -3,10 +3,10 @@
 -- KEYS  1 jobs   2 bodies   3 reasons   4 the state's set
 -- ARGV  1 how many   2 score and 3 sequence of the job after which to begin; no score: from the first
 --       4 due or later: only what is due by now, or what is not; nothing: all
--- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing; without a record it cannot be told
+-- =>    now, then for each job: its place, score, record, body or nothing, reason or nothing; without a record it cannot be decoded
 --- include record
 --- include clock
---- include sound
+--- include validate
 -- The rank of the first place after the given one, by halving: ties are many, and the job itself may be gone.
 local function rank_after(score, sequence)
     local low, high = 0, redis.call('ZCARD', KEYS[4])

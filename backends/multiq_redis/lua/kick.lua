@@ -1,12 +1,12 @@
 --- flags: allow-oom
--- The longest buried jobs become ready.
+-- Make the longest buried jobs ready.
 -- KEYS  1 call   2 jobs   3 ready   4 buried   5 hint   6 bodies   7 reasons   8 unreadable
 -- ARGV  1 number   2 how many at most
 -- =>    how many
 --- include record
 --- include once
---- include sound
---- include bell
+--- include validate
+--- include notify
 local seen = earlier_answer()
 if seen then return seen end
 local popped = redis.call('ZPOPMIN', KEYS[4], ARGV[2])
@@ -23,5 +23,5 @@ for i = 1, #popped, 2 do
         redis.call('ZADD', KEYS[3], priority_in(place), place)
     end
 end
-if #popped > 0 then ring(KEYS[5]) end
+if #popped > 0 then notify(KEYS[5]) end
 return remember(tostring(#popped / 2))

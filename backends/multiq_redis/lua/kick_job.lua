@@ -1,12 +1,12 @@
 --- flags: allow-oom
--- One buried or delayed job becomes ready now; a ready one stays as it is.
+-- Make one buried or delayed job ready now; a ready one stays as it is.
 -- KEYS  1 call   2 jobs   3 ready   4 delayed   5 reserved   6 buried   7 hint
 -- ARGV  1 number   2 id
--- =>    ok, missing, or reserved: somebody runs it
+-- =>    ok, missing, or reserved: a lease holds it
 --- include record
 --- include once
 --- include clock
---- include bell
+--- include notify
 --- include find
 local seen = earlier_answer()
 if seen then return seen end
@@ -21,5 +21,5 @@ if state == 'buried' then
     redis.call('HSET', KEYS[2], id, sub(record, 1, 36) .. u32(count_at(record, 37) + 1) .. sub(record, 41))
 end
 redis.call('ZADD', KEYS[3], priority_in(place), place)
-ring(KEYS[7])
+notify(KEYS[7])
 return remember('ok')

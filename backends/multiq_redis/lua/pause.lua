@@ -7,13 +7,13 @@
 --- include once
 if earlier_answer() then return 'ok' end
 --- include clock
---- include bell
+--- include notify
 local pause = tonumber(ARGV[2])
 redis.call('DEL', KEYS[2])
 if pause > 0 then
-    -- the key goes by itself, but not before its time: expiry counts in whole milliseconds
+    -- the key expires, but not early: expiry counts in whole milliseconds
     local lifetime = string.format('%.0f', math.ceil(pause / 1000) + 2)
     redis.call('SET', KEYS[2], string.format('%.0f', now + pause), 'PX', lifetime)
 end
-if redis.call('EXISTS', KEYS[4]) == 1 then ring(KEYS[3]) end -- an empty queue has no news, and keeps no marker
+if redis.call('EXISTS', KEYS[4]) == 1 then notify(KEYS[3]) end -- an empty queue keeps no marker
 return remember('ok')

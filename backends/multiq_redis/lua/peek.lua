@@ -1,8 +1,8 @@
 --- flags: no-writes
--- One job, untouched.
+-- Read one job.
 -- KEYS  1 jobs   2 bodies   3 reasons   4 ready   5 delayed   6 reserved   7 buried
 -- ARGV  1 id
--- =>    nothing if it is not there, else: now, state, score, abandoned (1 if its lease ended and nobody noticed yet),
+-- =>    nothing if it is not there, else: now, state, score, abandoned (1 if its lease has ended and it was not promoted yet),
 --       record, body or nothing, reason or nothing
 --- include record
 --- include clock

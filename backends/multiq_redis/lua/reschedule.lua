@@ -1,12 +1,12 @@
 --- flags: allow-oom
--- A job that nobody runs becomes due after a delay, as if it were enqueued now.
+-- Make a job that is not reserved due after a delay, as if it were enqueued now.
 -- KEYS  1 call   2 jobs   3 reasons   4 ready   5 delayed   6 reserved   7 buried   8 sequence   9 hint
 -- ARGV  1 number   2 id   3 delay in us
--- =>    ok, missing, or reserved: somebody runs it
+-- =>    ok, missing, or reserved: a lease holds it
 --- include record
 --- include once
 --- include clock
---- include bell
+--- include notify
 --- include find
 local seen = earlier_answer()
 if seen then return seen end
@@ -23,9 +23,9 @@ redis.call('HSET', KEYS[2], id, record)
 local place = place_of(id, record)
 if delay > 0 then
     redis.call('ZADD', KEYS[5], now + delay, place)
-    ring_if_first(KEYS[9], KEYS[5], now + delay)
+    notify_if_first(KEYS[9], KEYS[5], now + delay)
 else
     redis.call('ZADD', KEYS[4], priority_in(place), place)
-    ring(KEYS[9])
+    notify(KEYS[9])
 end
 return remember('ok')

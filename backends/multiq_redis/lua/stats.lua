@@ -2,7 +2,7 @@
 -- How many jobs stand where; what is past its time counts as ready.
 -- KEYS  1 ready   2 delayed   3 reserved   4 buried   5 paused   6 partitions
 -- =>    ready, delayed, reserved, buried, us until the pause ends or 0,
---       over how many lines the queue is known to go or nothing
+--       how many partitions the queue has, or nothing if that is not stored
 --- include clock
 --- include pause
 local due = redis.call('ZCOUNT', KEYS[2], '-inf', now)

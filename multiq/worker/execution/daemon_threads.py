@@ -1,4 +1,4 @@
-"""A pool of threads that no process waits for when it ends: those of ``concurrent.futures`` are joined at the exit."""
+"""A pool of daemon threads. Those of ``concurrent.futures`` are joined at the exit, which a hung job would block."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ class _Call(NamedTuple):
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     job: JobTasks | None
-    """That of the job which has made it."""
+    """Those of the job that has made the call."""
 
 
 class DaemonThreads(ThreadPoolExecutor):
-    """Begins threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
+    """Starts threads as they are needed, up to *most*. A subclass because event loops accept no other executors.
 
-    Each calls *at_end* before it ends. A thread that still runs the call of a job that has ended does not count once
-    other calls wait for it (``write_off``).
+    Each thread calls *at_end* before it ends. A thread that still runs a call of a job that has ended does not count
+    once other calls wait for a thread (``write_off``).
     """
 
     def __init__(self, most: int, name: str, at_end: Callable[[], None] | None = None) -> None:
-        super().__init__(most, name)  # it begins none before its own ``submit``
+        super().__init__(most, name)  # it starts no thread before its own ``submit``, which is replaced here
         self._most = most
         self._name = name
         self._at_end = at_end
@@ -53,7 +53,7 @@ class DaemonThreads(ThreadPoolExecutor):
         future: Future[T] = Future()
         with self._lock:
             if self._is_shut:
-                raise RuntimeError("the pool is shut down: no more calls begin")
+                raise RuntimeError("the pool is shut down: it accepts no calls")
             self._unfinished += 1
             self._calls.put(_Call(future, function, args, kwargs, job_tasks.get()))
             dropped = self._write_off()
@@ -62,17 +62,17 @@ class DaemonThreads(ThreadPoolExecutor):
         return future
 
     def write_off(self) -> None:
-        """A job has ended. What it has left in threads keeps no others waiting: there are as many threads more."""
+        """A job has ended: allow one more thread for each that it has left occupied, if other calls wait."""
         if self._unfinished <= self._most:
             return
         with self._lock:
             dropped = self._write_off()
-            with contextlib.suppress(RuntimeError):  # the system has no room for a thread: at the next call
+            with contextlib.suppress(RuntimeError):  # the system refuses a thread: the next call tries again
                 self._begin_threads(None)
         _cancel(dropped)
 
     def shutdown(self, wait: bool = False, *, cancel_futures: bool = False) -> None:  # noqa: ARG002
-        """No more calls; threads end when they have run what waits, or what runs now. Never waits for them."""
+        """Accept no more calls. Threads end once the queue is empty; never waits for them."""
         with self._lock:
             self._is_shut = True
             waiting = self._drained() if cancel_futures else []
@@ -81,7 +81,7 @@ class DaemonThreads(ThreadPoolExecutor):
         _cancel(waiting)
 
     def _write_off(self) -> list[_Call]:
-        """Returns the calls of ended jobs that have waited: nobody is to make them any more."""
+        """Uncount threads that ended jobs occupy. Returns waiting calls of ended jobs, to be cancelled."""
         if self._unfinished <= self._most or self._count < self._most or self._is_shut:
             return []
         left = [future for future, job in self._running.items() if job is not None and job.is_over]
@@ -103,7 +103,7 @@ class DaemonThreads(ThreadPoolExecutor):
         return dropped
 
     def _begin_threads(self, future: Future[Any] | None) -> None:
-        """As many as are needed. If the system has no room, those that are there take the calls, if there are any."""
+        """Start as many as are needed. If the system refuses one, existing threads take the calls, if there are any."""
         while self._count < min(self._unfinished, self._most) and not self._is_shut:
             self._count += 1
             try:
@@ -113,7 +113,7 @@ class DaemonThreads(ThreadPoolExecutor):
                 if self._count:
                     return
                 if future is not None:
-                    future.cancel()  # should a thread be there later, it passes over it
+                    future.cancel()  # a later thread skips it
                 raise
 
     def _drained(self) -> list[_Call]:
@@ -128,7 +128,7 @@ class DaemonThreads(ThreadPoolExecutor):
     def _serve(self) -> None:
         while (call := self._calls.get()) is not None:
             future, function, args, kwargs, job = call
-            with self._lock:  # as write_off: a call of a job that has ended is in _running by now, or is not made
+            with self._lock:  # as in write_off: a call of an ended job is in _running by now, or is never made
                 is_left = job is not None and job.is_over and self._unfinished > self._most
                 if not is_left:
                     self._running[future] = job
@@ -142,8 +142,8 @@ class DaemonThreads(ThreadPoolExecutor):
             with self._lock:
                 is_written_off = not is_left and self._running.pop(future, self) is self
             if is_written_off:
-                break  # others have taken its place
-            del call, future, function, args, kwargs, job  # or they live on until the next call
+                break  # it does not count any more: others have replaced it
+            del call, future, function, args, kwargs, job  # else they stay referenced until the next call
             with self._lock:
                 self._unfinished -= 1
         if self._at_end is not None:

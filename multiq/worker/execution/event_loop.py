@@ -1,4 +1,4 @@
-"""Event loops of coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
+"""Event loops for coroutine jobs: asyncio's own, with timers that are not rounded up to milliseconds."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ _SELECT_TAKES = 1024  # file descriptors below this: FD_SETSIZE
 
 
 def new_event_loop(threads: DaemonThreads | None = None) -> AbstractEventLoop:
-    """A loop for one thread; whoever made it closes it. What it has run in *threads* keeps no process from ending."""
+    """A loop for one thread; the caller closes it. Its executor has daemon threads: *threads*, or a new pool."""
     loop = asyncio.SelectorEventLoop(_PreciseSelector()) if sys.platform == "linux" else asyncio.new_event_loop()
     loop.set_default_executor(threads or threads_of_loop())
     return loop
 
 
 def threads_of_loop() -> DaemonThreads:
-    """For what jobs run in threads (``asyncio.to_thread``)."""
+    """The pool for what jobs run in threads (``asyncio.to_thread``)."""
     return DaemonThreads(_THREADS, "multiq-to-thread")
 
 
 class JobLoop:
-    """The event loop of one thread, for jobs that run there one after the other. What a job leaves behind ends with it.
+    """The event loop of one thread, for jobs that run there one after the other. Tasks that a job leaves are cancelled.
 
-    ``asyncio.Runner`` would wait for ever for a task that swallows its cancellation, and run it on inside the next job.
+    ``asyncio.Runner`` would wait forever for a task that swallows its cancellation, and run it on during the next job.
     """
 
     def __init__(self) -> None:
         self._loop: AbstractEventLoop | None = None
 
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Run it to its end, in the current context. Raises what it raises."""
+        """Run *work* to its end, in the current context. Raises what it raises."""
         loop = self._loop = self._loop or new_event_loop()
-        job = JobTasks()  # as far as its threads are concerned: this loop has no other job's tasks
+        job = JobTasks()  # for its calls in threads; tasks on this loop are all the job's
         job_tasks.set(job)
         task = loop.create_task(work)
         try:
@@ -73,29 +73,29 @@ class JobLoop:
         forgotten = [each for each in left if each is not task and not is_closing(each)]
         if forgotten:
             _log.warning("a job left %d tasks behind on its event loop; they are cancelled", len(forgotten))
-        if stuck:  # without its loop, none of them goes on
+        if stuck:  # without its loop, none of them runs on
             _log.error("%d tasks that a job left behind swallow their cancellation; their loop is dropped", stuck)
             self._loop = None
 
 
 def close_loop(loop: AbstractEventLoop) -> None:
-    """Close it, and its asynchronous generators, as far as they end within a second."""
+    """Close the loop, and its asynchronous generators as far as they end within a second."""
     try:
         loop.run_until_complete(asyncio.wait_for(loop.shutdown_asyncgens(), PATIENCE))
-    except BaseException as exc:  # noqa: BLE001 - the user's code, at an end that nothing is to hinder
+    except BaseException as exc:  # noqa: BLE001 - the user's code: it must not prevent the end
         _log.warning("asynchronous generators that jobs left behind do not end: %r", exc)
     loop.close()
 
 
 def is_closing(task: asyncio.Task[Any]) -> bool:
-    """Whether a loop has begun it by itself, to close an asynchronous generator that somebody has broken out of."""
+    """Whether the loop itself has started the task, to close an asynchronous generator that was not run to its end."""
     return type(task.get_coro()).__name__ == "async_generator_athrow"
 
 
 def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> int:
-    """Cancel them and run the loop until they have ended, for a second at most. Returns how many have not.
+    """Cancel *tasks* and run the loop until they have ended, for a second at most. Returns how many have not.
 
-    Those that close a generator get that second to do so, and are cancelled then.
+    Tasks that close a generator get that second to do so, and are cancelled then.
     """
     waiting = list(tasks)
     closing = [task for task in waiting if is_closing(task)]
@@ -108,7 +108,7 @@ def end_tasks(loop: AbstractEventLoop, tasks: Iterable[asyncio.Task[Any]]) -> in
     _run_until_done(loop, closing)
     for task in waiting:
         if task.done() and not task.cancelled():
-            task.exception()  # its own business: or asyncio complains that nobody has asked for it
+            task.exception()  # retrieve it: asyncio logs exceptions that were never retrieved
     return sum(not task.done() for task in waiting)
 
 

@@ -1,4 +1,4 @@
-"""Where jobs run: inline, on threads, or as coroutines. One interface, so that the worker's loop is the same."""
+"""Executors: run jobs inline, on threads, or as coroutines, behind one interface for the worker's loop."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _AFTER_JOB_EVERY = 0.02  # seconds
-_THREAD_BRAKE = 1.0  # seconds until a thread that the system has refused is tried again
+_THREAD_BRAKE = 1.0  # seconds until the next attempt to start a thread that the system refused
 
 
 class Executor(ABC):
-    """Runs the jobs of held leases and collects their verdicts. ``on_done`` is called after each, in its thread.
+    """Runs the jobs of held leases and collects their verdicts. Calls *on_done* after each, in the job's thread.
 
     With *inflight*, those outside of the process can see which jobs have begun.
     """
@@ -57,7 +57,7 @@ class Executor(ABC):
         self._finished: deque[Held] = deque()
         self._running: dict[Held, None] = {}  # in the order in which they began
         self.is_aborted = False
-        """Whether no job may begin any more."""
+        """Whether the process aborts, so that no job may begin."""
         self._held = 0
         self._counting = threading.Lock()
 
@@ -67,13 +67,13 @@ class Executor(ABC):
         self._start(jobs)
 
     def take_back(self) -> list[Held]:
-        """What has not begun, and now never will here."""
+        """Take the jobs that have not begun; they never begin here."""
         taken = self._take_waiting()
         self._count(-len(taken))
         return taken
 
     def take_finished(self) -> list[Held]:
-        """What has got its verdict since the last call."""
+        """Take the jobs that have got their verdicts since the last call."""
         taken: list[Held] = []
         with contextlib.suppress(IndexError):
             while True:
@@ -83,12 +83,12 @@ class Executor(ABC):
 
     @property
     def busy(self) -> int:
-        """How many jobs were handed over and not yet taken back, with a verdict or without."""
+        """How many jobs were passed to ``start`` and not taken since, with a verdict or without."""
         return self._held
 
     @property
     def oldest_finished(self) -> Held | None:
-        """What has had its verdict for longest and was not taken yet."""
+        """The job that has had its verdict for longest and was not taken yet."""
         try:
             return self._finished[0]
         except IndexError:
@@ -102,7 +102,7 @@ class Executor(ABC):
     @property
     @abstractmethod
     def is_held_up(self) -> bool:
-        """Whether jobs wait, or would have to wait, behind one that is not short."""
+        """Whether jobs wait, or would wait, behind one that is not short."""
 
     @property
     @abstractmethod
@@ -119,12 +119,12 @@ class Executor(ABC):
         return time.monotonic() - running[0].began_at if running else 0.0
 
     def stack_of(self, timed: TimedJob) -> str | None:
-        """Where an overdue job is in its code."""
+        """The stack of an overdue job, as text."""
         return stack_of(frame_of(timed.thread))
 
     @abstractmethod
     def close(self) -> None:
-        """Let go of threads and loops; what still runs is left alone."""
+        """Release threads and loops. What still runs is not waited for."""
 
     @abstractmethod
     def _start(self, jobs: Sequence[Held]) -> None: ...
@@ -138,9 +138,9 @@ class Executor(ABC):
                 self._held += change
 
     def _begin(self, held: Held) -> bool:
-        """Its job begins. False: it must not, as the process ends, or was stopped until the lease was over."""
+        """The job begins. False: it must not, because the process ends, or was stopped until the lease was over."""
         held.began_at = now = time.monotonic()
-        self._running[held] = None  # first: whoever aborts sees it there, or we see that
+        self._running[held] = None  # first: an abort sees it there, or this thread sees the abort
         if now >= held.ends_at or self.is_aborted:
             del self._running[held]
             self._skip(held)
@@ -162,7 +162,7 @@ class Executor(ABC):
         self._finished.append(held)
 
     def _end(self, held: Held) -> None:
-        """Its job has run, and its verdict is there."""
+        """The job has run and has its verdict."""
         if self._inflight is not None:
             self._inflight.end(held)
         del self._running[held]
@@ -171,7 +171,7 @@ class Executor(ABC):
 
 
 class InlineExecutor(Executor):
-    """One job after the other, in the thread of the worker's loop: no hand-over, the least cost per job.
+    """Runs one job after the other in the thread of the worker's loop: no hand-over, the least cost per job.
 
     *after_job* is called between two jobs, in that thread, fifty times a second at most.
     """
@@ -243,7 +243,7 @@ class InlineExecutor(Executor):
 
 
 class ThreadExecutor(Executor):
-    """Jobs on a fixed number of threads. They are daemons: a process that must end does not wait for a hung job."""
+    """Runs jobs on a fixed number of threads: daemons, so that a process that must end does not wait for a hung job."""
 
     def __init__(
         self,
@@ -300,7 +300,7 @@ class ThreadExecutor(Executor):
 
 
 class CoroutineExecutor(Executor):
-    """Coroutine tasks on one event loop in a thread of its own; plain functions on a pool of threads beside it.
+    """Runs coroutine tasks on one event loop in a thread of its own, and plain functions on a pool of threads.
 
     A plain function that waits for a thread of the pool has not begun, and keeps no coroutine from beginning.
     """
@@ -324,7 +324,7 @@ class CoroutineExecutor(Executor):
         self._threads = min(concurrency, self._POOL_AT_MOST)
         self._in_pool = 0
         self._is_pool_short = False
-        self._is_refused = False  # a thread, by the system, less than a moment ago
+        self._is_refused = False  # whether the system has just refused a thread
         self._threads_of_loop = threads_of_loop()
         self.loop = self._loop = new_event_loop(self._threads_of_loop)
         self._loop.set_task_factory(_make_task)  # type: ignore[arg-type]  # typeshed's protocol has fixed parameters
@@ -333,7 +333,7 @@ class CoroutineExecutor(Executor):
         self._pool = DaemonThreads(self._threads, "multiq-job", at_end=runner.close_loop)
         self._tasks: dict[asyncio.Task[None], tuple[Held, JobTasks]] = {}
         self._is_closing = False
-        self._asked_at: float | None = None  # since when the loop has not come round to what waits
+        self._asked_at: float | None = None  # since when the loop has not run ``_fill``
         self._thread = threading.Thread(target=self._serve, name="multiq-loop", daemon=True)
         self._thread.start()
 
@@ -360,18 +360,18 @@ class CoroutineExecutor(Executor):
 
     @property
     def capacity(self) -> int:
-        """Where plain functions were given back because the pool is full, nothing more until a thread of it is free."""
+        """After plain functions were given back because the pool is full: no more until a thread of it is free."""
         return self._at_work if self._is_pool_short or self._is_loop_held else self._concurrency
 
     @property
     def _is_loop_held(self) -> bool:
-        """Whether a job keeps the loop from beginning what waits."""
+        """Whether a job holds the loop, so that waiting ones cannot begin."""
         asked_at = self._asked_at
         return asked_at is not None and time.monotonic() - asked_at > TICK
 
     @property
     def _has_thread(self) -> bool:
-        """Whether a thread of the pool is free, or may be begun."""
+        """Whether a thread of the pool is free, or may be started."""
         return self._in_pool < self._threads and not self._is_refused
 
     @property
@@ -389,14 +389,14 @@ class CoroutineExecutor(Executor):
         return None
 
     def holder(self) -> Held | None:
-        """Whose code the loop runs at this moment, as far as that can be seen from another thread."""
+        """The job whose code the loop runs now, as far as another thread can see it."""
         current = asyncio.current_task(self._loop)
         of_callback = self._tasks_of_callback()
         for task, (held, tasks) in list(self._tasks.items()):
             if task is current or tasks is of_callback or current in tasks:
                 return held
         held_by = list(self._tasks.values())
-        # a callback without a job's context: where only one job is on the loop, it is that one's
+        # a callback without a job's context belongs to the job if there is only one on the loop
         return held_by[0][0] if current is None and of_callback is None and len(held_by) == 1 else None
 
     def is_held_by_leftover(self) -> bool:
@@ -409,13 +409,13 @@ class CoroutineExecutor(Executor):
         return len(self._tasks)
 
     def stack(self) -> str | None:
-        """Where the loop is in its code."""
+        """The stack of the loop's thread, as text."""
         return stack_of(frame_of(self._thread.ident))
 
     def _tasks_of_callback(self) -> JobTasks | None:
         """The tasks of the job in whose context the loop's present callback, or step of a task, was made.
 
-        None: there is none, or it was made in no job's context: by a thread, or with a context of its own.
+        None: there is none, or it was made outside of any job's context: by a thread, or with a context of its own.
         """
         frame = frame_of(self._thread.ident)
         while frame is not None:
@@ -436,7 +436,7 @@ class CoroutineExecutor(Executor):
         while not self._is_closing:
             try:
                 self._loop.run_forever()
-            except BaseException:  # noqa: BLE001 - SystemExit of a job's own task: no reason for the others to end
+            except BaseException:  # noqa: BLE001 - SystemExit of a job's own task: the other jobs go on
                 _log.exception("a task of a job has ended the event loop's run; the loop goes on")
         stuck = end_tasks(self._loop, asyncio.all_tasks(self._loop))
         if stuck:
@@ -444,7 +444,7 @@ class CoroutineExecutor(Executor):
         close_loop(self._loop)
 
     def _fill(self) -> None:
-        """Begin as many jobs as there is room for. In the loop's thread."""
+        """Begin as many jobs as there is room for. Runs in the loop's thread."""
         self._asked_at = None
         while self._plain and self._has_thread and self._at_work < self._concurrency:
             with contextlib.suppress(IndexError):  # taken back meanwhile
@@ -504,11 +504,11 @@ class CoroutineExecutor(Executor):
         self._in_pool += 1
         try:
             self._pool.submit(self._run_plain, held)
-        except RuntimeError as exc:  # the system has no room for a first thread, or the pool is shut down
+        except RuntimeError as exc:  # the system refuses a first thread, or the pool is shut down
             self._in_pool -= 1
             self._plain.appendleft(held)
             self._is_pool_short = self._is_refused = True
-            _log.error("a job cannot begin: %s; another try in %g s", exc, _THREAD_BRAKE)
+            _log.error("a job cannot begin: %s; next attempt in %g s", exc, _THREAD_BRAKE)
             self._loop.call_later(_THREAD_BRAKE, self._try_again)
 
     def _try_again(self) -> None:
@@ -516,7 +516,7 @@ class CoroutineExecutor(Executor):
         self._fill()
 
     def _run_plain(self, held: Held) -> None:
-        """In a thread of the pool."""
+        """Runs in a thread of the pool."""
         if self._begin(held):
             held.verdict = self._runner.run(held)
             self._end(held)
@@ -533,7 +533,7 @@ class CoroutineExecutor(Executor):
 def _make_task(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, Any], *, context: Context | None = None, **options: Any
 ) -> asyncio.Task[Any]:
-    """A task as asyncio makes it, noted as one of the job in whose context it is made."""
+    """The loop's task factory: a plain ``asyncio.Task``, noted as one of the job in whose context it is made."""
     task = asyncio.Task(work, loop=loop, context=context, **options)
     tasks = job_tasks.get() if context is None else context.get(job_tasks)
     if tasks is not None:
@@ -543,7 +543,7 @@ def _make_task(
 
 
 def _drained(waiting: deque[Held]) -> list[Held]:
-    """What has waited, in its order, from the end: another thread takes from the beginning meanwhile."""
+    """Empty the deque, keeping its order. Takes from the end, because another thread takes from the beginning."""
     taken: list[Held] = []
     with contextlib.suppress(IndexError):
         while True:

@@ -1,4 +1,4 @@
-"""Which queue a worker asks first, where their order is not to be strict: each gets its share of the jobs."""
+"""Fair share: the order in which a worker asks its queues, so that each gets its share of the jobs."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ if TYPE_CHECKING:
 
 
 def fair_share(consumer: Consumer, shares: Mapping[str, int] | None) -> Consumer:
-    """A consumer that hands out its queues' jobs by *shares*; without any, strictly, which is what it does anyway."""
+    """A consumer that reserves from its queues by *shares*. Without shares, *consumer* itself: its order is strict."""
     return consumer if shares is None else FairShareConsumer(consumer, FairShare(shares))
 
 
 class FairShare:
     """The order in which to ask queues, so that each gives jobs in proportion to its weight while it has any.
 
-    A job that a queue gave is charged to it as 1 / weight, and who was charged least is asked first. So the shares
-    are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its share to
-    the others, and is owed nothing for it later. Where all begin alike, *dice* say where in the round: else, of many
-    workers that take one job each, none would ever take one of the last queue.
+    A job that a queue gave is charged to it as 1 / weight, and the queue that was charged least is asked first. So the
+    shares are of jobs, whatever the size of batches, and hold to within one batch. A queue without jobs leaves its
+    share to the others, and gets no more later. The charges begin at random (*rng*): else, of many workers that take
+    one job each, none would ever take one of the last queue.
     """
 
-    def __init__(self, weights: Mapping[str, int], dice: random.Random | None = None) -> None:
+    def __init__(self, weights: Mapping[str, int], rng: random.Random | None = None) -> None:
         self._weights = dict(weights)
-        self._dice = dice or random.SystemRandom()  # the others' would throw the same in all forked children
+        self._rng = rng or random.SystemRandom()  # a seeded generator would give the same in all forked children
         self._charged: dict[str, float] = {}
-        self._begin()
+        self._reset()
 
     def order(self) -> tuple[str, ...]:
-        """The queues, the one whose turn it is first."""
+        """The queues, in the order to ask them."""
         return tuple(sorted(self._charged, key=self._charged.__getitem__))
 
-    def took(self, leases: Sequence[Lease], limit: int) -> None:
-        """These came when up to *limit* jobs were asked for in the order of now."""
-        if len(leases) < limit:  # all queues were emptied: nobody is owed anything
-            self._begin()
+    def charge(self, leases: Sequence[Lease], limit: int) -> None:
+        """Charge jobs that were reserved in the present order, up to *limit* of them."""
+        if len(leases) < limit:  # all queues are empty: start afresh
+            self._reset()
             return
         order = self.order()
         given = Counter(lease.queue for lease in leases)
@@ -53,16 +53,16 @@ class FairShare:
         for queue in order[:last]:  # those had no more jobs
             self._charged[queue] = max(self._charged[queue], least)
 
-    def _begin(self) -> None:
-        # as whoever comes upon a round that goes on for ever: the next job is each queue's as often as its weight says,
-        # and each of the others is somewhere between two of its jobs
-        (first,) = self._dice.choices(list(self._weights), list(self._weights.values()))
-        self._charged = {queue: self._dice.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
+    def _reset(self) -> None:
+        # A random moment of an endless round: the next job is each queue's with the probability of its weight, and each
+        # other queue is somewhere between two of its jobs
+        (first,) = self._rng.choices(list(self._weights), list(self._weights.values()))
+        self._charged = {queue: self._rng.uniform(0, 1 / weight) for queue, weight in self._weights.items()}
         self._charged[first] = 0.0
 
 
 class FairShareConsumer(Consumer):
-    """A driver's consumer whose queues take turns by their shares."""
+    """A driver's consumer that reserves from its queues by their shares."""
 
     def __init__(self, inner: Consumer, shares: FairShare) -> None:
         self.queues = inner.queues
@@ -81,7 +81,7 @@ class FairShareConsumer(Consumer):
         self._inner.reorder(self._shares.order())
         lost, leases = self._inner.exchange(verdicts, limit, timeout)
         if leases:
-            self._shares.took(leases, limit)
+            self._shares.charge(leases, limit)
         return lost, leases
 
     def interrupt(self) -> None:

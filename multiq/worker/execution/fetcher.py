@@ -1,4 +1,6 @@
-"""The fetcher: the one owner of a consumer. Batches go through it, leases are kept alive by it, outages end in it."""
+"""The fetcher: the only user of a process's consumer. It reserves and settles in batches, renews leases, and handles
+outages of the backend.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ if TYPE_CHECKING:
     from multiq.events import Event, Events
     from multiq.worker.processes.inflight import InflightWriter
 
-_FIRST_PAUSE = 0.1  # seconds between two tries to reach a backend that is gone...
-_LONGEST_PAUSE = 0.5  # ...growing to this: what was down for an hour is at work within a second, reconnecting included
+_FIRST_PAUSE = 0.1  # seconds between two attempts to reach a backend that is down...
+_LONGEST_PAUSE = 0.5  # ...growing to this, so that work goes on within a second after any outage
 
-_EMIT_WAIT = 0.25  # seconds that a call waits for subscribers
+_EMIT_WAIT = 0.25  # seconds that a call waits for subscribers of its events
 _MAX_PENDING_EVENTS = 1000  # events that wait while a subscriber hangs: then the oldest are dropped
 
 _verdict_of = attrgetter("verdict")
@@ -39,9 +41,9 @@ _TOUCH_SHARE = 1 / 3
 
 
 class Fetcher:
-    """Reserves and settles for one worker process. A lock lets a heartbeat's thread in between two calls.
+    """Reserves and settles for one worker process. Its lock admits the loop's thread and the heartbeat's in turn.
 
-    With *inflight*, what is held and when it is touched next can be read by those outside of the process.
+    With *inflight*, the supervisor and the sidecar can read what is held and when it is touched next.
     """
 
     def __init__(self, consumer: Consumer, events: Events, worker: str, inflight: InflightWriter | None = None) -> None:
@@ -50,9 +52,9 @@ class Fetcher:
         self._worker = worker
         self._inflight = inflight
         self.settled: Counter[type[Verdict]] = Counter()
-        """How many verdicts of each kind have counted."""
+        """How many verdicts of each kind the backend has accepted."""
         self._lock = threading.Lock()
-        self._unsettled: list[Held] = []  # what an outage has held up
+        self._unsettled: list[Held] = []  # verdicts that wait for the end of an outage
         self._is_partial = False  # whether only a part of the backend is gone
         self._held: dict[Held, None] = {}  # in the order in which they were reserved
         self._next_touch = float("inf")
@@ -63,20 +65,20 @@ class Fetcher:
         self._emitting = threading.Lock()
 
     def exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> list[Held]:
-        """Settle these, then reserve up to *limit* jobs. While the backend is gone: wait a little, return nothing.
+        """Settle these, then reserve up to *limit* jobs. While the backend is down: wait a little, return nothing.
 
-        While only a part of it is gone, the verdicts for that part wait, and the rest has jobs.
+        While only a part of it is down, the verdicts for that part wait, and the rest hands out jobs.
         """
         with self._lock:
             jobs, pause = self._exchange(finished, limit, timeout)
         self._emit_events()
-        if pause:  # until the next try, but not beyond an interruption
+        if pause:  # until the next attempt, unless interrupted
             self._interrupted.wait(pause)
             self._interrupted.clear()
         return jobs
 
     def _exchange(self, finished: Sequence[Held], limit: int, timeout: float) -> tuple[list[Held], float]:
-        """The jobs, or the seconds until the backend is to be tried again."""
+        """The jobs, and the seconds to wait before the next attempt."""
         waiting: list[Held] = []
         pause = self._pause_left()
         if pause and self._is_partial:
@@ -87,7 +89,7 @@ class Fetcher:
             self._unsettled = to_settle
             return [], pause
         if self._failures and not waiting:
-            timeout = 0.0  # that the backend is back is told at once, not with the next job
+            timeout = 0.0  # report at once that the backend is back, not with the next job
         try:
             lost, leases = self._consumer.exchange(_verdicts(to_settle), limit, timeout)
         except BackendError as exc:
@@ -102,14 +104,14 @@ class Fetcher:
         return self._hold(leases) if leases else [], 0.0
 
     def settle(self, finished: Sequence[Held]) -> bool:
-        """Settle these now. False: the backend is gone, they go along with the next call."""
+        """Settle these now. False: the backend is down; they are settled with the next call."""
         with self._lock:
             is_settled = self._settle(finished)
         self._emit_events()
         return is_settled
 
     def settle_if_free(self, take: Callable[[], Sequence[Held]]) -> None:
-        """Settle what *take* returns, unless another thread is in a call: it may wait long, and settles in time."""
+        """Settle what *take* returns, unless another thread is in a call: after that one, the loop settles in time."""
         if self._lock.acquire(blocking=False):
             try:
                 self._settle(take())
@@ -120,7 +122,7 @@ class Fetcher:
     def touch_due(self) -> None:
         """Touch every lease of which a third has passed.
 
-        While another thread is in a call, nothing happens: that call ends in time for the next beat.
+        Does nothing while another thread is in a call: that call ends in time for the next touch.
         """
         if time.monotonic() < self._next_touch or not self._lock.acquire(blocking=False):
             return
@@ -131,11 +133,11 @@ class Fetcher:
         self._emit_events()
 
     def next_touch_in(self) -> float:
-        """Seconds until ``beat`` has something to do."""
+        """Seconds until ``touch_due`` has something to do."""
         return max(0.0, self._next_touch - time.monotonic())
 
     def interrupt(self) -> None:
-        """End a wait, or skip the next one."""
+        """End the current wait, or skip the next one."""
         self._interrupted.set()
         self._consumer.interrupt()
 
@@ -161,9 +163,9 @@ class Fetcher:
         self._consumer.close()
 
     def _emit_events(self) -> None:
-        """Tell of what has happened, without the lock and in a thread of its own: a subscriber may hang.
+        """Emit pending events without the lock and in a thread of its own, because a subscriber may hang.
 
-        By one thread at a time, so that events come in their order.
+        One thread at a time does it, so that events keep their order.
         """
         if self._pending_events and not self._emitting.locked():
             run_in_thread(self._emit_all).wait(_EMIT_WAIT)
@@ -194,7 +196,7 @@ class Fetcher:
         return True
 
     def _reserve_elsewhere(self, limit: int) -> list[Held]:
-        """Jobs of those servers that answer, while another one owes an answer about verdicts."""
+        """Reserve from the servers that answer, while another one has not answered about verdicts."""
         try:
             leases = self._consumer.reserve(limit, 0) if limit > 0 else []
         except BackendError:
@@ -211,10 +213,10 @@ class Fetcher:
             if held.touch_at > now or held.verdict is not None:
                 continue
             if held.ends_at <= now and not held.began_at:
-                held.touch_at = float("inf")  # it never begins here, and the sidecar may give it back at any moment
+                held.touch_at = float("inf")  # it never begins here, and the sidecar may give it back at any time
                 continue
             due.append(held)
-            if self._inflight is not None:  # the sidecar goes by what stands there, so first
+            if self._inflight is not None:  # before the call: the sidecar relies on it
                 self._inflight.touch(held, now + held.lease.ttr)
         try:
             lost = self._consumer.settle([Touch(held.lease) for held in due]) if due else []
@@ -226,13 +228,13 @@ class Fetcher:
                 held.touch_at = now + held.lease.ttr * _TOUCH_SHARE
                 held.ends_at = now + held.lease.ttr
             else:
-                held.touch_at = float("inf")  # the verdict will be refused, and that is told then
+                held.touch_at = float("inf")  # its verdict will be refused, and reported then
         self._set_next_touch(min((held.touch_at for held in self._held if held.verdict is None), default=float("inf")))
         if None in lost:
             self._note_answer()
 
     def _collect(self, finished: Sequence[Held]) -> list[Held]:
-        """What is to be settled now: an abort may have settled some of these before their jobs ended."""
+        """What to settle now. Jobs that an abort has settled before they ended are left out."""
         all_held = self._held
         if not self._unsettled:
             return [held for held in finished if held in all_held]
@@ -272,30 +274,33 @@ class Fetcher:
         self.settled.update(map(type, _verdicts(counted)))
         if self._inflight is not None and settled:
             self._inflight.drop(settled)
-        if None in lost:  # a lease may be known to be lost without a word from the backend
+        if None in lost:  # a driver may know without any reply that leases are lost
             self._note_answer()
 
     def _note_lost(self, refused: Sequence[Held]) -> None:
         for held in refused:
             held.is_lost = True
-            if held.began_at:  # of a job that has not begun, nothing is lost
+            if held.began_at:  # nothing is lost of a job that has not begun
                 lease = held.lease
                 task = task_of(decode_json(lease.body))
                 self._pending_events.append(JobLost(queue=lease.queue, job_id=lease.id, task=task))
 
     def _note_answer(self) -> None:
-        """The backend has answered a call: if it was gone, and nothing waits for another part of it, it is back."""
+        """The backend has answered a call. If it was down, and no verdict waits for another part of it, it is back."""
         if self._failures and not self._unsettled:
             self._failures = 0
             self._is_partial = False
             self._pending_events.append(BackendUp(worker=self._worker))
 
     def _pause_left(self) -> float:
-        """Seconds until the backend, or the part of it that is gone, is to be tried again."""
+        """Seconds until the next attempt to reach the backend, or the part of it that is down."""
         return max(0.0, self._retry_at - time.monotonic()) if self._failures else 0.0
 
     def _note_failure(self, failure: BackendError) -> float:
-        """Note a failed call. Returns the pause before the next, longer each time, with jitter against stampedes."""
+        """Note a failed call. Returns the seconds until the next attempt.
+
+        They grow with each failure, with jitter, so that many workers do not come back at once.
+        """
         self._is_partial = failure.is_partial
         longest = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2.0**self._failures)
         pause = longest * (1 - random.random() / 2)  # noqa: S311 - spreads load, guards nothing

@@ -1,4 +1,4 @@
-"""What must go on beside the jobs: watching their limits; inline also touching leases and keeping nobody waiting."""
+"""The heartbeat: a thread that checks timeouts, renews leases and settles finished jobs, however long a job takes."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.worker")
 
-#: seconds between two looks while jobs are held
+#: seconds between two heartbeats while jobs are held
 TICK = 0.025
 
 
 class Heartbeat:
-    """Calls *tick* every 25 ms from a thread of its own while ``holding`` is set; sleeps for good otherwise."""
+    """Calls *tick* every 25 ms from a thread of its own while ``holding`` is set; waits otherwise."""
 
     def __init__(self, tick: Callable[[], None], on_death: Callable[[], None]) -> None:
         self._tick = tick
@@ -30,7 +30,7 @@ class Heartbeat:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop; returns when the thread is through."""
+        """Stop, and wait for the thread's end."""
         self._closed = True
         self._pause.set()
         self.holding.set()
@@ -44,6 +44,6 @@ class Heartbeat:
                 self._tick()
                 self._pause.wait(TICK)
         except BaseException:  # noqa: BLE001 - reported, and fatal
-            # a worker whose leases nobody keeps alive must not go on as if all were well
+            # without it, leases end while their jobs run: the worker must not go on
             _log.exception("the heartbeat died; the worker stops")
             self._on_death()

@@ -1,24 +1,24 @@
-"""How many jobs to hold at once: many only while they are far shorter than a round trip is worth."""
+"""How many jobs to hold at a time: more than can run only while jobs are short compared with a round trip."""
 
 from __future__ import annotations
 
-#: seconds of work that one slot may hold in hand: what a job waits at most behind others that were taken along
+#: seconds of work that may wait for one slot: how long a job waits at most behind others of its batch
 BUDGET = 0.010
 
-_WEIGHT = 0.2  # of the newest job in the running mean
+_WEIGHT = 0.2  # weight of the newest job in the running mean
 
 
 class Prefetch:
     """Doubles while batches come back full and jobs are short; falls at once when they are long.
 
-    *slots* jobs run at a time, *most* more may wait for one of them. With n held, the last one waits for the first
-    slot that is free, and then for its turn: (n - slots + 1) / slots of what a job takes. That is the budget.
+    *slots* jobs run at a time, and *most* more may wait. With n jobs held, the last one begins after
+    (n - slots + 1) / slots times what a job takes; ``BUDGET`` limits that.
     """
 
     def __init__(self, slots: int, most: int) -> None:
         self._slots = slots
         self._most = slots + most
-        self._mean: float | None = None  # of what jobs take; None: nobody knows yet
+        self._mean: float | None = None  # seconds that a job takes; None: not known yet
         self._size = slots
 
     @property
@@ -27,14 +27,14 @@ class Prefetch:
         return self._size
 
     def note_job(self, seconds: float) -> None:
-        """A job ran for so long."""
+        """Note how long a job ran."""
         self._mean = seconds if self._mean is None else self._mean + _WEIGHT * (seconds - self._mean)
         if seconds > BUDGET:
             self._mean = max(self._mean, seconds)
             self._size = min(self._size, self._affordable())
 
     def note_batch(self, asked: int, got: int) -> None:
-        """A reserve came back."""
+        """Note how many jobs a reserve asked for, and how many it got."""
         if self._mean is None:
             return
         grown = self._size * 2 if got >= asked else self._size

@@ -1,4 +1,4 @@
-"""When a worker process has had its day: jobs, seconds, memory."""
+"""Recycling: when a worker process is to end, after so many jobs, so many seconds, or with too much memory."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 EXIT_MEMORY = 12
-"""The process uses more memory than it may. Laravel's workers say it by the same number."""
+"""The process uses more memory than it may. Laravel's workers exit with the same code."""
 EXIT_RECYCLED = 14
-"""The process has run so many jobs, or for so long, that it is to be replaced."""
+"""The process has reached ``recycle_jobs`` or ``recycle_time``, and is to be replaced."""
 
-_JITTER = 0.1  # of a limit: children that began together do not end together
-_LOOK = 0.02  # seconds between two looks at the memory: a look takes some microseconds
+_JITTER = 0.1  # share of a limit that is left off at random, so that children that started together do not end together
+_LOOK = 0.02  # seconds between two reads of the memory, each of which takes some microseconds
 _STATM = Path("/proc/self/statm")
 _PAGE = resource.getpagesize()
 
 
 class Recycling:
-    """Asked between jobs; ``reason`` and ``code`` say why the process is to end, once it is."""
+    """Checked between jobs. Once ``is_reached``, ``reason`` and ``code`` say why the process is to end."""
 
     def __init__(self, settings: ProcessSettings) -> None:
         now = time.monotonic()
@@ -43,7 +43,7 @@ class Recycling:
             self._warn_of_little(settings.memory)
 
     def is_reached(self, jobs: int) -> bool:
-        """Whether the process should end now, after so many *jobs*."""
+        """Whether the process should end now, having run so many *jobs*."""
         now = time.monotonic()
         if now >= self._end_at:
             self.reason = "its time is over"
@@ -57,7 +57,7 @@ class Recycling:
         return bool(self.reason)
 
     def is_memory_used_up(self) -> bool:
-        """Whether the process uses more memory than it may. To be asked after each job: it looks now and then."""
+        """Whether the process uses more memory than it may. Cheap enough for every job: it reads now and then."""
         if self._memory is None:
             return False
         now = time.monotonic()
@@ -67,23 +67,23 @@ class Recycling:
         return self._used > self._memory
 
     def ends_in(self) -> float:
-        """Seconds until time alone is a reason to end."""
+        """Seconds until a limit of time is reached."""
         return max(0.0, min(self._end_at, self._recycle_at) - time.monotonic())
 
     def _warn_of_little(self, memory: float) -> None:
-        """A process that is over its limit before it has run a job runs one, and is replaced: slow, but it goes on."""
+        """Log a memory limit below what the process uses already: it then runs one job at a time, and is replaced."""
         used = resident_mib()
         if used > memory:
             _log.error(
-                "memory %g MiB is too little: this process uses %.0f MiB before its first job, so it ends after one. "
-                "Give it more than that, and room for the largest job",
+                "memory must be more than this process uses before its first job, got %g MiB, and it uses %.0f MiB: it "
+                "ends after each job. Add room for the largest job",
                 memory,
                 used,
             )
 
 
 def resident_mib() -> float:
-    """How much memory this process has in use; where the system does not tell, the most that it ever had."""
+    """Resident memory of this process; on systems without /proc, the most that it ever had."""
     try:
         return int(_STATM.read_text().split()[1]) * _PAGE / 2**20
     except OSError:
@@ -92,5 +92,5 @@ def resident_mib() -> float:
 
 
 def _less(limit: float | None) -> float:
-    """A limit less some of it, by chance; infinite if there is none."""
+    """A limit, less a random part of it; infinite if there is none."""
     return float("inf") if limit is None else limit * (1 - random.random() * _JITTER)  # noqa: S311 - guards nothing

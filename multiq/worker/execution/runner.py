@@ -1,4 +1,7 @@
-"""From a lease to a verdict: decode, look up, guard, call, judge. Nothing that a task does gets past this file."""
+"""The runner: from a lease to a verdict. Decodes the job, checks it, calls the task, and judges the outcome.
+
+An exception of any kind that a task raises ends here as a verdict.
+"""
 
 from __future__ import annotations
 
@@ -41,25 +44,25 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 _NOT_RUN = (Awaitable, GeneratorType, AsyncGeneratorType)
-_LATE = 0.05  # seconds that other jobs have held the loop: less than that is not given back
+_LATE = 0.05  # seconds that other jobs have held the loop: less than that is not added to a job's time
 
-#: a task that nobody knows may be one that the next deployment brings: retried for about two and a half minutes
+#: an unknown task may come with the next deployment: retried for about two and a half minutes
 UNKNOWN_TASK = RetryPolicy(max_attempts=5, backoff=exponential(first=10, cap=600))
 
 
 class TaskCall(msgspec.Struct, frozen=True):
-    """A job that may run: everything known about it."""
+    """A job that is about to run, with everything known about it."""
 
     job: JobContext
     task: Task[Any, Any]
     envelope: Envelope
     policy: RetryPolicy
     timeout: float | None
-    """Seconds that it may run; None: no limit."""
+    """Seconds that it may run; None: as long as it takes."""
 
     @property
     def deadline(self) -> float:
-        """When its time is over, as ``time.monotonic``; infinite without a limit."""
+        """When its time is over, as ``time.monotonic``; infinite without a timeout."""
         return float("inf") if self.job.deadline is None else self.job.deadline
 
 
@@ -77,7 +80,7 @@ class Runner:
         self._threads = threading.local()
         self._context = contextvars.copy_context()
         self.is_ending = False
-        """Whether the worker cancels coroutines from now on: what they raise is not their jobs' failure."""
+        """Whether the worker cancels coroutines because it ends: that is not a failure of their jobs."""
 
     def run(self, held: Held) -> Verdict:
         """Run a job here and now; a coroutine on an event loop of this thread. Never raises."""
@@ -113,11 +116,11 @@ class Runner:
         return self._done(call, result, time.perf_counter() - started)
 
     def fresh_context(self) -> contextvars.Context:
-        """What a job may change without any other job noticing."""
+        """A copy of the context: a job's changes to it are seen by no other job."""
         return self._context.copy()
 
     def is_coroutine(self, lease: Lease) -> bool:
-        """Whether the job's task is a coroutine; what cannot be told is none."""
+        """Whether the job's task is a coroutine function; False if the job cannot be decoded or the task is unknown."""
         try:
             task = self._tasks.get(decode_envelope(lease.body, max_body=self._max_body).task)
         except PayloadInvalid:
@@ -127,7 +130,7 @@ class Runner:
     def timed_out(self, lease: Lease, stack: str | None = None) -> tuple[Verdict, Callable[[], None]]:
         """The verdict on a job that is ended from outside because it ran longer than its timeout.
 
-        Nothing is said of it yet: the second result says it, and is to be called once the verdict has counted.
+        Emits no event: the second result does, and is to be called once the backend has accepted the verdict.
         """
         call = self._prepare(lease)
         if not isinstance(call, TaskCall):
@@ -165,7 +168,7 @@ class Runner:
     # --- before ---
 
     def _prepare(self, lease: Lease) -> TaskCall | Verdict:
-        """The call that a lease stands for, or the verdict on one that must not run."""
+        """The call to make for a lease, or the verdict on a job that must not run."""
         try:
             envelope = decode_envelope(lease.body, max_body=self._max_body)
         except PayloadInvalid as exc:
@@ -175,7 +178,7 @@ class Runner:
         if task is None:
             return self._unknown(job, envelope)
         policy = task.policy_of(envelope)
-        if lease.attempt > 1 or lease.crashes:  # nothing refuses a first run
+        if lease.attempt > 1 or lease.crashes:  # a first run is never refused
             refusal = policy.refuse(lease, counts_given_back=self._counts_given_back)
             if refusal is not None:
                 return self._bury(job, refusal, task)
@@ -184,7 +187,7 @@ class Runner:
         except ArgumentsInvalid as exc:
             return self._bury(job, str(exc), task)
         timeout = task.timeout_of(envelope)
-        if not timeout:  # 0: no limit, as everywhere
+        if not timeout:  # 0 means no timeout, as everywhere
             return TaskCall(job, task, envelope, policy, None)
         deadline = time.monotonic() + timeout
         job = JobContext(task=envelope.task, lease=lease, envelope=envelope, deadline=deadline, notice=Notice())
@@ -201,7 +204,9 @@ class Runner:
 
     def _emit_started(self, call: TaskCall) -> None:
         self._events.emit(JobStarted(job=call.job))
-        if call.timeout is not None:  # the time of subscribers is not the job's; nobody has begun to watch it
+        if (
+            call.timeout is not None
+        ):  # the subscribers' time does not count for the job; its deadline is not watched yet
             msgspec.structs.force_setattr(call.job, "deadline", time.monotonic() + call.timeout)
 
     # --- the call itself ---
@@ -239,9 +244,11 @@ class Runner:
         return result
 
     def _run_result(self, result: Any, timed: TimedJob | None) -> Any:
-        """A decorator may hide that its function is a coroutine or a generator: not awaited, it would never run."""
+        """Await what a plain function returns, if it is a coroutine: a decorator may hide that its function is one."""
         if isinstance(result, GeneratorType | AsyncGeneratorType):
-            raise BuryJob(f"the task returned {type(result).__name__}, whose code has not run: a task is no generator")
+            raise BuryJob(
+                f"the task returned {type(result).__name__}, whose code has not run: a task must not be a generator"
+            )
         return self._loop().run(self._within(timed, result))
 
     def _drive(self, call: TaskCall, held: Held) -> Any:
@@ -255,7 +262,7 @@ class Runner:
         return loop
 
     async def _await(self, call: TaskCall, held: Held, *, thread: int | None) -> Any:
-        """*thread*: the one whose loop runs this job alone; None on the loop that jobs share."""
+        """*thread*: whose loop runs this job alone; None: the loop that jobs share."""
         timed = None if call.timeout is None else self._timeouts.begin(call, held, thread=thread)
         try:
             with ExitInForks():
@@ -270,7 +277,7 @@ class Runner:
                 self._timeouts.end(timed)
 
     async def _within(self, timed: TimedJob | None, work: Awaitable[Any]) -> Any:
-        """Await *work*, cancelled when its time is over."""
+        """Await *work*, and cancel it when its time is over."""
         if timed is None:
             return await work
         timer = _Timer(timed, self._timeouts)
@@ -311,10 +318,10 @@ class Runner:
     def _judge_safely(
         self, call: TaskCall, exc: BaseException, seconds: float, stack: str | None = None
     ) -> tuple[Verdict, Callable[[], None]]:
-        """The verdict on a failed run, and what says so."""
+        """The verdict on a failed run, and what emits its events."""
         try:
             return self._judge(call, exc, seconds, stack)
-        except BaseException:  # noqa: BLE001 - a backoff function of the user's: the job outlives it
+        except BaseException:  # noqa: BLE001 - the user's backoff function: its error is logged, and the job retried
             _log.exception("the retry policy of task %s failed; its job is retried after the default", call.task.name)
             policy = msgspec.structs.replace(call.policy, backoff=DEFAULT)
             return self._judge(msgspec.structs.replace(call, policy=policy), exc, seconds, stack)
@@ -359,7 +366,7 @@ class Runner:
         task: Task[Any, Any] | None = None,
         error: BaseException | None = None,
     ) -> Verdict:
-        reason = verdict.reason or reason  # as it is kept: cut, and of characters that can be written
+        reason = verdict.reason or reason  # as stored: shortened, and without characters that cannot be stored
         if isinstance(verdict, Release):
             self._events.emit(JobRetried(job=job, delay=verdict.delay, reason=reason))
             hook = None if task is None else task.on_retry
@@ -372,14 +379,14 @@ class Runner:
 
 
 def _fallback_verdict(lease: Lease, exc: BaseException) -> Verdict:
-    with contextlib.suppress(BaseException):  # its traceback may be what cannot be put into words
+    with contextlib.suppress(BaseException):  # even formatting its traceback may fail
         _log.error("the worker cannot judge a run of job %s: %r", lease.id, type(exc))
         _log.debug("it failed like this", exc_info=exc)
     return RetryPolicy().after_failure(lease, "the worker cannot judge this run: its error, or its task, has no text")
 
 
 class _Timer:
-    """Ends a coroutine's ``asyncio.timeout`` at its limit. Time in which others block a shared loop does not count."""
+    """Ends a coroutine's ``asyncio.timeout`` at its deadline, not counting time in which others hold the loop."""
 
     def __init__(self, timed: TimedJob, timeouts: Timeouts) -> None:
         self.patience = asyncio.timeout(None)
@@ -399,7 +406,7 @@ class _Timer:
         now = self._loop.time()
         lost_time = self._timeouts.lost_time(self._timed, self._at) if self._timed.thread is None else 0.0
         if self._timed.is_notified:
-            return  # by check(): it tidies up
+            return  # by current_job().check(): the job tidies up
         if lost_time > _LATE:
             self._timeouts.postpone(self._timed, lost_time)
             self._plan(now + lost_time)
@@ -409,7 +416,7 @@ class _Timer:
 
 
 def _call_hook(call: TaskCall | JobContext, hook: Any, what: Any) -> None:
-    """Call a task's own hook; its error is logged and changes nothing."""
+    """Call a task's hook; its error is logged and changes nothing."""
     job = call.job if isinstance(call, TaskCall) else call
     try:
         hook(job, what)

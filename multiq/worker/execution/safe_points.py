@@ -1,9 +1,9 @@
-"""Look at a job's own code where it goes round a loop or calls a function, in the thread that runs it.
+"""Safe points: call back from a job's own code where it jumps back in a loop or calls a function.
 
-A signal's handler mostly runs when a thread comes back from waiting, so a job that logs or waits for a queue is found
+A signal handler mostly runs when a thread comes back from waiting, so a job that logs or waits for a queue is found
 inside these libraries every time, and could never be interrupted. Tracing sees when it is back in its own code. The
-places are those where the interpreter itself takes signals: there, an exception cannot get between a lock and its
-``with`` block. Tracing slows the job down, so it is for jobs that are to end anyway.
+safe points are those where the interpreter itself handles signals: there, an exception cannot get between a lock and
+its ``with`` block. Tracing slows the job down, so it is used only for jobs that are to end.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TURNS = frozenset(
 
 
 class Steps:
-    """Calls *look* with the frame at each step of the traced thread; what that raises is raised there, and the last."""
+    """Calls *look* with the frame at each safe point of the traced thread. What it raises is raised there."""
 
     def __init__(self, look: Callable[[FrameType], None]) -> None:
         self._look = look
@@ -30,7 +30,7 @@ class Steps:
         self._is_on = False
 
     def begin(self, frames: Iterable[FrameType]) -> None:
-        """Look at these frames, and at all that are called from now on. Not beside a debugger or a coverage tool."""
+        """Trace these frames, and all that are called from now on. Not beside a debugger or a coverage tool."""
         if self._is_on or sys.gettrace() is not None:
             return
         self._is_on = True
@@ -39,7 +39,7 @@ class Steps:
         sys.settrace(self._called)
 
     def end(self) -> None:
-        """No more looks. To be called in the same thread."""
+        """Stop tracing. Call it in the same thread."""
         if self._is_on:
             self._is_on = False
             self._codes.clear()

@@ -1,17 +1,17 @@
-"""Time limits: a job that runs longer than its ``timeout`` is told so; what does not listen ends with its process.
+"""Timeouts: a job that runs longer than its ``timeout`` is notified; if it runs on, its process has to end.
 
-How a job is told depends on where it runs, and never breaks code that is not the task's own:
+How a job is notified depends on where it runs, and never breaks code that is not the task's own:
 
 - A coroutine is cancelled by its event loop (``Runner``).
 - A plain function in the main thread of its process is interrupted by a signal, whose handler runs in that thread and
   sees the very line that it interrupts. It raises ``SoftTimeout`` only in the task's own code, or in a library that
   blocks for it; elsewhere (a lock of the standard library, logging, a driver) it raises when the task is back
-  in its own code (``stepping``).
-- A plain function on any other thread asks: ``current_job().check()`` raises. An exception that is raised from
-  outside would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
-- A call of multiq's own (``enqueue``) raises on its way out (``multiq.timeout_notices``).
+  in its own code (``safe_points``).
+- A plain function on any other thread polls: ``current_job().check()`` raises. An exception raised from another thread
+  would arrive wherever the thread happens to be, also between a lock and its ``with`` block.
+- A call of multiq itself (``enqueue``) raises before it returns (``multiq.timeout_notices``).
 
-What goes on for ``kill_after`` seconds after it was told is overdue.
+A job that still runs ``kill_after`` seconds after it was notified is overdue.
 """
 
 from __future__ import annotations
@@ -43,9 +43,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.worker")
 
 INTERRUPT = signal.SIGURG
-"""The signal for a job in the main thread. By default it is ignored, so it harms no process that gets it too late."""
+"""The signal for a job in the main thread. Its default is to be ignored, so it does no harm if it arrives too late."""
 
-_LOOP_IS_BLOCKED = 0.1  # seconds without an answer of the loop; it is asked every 25 ms
+_LOOP_IS_BLOCKED = 0.1  # seconds without a callback of the loop, which is asked for one every 25 ms
 _RUNNER = "multiq.worker.execution.runner"
 
 #: packages in whose code, and in whatever that code calls, nothing is ever raised: they hold locks or connections, or
@@ -72,13 +72,13 @@ _PROTECTED = frozenset(
         "sqlalchemy",
     ]
 )
-#: packages that call the task's own code in between: only they themselves are spared
+#: packages that call the task's own code: nothing is raised in them, but in what they call
 _PROTECTED_AT_THE_TOP = frozenset({"contextlib", "functools", "_bootstrap", "_frozen_importlib"})
 _PROTECTED_FUNCTIONS = frozenset({"__enter__", "__exit__", "__aenter__", "__aexit__", "__del__", "acquire", "release"})
 
 
 class TimedJob:
-    """One running job and its moments, as ``time.monotonic``."""
+    """One running job that has a timeout. Moments are ``time.monotonic``."""
 
     __slots__ = (
         "blocked",
@@ -102,7 +102,7 @@ class TimedJob:
         self.is_in_main_thread = thread is not None and thread == threading.main_thread().ident
         self.notice = call.job.notice or timeout_notices.Notice()
         self.has_notice = False
-        self.blocked = 0.0  # seconds in which other jobs held the loop, and which it has not been given yet
+        self.blocked = 0.0  # seconds in which other jobs held the loop, and which were not added to its time yet
         self.counted_at = time.monotonic()
 
     @property
@@ -118,22 +118,24 @@ class SharedLoop(Protocol):
     """An event loop on which several jobs run."""
 
     def holder(self) -> Held | None:
-        """The job whose code it runs at this moment; None: that of none that runs, or it cannot be told."""
+        """The job whose code the loop runs now; None: it runs no running job's code, or that is unknown."""
 
     def is_held_by_leftover(self) -> bool:
-        """Whether it runs the code of a job that has ended."""
+        """Whether the loop runs code of a job that has ended."""
 
     def jobs(self) -> int:
-        """How many jobs it runs."""
+        """How many jobs the loop runs."""
 
     def stack(self) -> str | None:
-        """Where it is in its code."""
+        """The stack of the loop's thread, as text."""
 
 
 class Timeouts:
-    """The limits of all jobs that run now. ``look`` is called by the heartbeat, the rest by the jobs' own threads.
+    """The timeouts of all running jobs. The heartbeat calls ``check``, the jobs' own threads the rest.
 
-    *untouchable* are top-level packages in whose code nothing is ever raised, beside those that are known here.
+    - *kill_after*: seconds between a job's notification and the end of its process.
+    - *protected*: top-level packages in whose code nothing is raised, beside those named here.
+    - *inflight*: where to write when a process must end, for the supervisor.
     """
 
     def __init__(
@@ -155,7 +157,7 @@ class Timeouts:
 
     @contextlib.contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. To be called there."""
+        """Take ``INTERRUPT``: while the block lasts, jobs in the main thread are interrupted. Call it there."""
         before = fork.take_signal(INTERRUPT, self._handler)
         self._can_interrupt = True
         try:
@@ -165,21 +167,21 @@ class Timeouts:
             fork.restore_signal(INTERRUPT, before)
 
     def share_loop(self, loop: AbstractEventLoop, shared: SharedLoop) -> None:
-        """Coroutines share this loop; *shared* tells whose job it runs at this moment."""
+        """Coroutine jobs share this loop; *shared* says which one it runs."""
         self._loop, self._shared = loop, shared
 
     def begin(self, call: TaskCall, held: Held, *, thread: int | None) -> TimedJob:
-        """From now on *call* has a limit: its job's deadline. *thread* None: it is a coroutine on the shared loop."""
+        """Watch *call* until its deadline. *thread* None: it is a coroutine on the shared loop."""
         timed = TimedJob(call, held, call.deadline, self._kill_after, thread)
         if self._can_interrupt and timed.is_in_main_thread and fork.handler_of(INTERRUPT) is not self._handler:
-            signal.signal(INTERRUPT, self._handler)  # a job before it has taken that
+            signal.signal(INTERRUPT, self._handler)  # an earlier job has taken the signal
         with self._lock:
             self._running[timed] = None
         self._publish(timed)
         return timed
 
     def end(self, timed: TimedJob) -> None:
-        """It has ended: nothing is raised any more."""
+        """The job has ended: raise nothing in it any more."""
         with self._lock:
             if timed in self._running:
                 del self._running[timed]
@@ -188,27 +190,28 @@ class Timeouts:
             self._steps.end()
 
     def mark_notified(self, timed: TimedJob) -> None:
-        """Its loop has cancelled it just now."""
+        """Its loop has just cancelled it."""
         with self._lock:
             timed.is_notified = True
             self._take_back_notice(timed)
         self._set_kill_at(timed, time.monotonic() + self._kill_after)
 
     def lost_time(self, timed: TimedJob, since: float) -> float:
-        """Seconds in which other jobs held a coroutine's loop, not given back yet. Its time was over *since*.
+        """Seconds that other jobs have held a coroutine's loop, and that were not added to its time yet.
 
-        Where the heartbeat could not look either, one call into C has held the interpreter, and nobody knows whose.
+        Its time was over at *since*. If the heartbeat has not run since then, one call into C has held the interpreter,
+        and it is unknown whose: then all of that time counts as held by others.
         """
         lost_time, timed.blocked = timed.blocked, 0.0
         return lost_time if self._checked_at >= since else max(lost_time, time.monotonic() - since)
 
     def postpone(self, timed: TimedJob, seconds: float) -> None:
-        """It gets so many seconds from now on, and whoever would kill its process has to know."""
+        """Give it so many seconds from now on, and publish that for the supervisor."""
         timed.notify_at = time.monotonic() + seconds
         self._set_kill_at(timed, timed.notify_at + self._kill_after)
 
     def check(self) -> list[TimedJob]:
-        """Tell each job that runs longer than it may. Returns those that are overdue, each once."""
+        """Notify each job that runs longer than it may. Returns those that are overdue, each once."""
         if not self._running:
             self._loop_answered_at = float("inf")
             return []
@@ -226,10 +229,10 @@ class Timeouts:
         return [timed for timed in running if self._is_overdue(timed, now, holder)]
 
     def is_loop_stuck(self) -> bool:
-        """Whether code of no job that runs has held the shared loop for longer than any of them may.
+        """Whether code that belongs to no running job has held the shared loop for longer than any of them may.
 
-        To be called after ``look``. A job without a limit may hold it for ever: then that is none, unless it is known
-        whose code it is.
+        Call it after ``check``. A job without a timeout may hold the loop forever: beside one, the loop is not stuck,
+        unless it is known whose code holds it.
         """
         shared = self._shared
         if shared is None or time.monotonic() - self._loop_answered_at <= _LOOP_IS_BLOCKED:
@@ -241,15 +244,15 @@ class Timeouts:
         return shared.holder() is None and (shared.is_held_by_leftover() or len(longest) == shared.jobs())
 
     def is_held_by_leftover(self) -> bool:
-        """Whether a job that has ended holds the shared loop: none of those that run is to blame."""
+        """Whether code of a job that has ended holds the shared loop: no running job is to blame."""
         return self._shared is not None and self._shared.is_held_by_leftover()
 
     def _is_overdue(self, timed: TimedJob, now: float, holder: Held | bool | None) -> bool:
-        """*holder* is False while the loop goes round, else the job that keeps it from doing so, if that is known."""
+        """*holder*: False while the loop makes progress, else the job that holds it, or None if that is unknown."""
         if now < timed.notify_at:
             return False
         if timed.thread is None and holder is not False and holder is not timed.held:
-            self._set_kill_at(timed, now + self._kill_after)  # another one's doing: this one cannot even be told
+            self._set_kill_at(timed, now + self._kill_after)  # another job holds the loop: this one cannot be notified
             return False
         if timed.thread is not None and not timed.is_notified:
             self._notify(timed, timed.thread, now)
@@ -259,7 +262,7 @@ class Timeouts:
         return True
 
     def _log_stuck_loop(self, running: Sequence[TimedJob], now: float) -> None:
-        """Once, as soon as a job cannot be told of its limit for it."""
+        """Log once that the loop is held, as soon as a job cannot be notified because of it."""
         since, shared = self._loop_answered_at, self._shared
         if shared is None or since == self._logged_stall:
             return
@@ -271,7 +274,8 @@ class Timeouts:
 
     def _notify(self, timed: TimedJob, thread: int, now: float) -> None:
         if not timed.has_notice:
-            self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))  # it is always told before it is ended
+            # a job is always notified before its process ends
+            self._set_kill_at(timed, max(timed.kill_at, now + self._kill_after))
         with self._lock:
             if timed not in self._running or timed.is_notified:
                 return
@@ -281,7 +285,7 @@ class Timeouts:
                 timed.is_notified = True
                 return
             timeout_notices.pending.add(thread)
-            timed.has_notice = True  # last: with it, a notice that does not wait any more has been heeded
+            timed.has_notice = True  # last: from now on, a notice that is not pending any more has been raised
         if timed.is_in_main_thread and self._can_interrupt:
             signal.pthread_kill(thread, INTERRUPT)
 
@@ -290,12 +294,12 @@ class Timeouts:
             timeout_notices.pending.discard(timed.thread)
 
     def _interrupt(self, _number: int, frame: FrameType | None) -> None:
-        """The handler: it runs in the main thread, in the middle of whatever that does."""
+        """The signal handler. It runs in the main thread, in the middle of whatever that does."""
         self._raise_if_over(frame)
         if any(
             timed.is_in_main_thread and timed.has_notice and not timed.is_notified for timed in tuple(self._running)
         ):
-            # it is in a library: as soon as it is back in its own code
+            # the job is in a library: raise as soon as it is back in its own code
             self._steps.begin(each for each in _down_to_the_runner(frame) if each is not None)
 
     def _raise_if_over(self, frame: FrameType | None) -> None:
@@ -313,10 +317,12 @@ class Timeouts:
                 raise SoftTimeout
 
     def _may_raise(self, frame: FrameType | None) -> bool:
-        """Whether the line that is interrupted is the task's own, or of a library that blocks for it."""
+        """Whether the interrupted line is the task's own, or of a library that blocks for it."""
         if frame is None or _package(frame) in _PROTECTED_AT_THE_TOP:
             return False
-        if frame.f_globals.get("__name__") == _RUNNER:  # no task's code at all, and its job's books may be open
+        if (
+            frame.f_globals.get("__name__") == _RUNNER
+        ):  # not the task's code, and the runner may be half-way through its own bookkeeping
             return False
         for each in _down_to_the_runner(frame):
             if each is None:
@@ -326,7 +332,7 @@ class Timeouts:
         return True
 
     def _blocks_the_loop(self, now: float) -> Held | bool | None:
-        """False while the shared loop goes round; else the job whose code it runs, None if that cannot be told."""
+        """False while the shared loop makes progress; else the job whose code it runs, None if that is unknown."""
         loop = self._loop
         if loop is None or loop.is_closed():
             return False
@@ -358,12 +364,12 @@ def stack_of(frame: FrameType | None) -> str | None:
 
 
 def frame_of(thread: int | None) -> FrameType | None:
-    """Where a thread is in its code."""
+    """The current frame of a thread."""
     return sys._current_frames().get(thread or 0)  # noqa: SLF001 - there is no other way to ask
 
 
 def _down_to_the_runner(frame: FrameType | None) -> Iterator[FrameType | None]:
-    """The frames of the task's call, the innermost first; None at the end if the runner is not below them at all."""
+    """The frames of the task's call, the innermost first; then None if the runner is not below them."""
     while frame is not None:
         if frame.f_globals.get("__name__") == _RUNNER:
             return

@@ -1,1 +1,1 @@
-"""What a worker tells of itself: its status, its health file, its metrics."""
+"""Monitoring of one worker: its status, health file, HTTP pages, metrics, and the summary in its log."""

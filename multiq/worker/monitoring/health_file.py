@@ -1,4 +1,4 @@
-"""The health file: for probes that run a command, and for people who look."""
+"""The health file: a worker's status as JSON, for `multiq health` and for probes that run a command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger("multiq.sidecar")
 
 
 class HealthFile:
-    """A worker's report as JSON. The file's own time is when the worker was last well; 1970: it never was."""
+    """A worker's health report as JSON. The file's modification time is when the worker was last well; 1970: never."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -28,7 +28,7 @@ class HealthFile:
         self._is_refused = False
 
     def write(self, report: HealthReport) -> None:
-        """Replace it in one go. What the file system refuses is logged, once."""
+        """Replace the file atomically. An error of the file system is logged once."""
         if report.is_well:
             self._well_at = time.time()
         new = self._path.with_name(f".{self._path.name}.{os.getpid()}")
@@ -48,10 +48,10 @@ class HealthFile:
 
 
 def check_path(path: Path) -> Path:
-    """Where a health file can be written, in full. Raises ``OptionInvalid``."""
+    """The absolute path of a health file that can be written. Raises ``OptionInvalid``."""
     path = path.absolute()
     if path.is_dir():
-        raise OptionInvalid(f"health_file {str(path)!r} is a folder: name a file in it")
+        raise OptionInvalid(f"health_file must be a file, got the folder {str(path)!r}: name a file in it")
     if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise OptionInvalid(f"health_file {str(path)!r}: its folder is not there, or not to be written to")
+        raise OptionInvalid(f"health_file must be in a folder that exists and is writable, got {str(path)!r}")
     return path

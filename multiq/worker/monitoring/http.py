@@ -1,12 +1,12 @@
 """Health and metrics over HTTP: three pages for probes and for Prometheus, and nothing else.
 
-They are served beside the jobs, from the sidecar's process, so no task keeps them waiting. Nothing of a request is
-used but its method, its path and its ``Host``. There is no login: what is shown has no job's arguments in it, and the
-address is this host's own unless somebody says otherwise.
+They are served from the sidecar's process, so that no task delays them. Of a request, only the method, the path and the
+``Host`` header are used. There is no login: the pages contain no job's arguments, and the default address is this
+host's own.
 
-One thread serves all connections, because a probe must be answered whatever others do: each connection has a few
-seconds for its whole request and reply, and where there are as many as there may be, the next one takes the place of
-the oldest. Only the metrics, which ask the backend, are made by a second thread. See docs/decisions/0035.
+One thread serves all connections, because a probe must be answered whatever other clients do: each connection has a few
+seconds for its whole request and reply, and at the limit of connections, the oldest is closed for a new one. Only the
+metrics, which ask the backend, are made by a second thread. See decision 35, ``docs/decisions``.
 """
 
 from __future__ import annotations
@@ -37,18 +37,19 @@ if TYPE_CHECKING:
 _log = logging.getLogger("multiq.sidecar")
 
 _LOOPBACK = "127.0.0.1"
-_PATIENCE = 3.0  # seconds: when a worker rolls, the one of before gives its address up when it notices
-_AGAIN = 0.05  # seconds
+#: seconds: after a reload, the previous sidecar releases the address when it notices the new program
+_BIND_PATIENCE = 3.0
+_RETRY = 0.05  # seconds
 _CONNECTIONS = 100
-_SHARE_OF_FILES = 4  # of the files that the process may open, connections take one in so many
-_BACKLOG = 4096  # as many as the system allows: who finds no room there is answered a second later, which is too late
+_SHARE_OF_FILES = 4  # connections take one in so many of the files that the process may open
+_BACKLOG = 4096  # as many as the system allows: a probe that finds it full retries after a second, which is too late
 _ACCEPTED_AT_ONCE = 64
-_WHOLE = 3.0  # seconds for a connection, from its beginning to the last byte of the reply: probes take milliseconds
+_CONNECTION_SECONDS = 3.0  # for a connection, from its start to the last byte of the reply: probes take milliseconds
 _NO_FILES = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 _HEADER_ROOM = 8192  # bytes
 _TEXT = "text/plain; version=0.0.4; charset=utf-8"
-#: ends of names that no stranger can register: who reaches this server by another name was led here by a web page
-_OWN_ENDS = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".test")
+#: zones in which no stranger can register a name: a browser that uses another name was led here by a web page
+_PRIVATE_ZONES = (".localhost", ".local", ".internal", ".svc", ".home.arpa", ".test")
 
 
 class Address(NamedTuple):
@@ -66,7 +67,7 @@ def parse_address(text: str) -> Address:
     except ValueError:
         port = None
     if port is None or parts.netloc != text or "@" in text:
-        raise OptionInvalid(f"http {text!r} is no address: write HOST:PORT, or :PORT for this host only")
+        raise OptionInvalid(f"http must be an address, got {text!r}: write HOST:PORT, or :PORT for this host only")
     return Address(parts.hostname or _LOOPBACK, port)
 
 
@@ -80,8 +81,8 @@ def check_libraries() -> None:
 
 
 def listen(address: Address) -> socket.socket:
-    """A socket that is bound there. Raises ``OptionInvalid``."""
-    give_up_at = time.monotonic() + _PATIENCE
+    """A socket that listens on *address*. Raises ``OptionInvalid``."""
+    give_up_at = time.monotonic() + _BIND_PATIENCE
     while True:
         try:
             return socket.create_server(
@@ -89,12 +90,12 @@ def listen(address: Address) -> socket.socket:
             )
         except OSError as exc:
             if exc.errno != errno.EADDRINUSE or time.monotonic() > give_up_at:
-                raise OptionInvalid(f"http {address.host}:{address.port} cannot be listened on: {exc}") from exc
-            time.sleep(_AGAIN)
+                raise OptionInvalid(f"http {address.host}:{address.port} cannot be bound: {exc}") from exc
+            time.sleep(_RETRY)
 
 
 class Reply(NamedTuple):
-    """What a request is answered with."""
+    """The reply to a request."""
 
     status: str
     kind: str
@@ -109,7 +110,7 @@ class Reply(NamedTuple):
 
 
 class Request(NamedTuple):
-    """What of a request is used."""
+    """The parts of a request that are used."""
 
     method: str
     path: str
@@ -117,7 +118,7 @@ class Request(NamedTuple):
 
 
 class Pages:
-    """The three pages. *names*: what this server may be called beside its addresses."""
+    """The three pages. *names*: names of this server that are accepted beside its addresses."""
 
     def __init__(self, status: Status, metrics: Callable[[], bytes], names: tuple[str, ...] = ()) -> None:
         self._status = status
@@ -125,13 +126,13 @@ class Pages:
         self._names = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def refuse(self, request: Request) -> Reply | None:
-        """The answer to what is asked wrongly; None: it is asked rightly."""
+        """The reply that refuses a request; None: it is valid."""
         if request.host is not None and not self._is_own(request.host):
-            return Reply("421 Misdirected Request", _TEXT, b"this server has another name: use its address\n")
+            return Reply("421 Misdirected Request", _TEXT, b"the Host header must name this server: use its address\n")
         if request.path not in {"/healthz", "/readyz", "/metrics"}:
-            return Reply("404 Not Found", _TEXT, b"/healthz, /readyz and /metrics are here\n")
+            return Reply("404 Not Found", _TEXT, b"the pages are /healthz, /readyz and /metrics\n")
         if request.method not in {"GET", "HEAD"}:
-            return Reply("405 Method Not Allowed", _TEXT, b"GET or HEAD\n")
+            return Reply("405 Method Not Allowed", _TEXT, b"the method must be GET or HEAD\n")
         return None
 
     def health(self, path: str) -> Reply:
@@ -144,7 +145,7 @@ class Pages:
         return Reply("200 OK", _TEXT, self._metrics())
 
     def _is_own(self, host: str) -> bool:
-        """Whether a ``Host`` is this server's. A web page whose name leads here (DNS rebinding) gives its own."""
+        """Whether a ``Host`` names this server. A web page whose name leads here (DNS rebinding) sends its own name."""
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower().removesuffix(".")
         except ValueError:
@@ -152,37 +153,39 @@ class Pages:
         with contextlib.suppress(ValueError):
             ipaddress.ip_address(name)
             return True
-        return bool(name) and ("." not in name or name in self._names or name.endswith((*_OWN_ENDS, ".cluster.local")))
+        return bool(name) and (
+            "." not in name or name in self._names or name.endswith((*_PRIVATE_ZONES, ".cluster.local"))
+        )
 
 
-class _Visit:
+class _Connection:
     """A connection."""
 
     def __init__(self, sock: socket.socket, *, is_local: bool) -> None:
         self.sock = sock
         self.is_local = is_local
-        self.ends_at = time.monotonic() + _WHOLE
+        self.ends_at = time.monotonic() + _CONNECTION_SECONDS
         self.received = b""
         self.reply = memoryview(b"")
-        self.is_asked = False
-        """Whether the request is complete: what comes after it is thrown away."""
-        self.is_told = False
-        """Whether the reply is sent, and only the other side's end is waited for: closed before, it might be lost."""
+        self.is_request_complete = False
+        """Whether the request is complete. What comes after it is discarded."""
+        self.is_reply_sent = False
+        """Whether the reply is sent. It stays open until the client closes: closed earlier, the reply might be lost."""
 
 
 class Server:
-    """Serves *pages* on *listener*, from threads of its own."""
+    """Serves *pages* on *listener*, in threads of its own."""
 
     def __init__(self, listener: socket.socket, pages: Pages) -> None:
         host, port, *_ = listener.getsockname()
         self._listener = listener
         self._pages = pages
-        self._visits: dict[socket.socket, _Visit] = {}  # the oldest first
-        self._asking: deque[tuple[_Visit, bool]] = deque()  # those who wait for metrics
-        self._asked = threading.Semaphore(0)
-        self._made: deque[tuple[_Visit, bytes]] = deque()
+        self._connections: dict[socket.socket, _Connection] = {}  # the oldest first
+        self._metrics_requests: deque[tuple[_Connection, bool]] = deque()  # connections that wait for metrics
+        self._metrics_requested = threading.Semaphore(0)
+        self._metrics_replies: deque[tuple[_Connection, bytes]] = deque()
         self._is_closed = False
-        self._most = _most_connections()
+        self._max_connections = _connection_limit()
         self._woken, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
         for sock in (listener, self._woken):
@@ -194,196 +197,201 @@ class Server:
         _log.info("health and metrics are on http://%s:%d", f"[{host}]" if ":" in host else host, port)
 
     def close(self) -> None:
-        """Leave the address to others, at once: closing alone takes effect when the thread that waits there wakes."""
+        """Release the address at once: by shutdown, since closing takes effect only when the polling thread wakes."""
         self._is_closed = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._wake()
-        self._asked.release()
-        self._thread.join(_WHOLE)
+        self._metrics_requested.release()
+        self._thread.join(_CONNECTION_SECONDS)
 
     # --- the thread of all connections ---
 
     def _serve(self) -> None:
         try:
             while not self._is_closed:
-                self._turn()
+                self._poll()
         finally:
-            for visit in list(self._visits.values()):
-                self._end(visit)
+            for connection in list(self._connections.values()):
+                self._close_connection(connection)
             self._selector.close()
             for sock in (self._listener, self._woken, self._waker):
                 sock.close()
 
-    def _turn(self) -> None:
-        ends_at = next(
-            (visit.ends_at for visit in self._visits.values()), None
-        )  # all have as long: the oldest's is next
+    def _poll(self) -> None:
+        # all have the same time: the oldest's is over first
+        ends_at = next((connection.ends_at for connection in self._connections.values()), None)
         timeout = None if ends_at is None else max(0.0, ends_at - time.monotonic())
         for key, events in self._selector.select(timeout):
             if key.fileobj is self._listener:
                 self._accept()
             elif key.fileobj is self._woken:
-                self._hand_out_metrics()
+                self._send_metrics()
             else:
-                visit = self._visits.get(key.fileobj)  # type: ignore[call-overload]  # sockets are all that is registered
-                if visit is not None:  # else it gave its place to another one in this very turn
-                    self._go_on(visit, events)
+                connection = self._connections.get(key.fileobj)  # type: ignore[call-overload]  # sockets are all that is registered
+                if connection is not None:  # else it was closed in this turn, for a new one
+                    self._proceed(connection, events)
         now = time.monotonic()
-        for visit in list(self._expired(now)):
-            self._end(visit)
+        for connection in list(self._expired(now)):
+            self._close_connection(connection)
 
-    def _expired(self, now: float) -> Iterator[_Visit]:
-        for visit in self._visits.values():
-            if visit.ends_at > now:
+    def _expired(self, now: float) -> Iterator[_Connection]:
+        for connection in self._connections.values():
+            if connection.ends_at > now:
                 return
-            yield visit
+            yield connection
 
     def _accept(self) -> None:
         for _ in range(_ACCEPTED_AT_ONCE):
             try:
                 sock, (address, *_) = self._listener.accept()
-            except BlockingIOError:  # nobody waits
+            except BlockingIOError:  # no connection waits
                 return
             except OSError as exc:
                 if exc.errno not in _NO_FILES:
                     return
-                if not self._show_out(even_local=True):  # it stays readable: without a pause this would go round
-                    time.sleep(_AGAIN)
+                if not self._close_oldest(
+                    even_local=True
+                ):  # the listener stays readable: without a pause this would spin
+                    time.sleep(_RETRY)
                     return
                 continue
             sock.setblocking(False)
-            visit = _Visit(sock, is_local=address == sock.getsockname()[0] or address.startswith(("127.", "::1")))
-            if not self._make_room(visit):
+            connection = _Connection(
+                sock, is_local=address == sock.getsockname()[0] or address.startswith(("127.", "::1"))
+            )
+            if not self._make_room(connection):
                 sock.close()
                 continue
-            self._visits[sock] = visit
+            self._connections[sock] = connection
             self._selector.register(sock, selectors.EVENT_READ)
-            self._go_on(visit, selectors.EVENT_READ)  # most requests are there already
+            self._proceed(connection, selectors.EVENT_READ)  # most requests have arrived already
 
-    def _make_room(self, newcomer: _Visit) -> bool:
-        """Have the oldest connection give up its place: those of this host last, and for others of it only."""
-        return len(self._visits) < self._most or self._show_out(even_local=newcomer.is_local)
+    def _make_room(self, newcomer: _Connection) -> bool:
+        """Close the oldest connection if there are too many. One of this host is closed only for one of this host."""
+        return len(self._connections) < self._max_connections or self._close_oldest(even_local=newcomer.is_local)
 
-    def _show_out(self, *, even_local: bool) -> bool:
-        """End the oldest connection, answered if its request is there. Returns whether there was one."""
-        oldest = next((visit for visit in self._visits.values() if not visit.is_local), None)
+    def _close_oldest(self, *, even_local: bool) -> bool:
+        """Close the oldest connection, and answer it first if its request is there. Returns whether there was one."""
+        oldest = next((connection for connection in self._connections.values() if not connection.is_local), None)
         if oldest is None and even_local:
-            oldest = next(iter(self._visits.values()), None)
+            oldest = next(iter(self._connections.values()), None)
         if oldest is None:
             return False
-        if not oldest.is_asked:
-            self._go_on(oldest, selectors.EVENT_READ)
-        self._end(oldest)
+        if not oldest.is_request_complete:
+            self._proceed(oldest, selectors.EVENT_READ)
+        self._close_connection(oldest)
         return True
 
-    def _go_on(self, visit: _Visit, events: int) -> None:
+    def _proceed(self, connection: _Connection, events: int) -> None:
         try:
             if events & selectors.EVENT_READ:
-                self._read(visit)
+                self._read(connection)
             if events & selectors.EVENT_WRITE:
-                self._write(visit)
+                self._write(connection)
         except BlockingIOError:
             return
         except OSError:
-            self._end(visit)
+            self._close_connection(connection)
 
-    def _read(self, visit: _Visit) -> None:
-        data = visit.sock.recv(_HEADER_ROOM)
-        if not data and (visit.is_told or not visit.is_asked):
-            self._end(visit)
+    def _read(self, connection: _Connection) -> None:
+        data = connection.sock.recv(_HEADER_ROOM)
+        if not data and (connection.is_reply_sent or not connection.is_request_complete):
+            self._close_connection(connection)
         elif not data:
-            self._selector.unregister(visit.sock)  # half closed: it still waits for its reply
-            if visit.reply:
-                self._selector.register(visit.sock, selectors.EVENT_WRITE)
-        elif not visit.is_asked:
-            visit.received += data
-            self._answer(visit)
+            self._selector.unregister(connection.sock)  # half closed: it still waits for its reply
+            if connection.reply:
+                self._selector.register(connection.sock, selectors.EVENT_WRITE)
+        elif not connection.is_request_complete:
+            connection.received += data
+            self._answer(connection)
 
-    def _answer(self, visit: _Visit) -> None:
-        head, end, _ = visit.received.partition(b"\r\n\r\n")
-        if not end and len(visit.received) <= _HEADER_ROOM:
+    def _answer(self, connection: _Connection) -> None:
+        head, end, _ = connection.received.partition(b"\r\n\r\n")
+        if not end and len(connection.received) <= _HEADER_ROOM:
             return
-        visit.is_asked = True
-        visit.received = b""
+        connection.is_request_complete = True
+        connection.received = b""
         request = parse_request(head) if len(head) <= _HEADER_ROOM else None
         if request is None:
-            self._tell(visit, Reply("400 Bad Request", _TEXT, b"that is no request\n").packed(with_body=True))
+            self._send(
+                connection, Reply("400 Bad Request", _TEXT, b"the request is not valid HTTP/1\n").packed(with_body=True)
+            )
             return
         with_body = request.method != "HEAD"
         refusal = self._pages.refuse(request)
         if refusal is not None:
-            self._tell(visit, refusal.packed(with_body=with_body))
+            self._send(connection, refusal.packed(with_body=with_body))
         elif request.path == "/metrics":
-            self._asking.append((visit, with_body))
-            self._asked.release()
+            self._metrics_requests.append((connection, with_body))
+            self._metrics_requested.release()
         else:
-            self._tell(visit, self._pages.health(request.path).packed(with_body=with_body))
+            self._send(connection, self._pages.health(request.path).packed(with_body=with_body))
 
-    def _tell(self, visit: _Visit, reply: bytes) -> None:
-        visit.reply = memoryview(reply)
+    def _send(self, connection: _Connection, reply: bytes) -> None:
+        connection.reply = memoryview(reply)
         with contextlib.suppress(BlockingIOError):
-            self._write(visit)
+            self._write(connection)
 
-    def _write(self, visit: _Visit) -> None:
-        while visit.reply:
+    def _write(self, connection: _Connection) -> None:
+        while connection.reply:
             try:
-                visit.reply = visit.reply[visit.sock.send(visit.reply) :]
+                connection.reply = connection.reply[connection.sock.send(connection.reply) :]
             except BlockingIOError:
-                self._watch(visit, selectors.EVENT_READ | selectors.EVENT_WRITE)
+                self._watch(connection, selectors.EVENT_READ | selectors.EVENT_WRITE)
                 raise
-        visit.is_told = True
-        self._watch(visit, selectors.EVENT_READ)
-        visit.sock.shutdown(socket.SHUT_WR)
+        connection.is_reply_sent = True
+        self._watch(connection, selectors.EVENT_READ)
+        connection.sock.shutdown(socket.SHUT_WR)
 
-    def _watch(self, visit: _Visit, events: int) -> None:
-        if visit.sock in self._selector.get_map():
-            self._selector.modify(visit.sock, events)
+    def _watch(self, connection: _Connection, events: int) -> None:
+        if connection.sock in self._selector.get_map():
+            self._selector.modify(connection.sock, events)
         else:
-            self._selector.register(visit.sock, events)
+            self._selector.register(connection.sock, events)
 
-    def _end(self, visit: _Visit) -> None:
-        self._visits.pop(visit.sock, None)
+    def _close_connection(self, connection: _Connection) -> None:
+        self._connections.pop(connection.sock, None)
         with contextlib.suppress(KeyError, ValueError):
-            self._selector.unregister(visit.sock)
-        visit.sock.close()
+            self._selector.unregister(connection.sock)
+        connection.sock.close()
 
     # --- metrics ---
 
     def _make_metrics(self) -> None:
         while True:
-            self._asked.acquire()
+            self._metrics_requested.acquire()
             if self._is_closed:
                 return
-            visit, with_body = self._asking.popleft()
-            if visit.sock.fileno() < 0:  # it did not wait so long
+            connection, with_body = self._metrics_requests.popleft()
+            if connection.sock.fileno() < 0:  # the client has gone
                 continue
             try:
                 reply = self._pages.metrics()
-            except Exception:  # noqa: BLE001 - the next one may go well
+            except Exception:  # noqa: BLE001 - the next request may succeed
                 _log.exception("the metrics cannot be made")
                 reply = Reply("500 Internal Server Error", _TEXT, b"see the worker's log\n")
-            self._made.append((visit, reply.packed(with_body=with_body)))
+            self._metrics_replies.append((connection, reply.packed(with_body=with_body)))
             self._wake()
 
-    def _hand_out_metrics(self) -> None:
+    def _send_metrics(self) -> None:
         with contextlib.suppress(BlockingIOError):
             self._woken.recv(1024)
-        while self._made:
-            visit, reply = self._made.popleft()
-            if self._visits.get(visit.sock) is visit:
+        while self._metrics_replies:
+            connection, reply = self._metrics_replies.popleft()
+            if self._connections.get(connection.sock) is connection:
                 try:
-                    self._tell(visit, reply)
+                    self._send(connection, reply)
                 except OSError:
-                    self._end(visit)
+                    self._close_connection(connection)
 
     def _wake(self) -> None:
         with contextlib.suppress(OSError):
             self._waker.send(b"x")
 
 
-def _most_connections() -> int:
-    """How many there may be: the rest of the process needs files, too."""
+def _connection_limit() -> int:
+    """How many connections there may be: the rest of the process needs files, too."""
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files == resource.RLIM_INFINITY:
         return _CONNECTIONS
@@ -391,7 +399,7 @@ def _most_connections() -> int:
 
 
 def parse_request(head: bytes) -> Request | None:
-    """A request's head, without its empty line; None if it is none."""
+    """Parse a request's head, without its empty line; None if it is not valid."""
     line, *lines = head.decode("latin-1").split("\r\n")
     words = line.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1.") or not line.isprintable():

@@ -1,7 +1,7 @@
-"""What a worker's processes count of their jobs, in memory that they share. No system call; no count dies with a child.
+"""Metrics: what a worker's processes count of their jobs, in shared memory, so that no count dies with a child.
 
-A process writes its own counts only; whoever reads adds them up. There is a place for each task that the app has when
-the worker starts, and one for all others, so that no job can make another.
+Counting makes no system call. Each process writes its own counts only; a reader adds them up. There is a row of counts
+for each task that the app has when the worker starts, and one for all others, so that jobs cannot create labels.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from multiq.events import Event, Events, JobEvent
 
 BOUNDS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0, 3600.0)
-"""Seconds: the histogram's upper bounds, each inclusive. What is longer has a place of its own."""
+"""Seconds: the histogram's upper bounds, each inclusive. Longer runs have a bucket of their own."""
 OUTCOMES = ("done", "retried", "buried")
 OTHER = "other"
-"""Stands for tasks that this worker does not know, and for jobs that are no task's. No task can be called so twice."""
+"""The label for tasks that this worker does not know and for jobs without a task. A task of this name shares it."""
 
 _CELL = 8  # bytes
 _LOST, _CRASHED, _BACKEND_ERRORS, _COMMON = range(4)  # cells of a process
@@ -40,9 +40,9 @@ class TaskCounts:
         self.outcomes = dict(zip(OUTCOMES, cells, strict=False))
         self.timed_out = cells[_TIMED_OUT]
         self.seconds = cells[_SECONDS]
-        """That all its runs took together."""
+        """Seconds of all its runs together."""
         self.buckets = cells[_BUCKETS:]
-        """Runs that took at most the bound of the same place, and more than that of the place before."""
+        """Runs that took at most the bound of the same index, and more than the bound before."""
 
 
 class Counts:
@@ -56,7 +56,7 @@ class Counts:
 
 
 class Metrics:
-    """The shared memory of so many processes, made before they are."""
+    """The shared memory of so many processes, made before they are forked."""
 
     def __init__(self, tasks: Iterable[str], processes: int) -> None:
         self._tasks = [*sorted(set(tasks) - {OTHER}), OTHER]
@@ -65,12 +65,12 @@ class Metrics:
         self._rows = [cells[at : at + room] for at in range(0, len(cells), room)]
 
     def count(self, events: Events, process: int) -> None:
-        """From now on, note what happens in this process, which is the one of that number."""
+        """Count the events of this process, which has that number."""
         places = {task: _COMMON + _TASK_ROOM * number for number, task in enumerate(self._tasks)}
         _ProcessMetrics(self._rows[process], places).listen(events)
 
     def read(self) -> Counts:
-        """What all of them have noted so far."""
+        """The sums over all processes."""
         cells = [sum(numbers) for numbers in zip(*self._rows, strict=True)]
         starts = range(_COMMON, len(cells), _TASK_ROOM)
         counts = [TaskCounts(task, cells[at : at + _TASK_ROOM]) for task, at in zip(self._tasks, starts, strict=True)]
@@ -78,7 +78,7 @@ class Metrics:
 
 
 class _ProcessMetrics:
-    """One process's side: a subscriber."""
+    """The subscriber of one process."""
 
     def __init__(self, cells: memoryview[float], places: dict[str, int]) -> None:
         self._cells = cells
@@ -101,7 +101,7 @@ class _ProcessMetrics:
         with self._lock:
             cells[at + _SECONDS] += event.seconds
             cells[bucket] += 1
-            if type(event) is JobDone:  # of one that failed, another event says what becomes of it
+            if type(event) is JobDone:  # after a failure, another event has the outcome
                 cells[at] += 1
 
     def _count_tasks(self, events: Events, kind: type[JobEvent], place: int) -> None:

@@ -1,4 +1,4 @@
-"""A worker's figures in Prometheus' text format. ``docs/metrics.md`` says what each one means."""
+"""A worker's metrics in Prometheus' text format. ``docs/metrics.md`` describes each one."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ if TYPE_CHECKING:
     from .metrics import Metrics, TaskCounts
     from .status import HealthReport, Status
 
-_LOOK_EVERY = 5.0  # seconds: whoever asks more often gets the counts of before
+_LOOK_EVERY = 5.0  # seconds: a request that comes sooner gets the counts of the one before
 _PATIENCE = 1.5  # seconds for the backend's counts: a connection has three for its whole page
 _STATES = ("ready", "delayed", "reserved", "buried")
 
 
 class WorkerCollector(Collector):
-    """Gathers all figures when it is asked for them. From any thread."""
+    """Collects all metrics on request. From any thread."""
 
     def __init__(self, metrics: Metrics, status: Status, backend: Backend, queues: Sequence[str]) -> None:
         self._metrics = metrics
@@ -51,7 +51,7 @@ class WorkerCollector(Collector):
         return generate_latest(self._registry)
 
     def describe(self) -> list[Metric]:
-        """Nothing is known before it is asked for."""
+        """Nothing: what there is to collect is only known on request."""
         return []
 
     def collect(self) -> Iterator[Metric]:
@@ -67,9 +67,9 @@ class WorkerCollector(Collector):
         yield from _of_queues(self._counts())
 
     def _counts(self) -> list[QueueStats]:
-        """The queues' counts, a few seconds old at most; of a backend that does not answer soon, none.
+        """The queues' counts, a few seconds old at most; empty if the backend does not answer soon.
 
-        A thread asks, because a call to a silent backend takes longer than a page may.
+        A thread asks for them, because a call to a silent backend takes longer than a page may.
         """
         with self._looking:
             look, now = self._look, time.monotonic()
@@ -84,7 +84,7 @@ class WorkerCollector(Collector):
     def _ask(self) -> None:
         try:
             self._stats = [self._backend.stats(queue) for queue in self._queues]
-        except MultiqError:  # the worker's own figures tell
+        except MultiqError:  # the worker's own metrics show the outage
             self._stats = []
 
 
@@ -125,7 +125,7 @@ def _of_queues(queues: Sequence[QueueStats]) -> Iterator[Metric]:
     for stats in queues:
         for state in _STATES:
             number = getattr(stats, state)
-            if number is not None:  # what a backend cannot know is no zero
+            if number is not None:  # a backend that cannot know it reports nothing, not 0
                 jobs.add_metric([stats.queue, state], number)
         paused.add_metric([stats.queue], float(stats.paused_for is not None))
     yield from (jobs, paused)

@@ -1,4 +1,4 @@
-"""How a worker is, as one of its processes can tell without asking another: from shared memory alone."""
+"""The status of a worker, read from shared memory alone, so that no process of it has to answer."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from multiq.worker.processes.process import ProcessSettings
     from multiq.worker.processes.shared_state import ProcessRow, SharedState
 
-_BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server needs to be restarted
-_BACKEND_PATIENCE = 15.0  # seconds: it is asked every five
-_CHILD_LIMIT = 30.0  # seconds: a child goes round every five when it is idle
-_SUPERVISOR_LIMIT = 10.0  # seconds: it goes round twice in one
-_LISTED = 100  # jobs of one worker: an answer must fit into what the smallest backend takes for a job
+_BACKEND_LIMIT = 60.0  # seconds without an answer: more than a server's restart takes
+_BACKEND_PATIENCE = 15.0  # seconds: the sidecar calls it every five
+_CHILD_LIMIT = 30.0  # seconds: an idle child makes a turn every five
+_SUPERVISOR_LIMIT = 10.0  # seconds: it makes two rounds in one
+_LISTED = 100  # jobs of one worker: an answer must fit into the smallest backend's largest job
 
 
 class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
-    """A worker's health, as programs read it. Seconds all."""
+    """A worker's health, as the health file and the HTTP pages give it. All times are seconds."""
 
     pid: int
     """The supervisor's."""
@@ -33,14 +33,14 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
     state: str
     """``working``, ``paused``, ``down`` or ``draining``."""
     is_well: bool
-    """Its processes do what they should, and the backend is not silent for long: if not, start it anew."""
+    """Its processes make progress, and the backend has answered within a minute. If not, restart the worker."""
     is_ready: bool
-    """And it takes jobs."""
+    """It is well, and takes jobs."""
     waits_for: list[str]
-    """What keeps it from being ready."""
+    """Why it is not ready."""
     up_for: float
     backend_answered: float | None
-    """So long ago; None: not yet."""
+    """Seconds since the backend answered; None: it has not yet."""
     children: list[int]
     """Their pids."""
     jobs: int
@@ -53,7 +53,7 @@ class HealthReport(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Status:
-    """Looks at the worker whose supervisor has forked this process. From any thread."""
+    """Reads the status of the worker whose supervisor has forked this process. From any thread."""
 
     def __init__(self, shared_state: SharedState, settings: ProcessSettings) -> None:
         self._shared_state = shared_state
@@ -62,7 +62,7 @@ class Status:
         self._name = f"{socket.gethostname()}:{self._pid}"
 
     def answer(self) -> Answer:
-        """What those see who look at all workers."""
+        """The answer to viewers of all workers (``multiq top``)."""
         now = time.monotonic()
         room = _LISTED
         processes, running = [], 0
@@ -90,7 +90,7 @@ class Status:
         )
 
     def report(self) -> HealthReport:
-        """What those see who decide whether it goes on."""
+        """The health report, for probes."""
         now, worker = time.monotonic(), self._shared_state.worker
         rows = [row for row in self._shared_state.children if row.pid]
         entries = [self.entries(row) for row in rows]
@@ -124,24 +124,24 @@ class Status:
         return "down" if worker.is_down else "paused" if worker.is_paused else "working"
 
     def _faults(self, now: float, rows: list[ProcessRow], entries: list[list[Entry]]) -> list[str]:
-        """What a new start would mend."""
+        """Faults that a restart would mend."""
         worker = self._shared_state.worker
         faults = []
         if now - worker.supervisor_beat > _SUPERVISOR_LIMIT:
-            faults.append(f"the supervisor has not gone round for {now - worker.supervisor_beat:.0f} s")
+            faults.append(f"the supervisor has made no round for {now - worker.supervisor_beat:.0f} s")
         if not rows and not worker.stops:
-            faults.append("no process works: each died young and waits to be replaced")
+            faults.append("no process works: each died soon after its start and waits to be replaced")
         for row, held in zip(rows, entries, strict=True):
-            # one that runs a job may be deaf as long as that job may run, and its time limit sees to that
+            # a child that runs a job inline makes no turn meanwhile; the job's timeout limits that
             if now - row.beat > _CHILD_LIMIT and not any(entry.is_running for entry in held):
-                faults.append(f"process {int(row.pid)} has not gone round for {now - row.beat:.0f} s")
+                faults.append(f"process {int(row.pid)} has made no turn for {now - row.beat:.0f} s")
         silence = now - (worker.contact or worker.started_at)
         if silence > _BACKEND_LIMIT:
             faults.append(f"the backend has not answered for {silence:.0f} s")
         return faults
 
     def _reasons(self, now: float) -> list[str]:
-        """What keeps a worker in good health from taking jobs."""
+        """Why a worker in good health takes no jobs."""
         reasons = []
         contact = self._shared_state.worker.contact
         if not contact:

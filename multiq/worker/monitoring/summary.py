@@ -1,4 +1,4 @@
-"""A line in the log now and then: what a process has worked off since the one before."""
+"""The summary: a log line now and then with the jobs that a process has settled since the last one."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 
     from multiq.backend import Verdict
 
-_FIRST = 1.0  # seconds after which the first jobs are told of; each pause is twice the one before
+_FIRST = 1.0  # seconds until the first line; each interval is twice the one before
 
 
 class Summary:
-    """Tells of the jobs whose verdicts *settled* counts, every *longest* seconds at most; 0: never.
+    """Logs the jobs whose verdicts *settled* counts, every *longest* seconds once jobs keep coming; 0: never.
 
-    The first line comes soon, and so does the first one after a quiet time. The worker's loop asks in each turn, so
-    that no job pays for it.
+    The first line comes soon, and so does the first one after a quiet time. The worker's loop calls it in each turn,
+    so that it costs no job anything.
     """
 
     def __init__(self, worker: str, settled: Mapping[type[Verdict], int], longest: float) -> None:
@@ -32,7 +32,7 @@ class Summary:
         self._since = time.monotonic()
 
     def look(self, now: float) -> None:
-        """Tell, if it is time."""
+        """Log a line, if it is time."""
         if now < self._since + self._pause or not self._longest:
             return
         if self.tell(now):
@@ -41,7 +41,7 @@ class Summary:
             self._pause, self._since = min(_FIRST, self._longest), now
 
     def tell(self, now: float) -> bool:
-        """Tell of what there is, now. Returns whether there was anything."""
+        """Log what was settled since the last line. Returns whether there was anything."""
         counts = self._counts()
         done, retried, buried = (count - told for count, told in zip(counts, self._told, strict=True))
         if not self._longest or counts == self._told:

@@ -1,7 +1,7 @@
-"""Reloading in development: beside the supervisor a process watches the code, and sends it SIGHUP when that changes.
+"""Auto-reload for development (``--watch``): a watcher process sends the supervisor SIGHUP when code changes.
 
-It is a process of its own because a supervisor starts no threads. A roll keeps the supervisor's process id, so its
-watcher goes on beside the program that follows. It ends with the supervisor.
+The watcher is a process because a supervisor starts no threads. A reload keeps the supervisor's pid, so the watcher
+goes on beside the reloaded program. It ends with the supervisor.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("multiq.supervisor")
 
-_WATCHER = "MULTIQ_WATCHER"  # in the environment: whose watcher runs already, and which one it is
-_POLL_MS = 500  # so often the watcher looks whether its supervisor is still there
-_QUIET_MS = 300  # changes that follow one another so closely are one: an editor's, or a checkout's
+_WATCHER = "MULTIQ_WATCHER"  # environment variable: the pids of the supervisor and of its running watcher
+_POLL_MS = 500  # how often the watcher checks that its supervisor still runs
+_QUIET_MS = 300  # changes closer together than this are one change: an editor's, or a checkout's
 
 
 def check_library() -> None:
@@ -38,21 +38,23 @@ def check_library() -> None:
 
 
 def folders_of(module: str) -> list[Path]:
-    """Where the code of an app lies: the current folder, and the one that its module was found in."""
+    """The folders to watch for an app: the current one, and the one that its module was found in."""
     folders = [Path.cwd()]
     origin = getattr(sys.modules[module.partition(".")[0]], "__file__", None)
     if origin is not None:
         top = Path(origin).resolve().parent
-        if not top.is_relative_to(folders[0]) and not top.is_relative_to(sys.prefix):  # what is installed stays
+        if not top.is_relative_to(folders[0]) and not top.is_relative_to(
+            sys.prefix
+        ):  # installed packages are not watched
             folders.append(top)
     return folders
 
 
 @contextlib.contextmanager
 def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
-    """While it lasts, this process gets a SIGHUP whenever a file of code or settings in these folders has changed."""
-    # until the supervisor takes signals, a change waits; once it does not any more, nothing comes of one. Ignoring it
-    # instead would throw away the one that came while a rolled program starts: sigaction(2) of POSIX says so
+    """While the block lasts, this process gets a SIGHUP when a file of code or settings in *folders* has changed."""
+    # Blocked until the supervisor takes signals; the handler does nothing once it has given them back. SIG_IGN instead
+    # would discard a SIGHUP that is pending while a reloaded program starts: POSIX, sigaction(2)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
     signal.signal(signal.SIGHUP, lambda _number, _frame: None)
     watcher = _running_watcher() or _start(folders)
@@ -67,19 +69,19 @@ def auto_reloading(folders: Iterable[Path]) -> Iterator[None]:
 
 
 def wait_if_reloaded(problem: Exception) -> None:
-    """This program was begun anew and cannot start: when code changes, begin anew again. The old children work on.
+    """After a reload to code that does not start: wait for a change, then re-execute. The old children work on.
 
-    Code is tried before a roll; it may be changed in the moment between. Returns if this is no roll, or when told to
-    stop.
+    A reload checks the code first, but it may change between the check and the ``exec``. Returns at once if this is no
+    reload, and when a signal asks the worker to stop.
     """
     if not was_reloaded():
         return
-    _log.error("the new code does not start: %s; its old processes go on until it is changed", problem)
+    _log.error("the new code does not start: %s; the old processes keep running until it is changed", problem)
     signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED_SIGNALS)
     heeded = {signal.SIGHUP, signal.SIGTERM, signal.SIGINT}
     came: list[int] = []
     while not came:
-        came = [number for number in noted_signals() if number in heeded]  # a thread of the app's may let them through
+        came = [number for number in noted_signals() if number in heeded]  # a thread of the app may have them unblocked
         if not came and (info := signal.sigtimedwait(heeded, _POLL_MS / 1000)) is not None:
             came = [info.si_signo]
     if came[0] == signal.SIGHUP:
@@ -92,7 +94,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
 
     for number in (signal.SIGINT, signal.SIGHUP):  # the terminal's, for the whole group
         signal.signal(number, signal.SIG_IGN)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a program that was rolled starts us with it blocked
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # a reloaded program starts this with it blocked
     changes = watchfiles.watch(
         *folders,
         watch_filter=watchfiles.PythonFilter(extra_extensions=(".toml",)),
@@ -101,7 +103,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
         yield_on_timeout=True,
     )
     first = next(changes)
-    _log.warning("changes of code in %s will be rolled onto", " and ".join(folders))
+    _log.warning("watching %s: the worker reloads when code changes", " and ".join(folders))
     for changed in itertools.chain([first], changes):
         if os.getppid() != supervisor:
             return
@@ -110,7 +112,7 @@ def watch(supervisor: int, folders: Sequence[str]) -> None:
 
 
 def _running_watcher() -> int | None:
-    """The watcher that the program before a roll has left to us, if it still runs."""
+    """The pid of the watcher that the program before a reload has started, if it still runs."""
     words = [int(word) for word in os.environ.get(_WATCHER, "").split()]
     if not words or words[0] != os.getpid():
         return None

@@ -1,10 +1,11 @@
-"""Processes that a job forks are nobody's worker: they get the signals back as they were before a worker took them.
+"""Processes that a job forks do not belong to the worker: in them, signals are restored to what they were before it.
 
-A forked process inherits handlers, blocked signals and the wake-up socket. With a worker's, ``Process.terminate()``
-would not end it but tell the worker to stop. So after a fork by anybody but the worker itself, each signal has the
-handler that it had before, nothing that the worker takes is blocked, and the wake-up socket is left alone.
+A forked process inherits handlers, blocked signals and the wake-up socket. With those of a worker,
+``Process.terminate()`` would stop the worker instead of the process. So after a fork by anything but the worker itself,
+each signal has the handler that it had before, no signal that the worker takes is blocked, and the wake-up socket is
+not written to.
 
-A job's code may come back in a process that it has forked: then that process ends (``ExitInForks``).
+A job's code may return in a process that it has forked: then that process ends (``ExitInForks``).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ handler_of = import_module("_signal").getsignal
 
 
 class _ForkState(threading.local):
-    """What this thread has to remember across a fork."""
+    """What a thread remembers across a fork."""
 
     mask: set[Any] | None = None
     is_own = False
@@ -46,18 +47,17 @@ _fork_state = _ForkState()
 
 
 def take_signal(number: int, handler: Callable[[int, Any], object]) -> Any:
-    """Have *handler* called for this signal, until ``give_back``. Returns what gives it back."""
+    """Have *handler* called for this signal, until ``restore_signal``. Returns the token for that."""
     known = number in _previous_handlers
     old = signal.signal(number, handler)
     if not known:
-        _previous_handlers[number] = (
-            signal.SIG_DFL if old is None else old
-        )  # None: a handler that Python does not know of
+        # None: a handler that Python does not know of
+        _previous_handlers[number] = signal.SIG_DFL if old is None else old
     return old, known
 
 
 def restore_signal(number: int, token: Any) -> None:
-    """As it was before ``take``, which returned *token*."""
+    """Restore the handler of before ``take_signal``, which returned *token*."""
     old, known = token
     signal.signal(number, signal.SIG_DFL if old is None else old)
     if not known:
@@ -65,7 +65,7 @@ def restore_signal(number: int, token: Any) -> None:
 
 
 def fork_worker_process() -> int:
-    """``os.fork`` for the worker's own processes, which keep its signals."""
+    """``os.fork`` for the worker's own processes, which keep its signal handlers."""
     _fork_state.is_own = True
     try:
         return os.fork()
@@ -74,7 +74,7 @@ def fork_worker_process() -> int:
 
 
 class ExitInForks:
-    """A block that runs a job's code: where it comes back in a process that it has forked, that process ends."""
+    """A block that runs a job's code. If that returns in a process that the job has forked, the process ends."""
 
     __slots__ = ("_generation",)
 
@@ -89,7 +89,7 @@ class ExitInForks:
 
 
 def exit_forked_copy(error: BaseException | None) -> NoReturn:
-    """End this process, in which a job's code has come back that forked: the job is its parent's to settle."""
+    """End this forked process, in which a job's code has returned: its parent settles the job."""
     code = 0
     if isinstance(error, SystemExit):
         code = error.code if isinstance(error.code, int) else 0 if error.code is None else 1
@@ -104,14 +104,14 @@ def exit_forked_copy(error: BaseException | None) -> NoReturn:
 
 
 def flush_streams() -> None:
-    """Have the standard streams write what they hold. There may be none, and nobody may read them any more."""
+    """Flush the standard streams. They may be closed, or their reader may be gone."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):  # Python has None for one that was closed when it started
             stream.flush()
 
 
 def _before_fork() -> None:
-    """No signal may come between the fork and the moment in which the child has its own handlers."""
+    """Block the worker's signals until the child has its own handlers."""
     if _previous_handlers and not _fork_state.is_own:
         _fork_state.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _previous_handlers)
 

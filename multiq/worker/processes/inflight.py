@@ -1,22 +1,33 @@
 """The in-flight table: which leases a worker process holds and how far each job is, in memory that outlives it.
 
-The tables are shared memory, made by the supervisor before it forks anything. A child writes to the table of its own
-life; the supervisor and the sidecar beside the children read it, also after the child's death. Writing costs no system
-call.
+The tables are shared memory, made by the supervisor before it forks anything. A child writes to one table as long as
+it lives. The supervisor and the sidecar read it, also after the child's death. Writing costs no system call.
 
-A table has a slot for each lease. A slot keeps the lease's queue, id and token next to the mark that says how far its
-job is, so a mark can never be read as that of another lease: a slot is free, then written for one lease, then free
-again, and nothing is ever carried over. A lease knows its slot (``Held.slot``); nothing is looked up by an identity
-that may be used again.
+A table has a slot for each lease. A slot keeps the lease's queue, id and token beside its *mark*: how far the job is.
+
+Why a reader can trust it, without a lock:
+
+- Each number has one writer at a time (the table below), and an aligned number of 8 bytes is written at once.
+- A slot is published last: ``hold`` writes the record first, and the mark ``WAITING`` after it. Before, the mark is
+  ``NOTHING``, and readers skip the slot.
+- A mark is never read as that of another lease. A slot goes from ``NOTHING`` through one lease back to ``NOTHING``, and
+  each lease has its own serial number. A reader reads serial and mark before and after the record, and reads again if
+  they have changed (``_read``). A dead child changes nothing, so what the sidecar settles after a death is final.
+- No thread writes to a slot that belongs to another lease by now: a held job carries its slot (``Held.slot``), and the
+  slot of an aborted job, which may still run and write, is never used again.
+
+If a child dies between two writes, the older state counts: a job that has run and whose ack is not written yet counts
+as running, so its lease is abandoned, a crash is counted, and it runs again. If it dies while ``end`` writes a verdict,
+the lease is in no slot and is left to its end. In neither case does a job count as done that is not.
 
 Who may write what:
 
 ====================  =================  ==========================================================
 a table's state       written by         meaning
 ====================  =================  ==========================================================
-``FREE`` -> ``LIVE``  the supervisor     it is given to a child that is about to be forked
+``FREE`` -> ``LIVE``  the supervisor     it is assigned to a child that is about to be forked
 slots, next touch     the child          while it lives
-``left``              the child          its last word: it ends in order, with this exit code
+``exit_code``         the child          written last: it ends in order, with this exit code
 ``LIVE`` -> ``DEAD``  the supervisor     the child has ended; the sidecar does so when the supervisor is gone
 ``DEAD`` -> ``FREE``  the sidecar        what the child still held is settled
 ====================  =================  ==========================================================
@@ -45,7 +56,7 @@ LIVE = 1.0
 DEAD = 2.0
 
 # how far a slot's job is; a positive mark is the moment (time.monotonic) at which its job began
-NOTHING = 0.0  # the slot holds no lease
+NOTHING = 0.0  # the slot holds no lease, or its record is being written
 WAITING = -1.0
 ACKED = -2.0  # the job has run, and its ack waits to be settled
 ENDED = -3.0  # the job has run, and another verdict waits to be settled: the slot's record has it
@@ -62,7 +73,8 @@ _REASON_ROOM = 160  # bytes of a reason that are kept beside its lease
 _READ_TRIES = 20
 
 _encode = msgspec.msgpack.Encoder().encode
-_write_slot = struct.Struct(f"={_SLOT_HEAD - 1}d{_RECORD_ROOM}s").pack_into  # all but its mark; half the time of cells
+#: writes a slot but for its mark, in half the time of single cells
+_write_slot = struct.Struct(f"={_SLOT_HEAD - 1}d{_RECORD_ROOM}s").pack_into
 
 
 class Held(msgspec.Struct, eq=False):
@@ -70,30 +82,30 @@ class Held(msgspec.Struct, eq=False):
 
     lease: Lease
     slot: int | None
-    """Its place in the table, as the number of its first cell; None: it has none, or none any more."""
+    """Its slot in the table, by the number of the slot's first cell; None: it has none, or none any more."""
     touch_at: float
-    """When it is to be touched next. All moments are ``time.monotonic``, one clock for all processes of a host."""
+    """When to touch the lease next. All moments are ``time.monotonic``, one clock for all processes of a host."""
     ends_at: float
-    """The moment at which the lease is over for certain, unless it is touched before."""
+    """When the lease is certainly over, unless it is touched before."""
     began_at: float = 0.0
     """When its job began; 0: it has not."""
     verdict: Verdict | None = None
-    """What is to be said of it; None: nothing yet."""
+    """The verdict on its job; None: there is none yet."""
     is_aborted: bool = False
-    """Whether it was given back while its job ran on: what that job writes later goes to a slot that no other uses."""
+    """Whether it was given back while its job ran on. The job may still write to the slot: it is not used again."""
     is_lost: bool = False
     """Whether its verdict was refused, because the lease had ended."""
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
-    """A lease as it stands in a table: what another process needs to settle it."""
+    """A lease in a table: what another process needs to settle it."""
 
     queue: str
     id: str
     token: str
     ttr: float
     verdict: str = ""
-    """``release`` or ``bury`` where the job has run and not simply ended well."""
+    """``release`` or ``bury`` where the job has run and failed; else empty."""
     delay: float = 0.0
     priority: int | None = None
     reason: str | None = None
@@ -106,9 +118,9 @@ class Entry(msgspec.Struct, frozen=True):
     mark: float
     """``WAITING``, ``ACKED``, ``ENDED``, or when its job began."""
     kill_at: float
-    """When its process must end, if the job still runs then."""
+    """When the process must end if the job still runs then."""
     ends_at: float
-    """From when on the child neither begins nor touches the job any more, if it has not begun: the lease is over."""
+    """When the lease is over. From then on the child neither begins nor touches a job that has not begun."""
     serial: float
     """The lease's number in this life of the table, from 1."""
 
@@ -134,12 +146,12 @@ class InflightTable:
 
     @property
     def life(self) -> float:
-        """How often the table was given to a child. With ``number`` it names one child for good."""
+        """How often the table was assigned to a child. With ``number`` it names one child uniquely."""
         return self._cells[_LIFE]
 
     @property
     def pid(self) -> int:
-        """The child's; 0: it is not forked yet."""
+        """The child's pid; 0: it is not forked yet."""
         return int(self._cells[_PID])
 
     @pid.setter
@@ -148,23 +160,23 @@ class InflightTable:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code that the child wrote right before it left in order; None: it did not leave in order."""
+        """The exit code that the child wrote right before it ended in order; None: it did not end in order."""
         left = int(self._cells[_LEFT])
         return left - 1 if left else None
 
     @property
     def status(self) -> int:
-        """Of a dead child: its exit code, or less than 0, the signal that killed it."""
+        """Of a dead child: its exit status or, if negative, the signal that killed it."""
         return int(self._cells[_STATUS])
 
     @property
     def is_late(self) -> bool:
-        """Of a dead child: whether the supervisor killed it for a job over its time limit."""
+        """Of a dead child: whether the supervisor killed it for an overdue job."""
         return self._cells[_WHY] == _LATE
 
     @property
     def is_cut(self) -> bool:
-        """Of a dead child: whether it was killed because the worker ends, and it did not end in time."""
+        """Of a dead child: whether it was killed because the worker was ending, and it did not end in time."""
         return self._cells[_WHY] == _CUT
 
     @property
@@ -182,7 +194,7 @@ class InflightTable:
         return bool(self._cells[_HAS_HELD])
 
     def assign(self) -> None:
-        """To a child that is about to be forked. The table must be free."""
+        """Assign it to a child that is about to be forked. The table must be free."""
         life = self._cells[_LIFE] + 1
         self._bytes[:] = bytes(len(self._bytes))
         self._cells[_LIFE] = life
@@ -190,22 +202,22 @@ class InflightTable:
         self._cells[_STATE] = LIVE
 
     def note_exit(self, code: int) -> None:
-        """By the child: it ends now, in order, with this exit code. The last that it does before it exits."""
+        """By the child, as the last thing before it exits: it ends in order, with this exit code."""
         self._cells[_LEFT] = code + 1
 
     def mark_dead(self, status: int, now: float, *, is_late: bool = False, is_cut: bool = False) -> None:
-        """The child is dead: what it held is for the sidecar to settle."""
+        """The child has died: the sidecar settles what it held."""
         self._cells[_STATUS] = status
         self._cells[_WHY] = _CUT if is_cut else _LATE if is_late else _DIED
         self._cells[_DIED_AT] = now
         self._cells[_STATE] = DEAD
 
     def free(self) -> None:
-        """Nothing of it is needed any more."""
+        """Free the table for another child."""
         self._cells[_STATE] = FREE
 
     def entries(self) -> list[Entry]:
-        """The leases that are held. Of a living child, perhaps those of an instant ago."""
+        """The leases that are held. Those of a living child may have changed since."""
         return [entry for entry in map(self._read, range(self._slots)) if entry is not None]
 
     def kill_at(self) -> float:
@@ -224,29 +236,29 @@ class InflightTable:
             encoded = bytes(self._bytes[start : start + int(cells[at + _LENGTH])])
             if (cells[at + _SERIAL], cells[at + _MARK]) == (serial, mark):
                 return Entry(msgspec.msgpack.decode(encoded, type=Record), mark, kill_at, ends_at, serial)
-        return None  # a child that is busier than that is neither stuck nor dead
+        return None  # a child that changes its slot so fast is neither stuck nor dead
 
 
 class InflightWriter:
     """The child's side of its table.
 
     ``hold`` and ``drop`` are called by one thread at a time (under the fetcher's lock). What happens to a slot in
-    between is written by the one thread that runs its job. Nothing needs a lock, since no slot is used again as long
-    as a job may write to it: an aborted job's never is, as its process ends.
+    between is written by the one thread that runs its job. Nothing needs a lock, because no slot is used again while
+    a job may write to it: that of an aborted job never is, since its process ends.
     """
 
     def __init__(self, table: InflightTable) -> None:
         self._bytes = table._bytes  # noqa: SLF001 - two sides of one thing
         self._cells = table._cells  # noqa: SLF001
-        # slots by their first cell, the first one last: that is taken next
+        # free slots by the number of their first cell; the last one is taken next
         self._free = list(reversed(range(_HEAD, _HEAD + table._slots * _SLOT, _SLOT)))  # noqa: SLF001
         self._serial = 0
         self._table = table
         self.marks = self._cells
-        """At ``Held.slot``: what ``begin`` writes, and ``end`` of a job that is acked."""
+        """The cells. At ``Held.slot`` is the mark; the inline executor writes it as ``begin`` and ``end`` do."""
 
     def hold(self, jobs: Sequence[Held]) -> None:
-        """Give each a slot, in which it stands from now on. One for which there is no room ends by itself."""
+        """Write each job's lease to a slot. A lease for which there is no room is left to its end."""
         cells, memory, free, serial = self._cells, self._bytes, self._free, self._serial
         for held in jobs:
             lease = held.lease
@@ -257,26 +269,26 @@ class InflightWriter:
             held.slot = slot = free.pop()
             serial += 1
             _write_slot(memory, (slot + 1) * _CELL, NEVER, serial, length, held.ends_at, encoded)
-            cells[slot] = WAITING  # last: only now the slot counts
+            cells[slot] = WAITING  # last: from now on, readers see the slot
         self._serial = serial
 
     def touch(self, held: Held, ends_at: float) -> None:
-        """Its lease is about to be renewed, and lasts until *ends_at* then."""
+        """The lease is about to be renewed, until *ends_at*. Write this before the backend is asked."""
         if held.slot is not None:
             self._cells[held.slot + _ENDS_AT] = ends_at
 
     def begin(self, held: Held) -> None:
-        """Its job begins to run, at ``began_at``."""
+        """The job begins to run, at ``began_at``."""
         if held.slot is not None:
             self._cells[held.slot] = held.began_at
 
     def set_kill_at(self, held: Held, kill_at: float) -> None:
-        """Its job must have ended by then."""
+        """The job must have ended by then, or its process must end."""
         if held.slot is not None:
             self._cells[held.slot + _KILL_AT] = kill_at
 
     def end(self, held: Held) -> None:
-        """Its job has run, and its verdict waits to be settled."""
+        """The job has run, and its verdict waits to be settled."""
         slot = held.slot
         if slot is None:
             return
@@ -286,8 +298,8 @@ class InflightWriter:
         elif type(verdict) is GiveBack:
             cells[slot] = WAITING
         elif (encoded := _encode_verdict(verdict)) is not None and len(encoded) <= _RECORD_ROOM:
-            # whoever reads in between sees a slot without a lease; a child that dies in between has lost one lease
-            # to its end, which is a crash as if it had died an instant before
+            # A reader in between sees a slot without a lease. If the child dies in between, this lease is left to its
+            # end: a crash, as if the child had died an instant before
             cells[slot] = NOTHING
             start = (slot + _SLOT_HEAD) * _CELL
             self._bytes[start : start + len(encoded)] = encoded
@@ -295,7 +307,7 @@ class InflightWriter:
             cells[slot] = ENDED
 
     def drop(self, jobs: Sequence[Held]) -> None:
-        """These are settled: their slots are for other leases."""
+        """These jobs are settled: free their slots for other leases."""
         cells, free = self._cells, self._free
         for held in jobs:
             slot = held.slot
@@ -306,13 +318,13 @@ class InflightWriter:
                     free.append(slot)
 
     def set_next_touch(self, moment: float) -> None:
-        """All leases are alive; the next touch is due at *moment*."""
+        """The next touch of any lease is due at *moment*; until then, all leases are alive."""
         self._cells[_NEXT_TOUCH] = moment
         self._cells[_HAS_HELD] = self._serial
 
 
 def make_tables(count: int, slots: int) -> list[InflightTable]:
-    """So many tables of so many slots each, to be shared with every process that is forked from now on."""
+    """Make *count* tables of *slots* slots each, shared with every process that is forked from now on."""
     size = (_HEAD + slots * _SLOT) * _CELL
     memory = memoryview(mmap.mmap(-1, size * count))
     return [InflightTable(memory[number * size : (number + 1) * size], number, slots) for number in range(count)]

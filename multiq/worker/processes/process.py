@@ -1,4 +1,13 @@
-"""One worker process: the loop that reserves, has jobs run, and settles them."""
+"""One worker process: a loop that reserves jobs, has them run, and settles them.
+
+Three threads call into a ``WorkerProcess``: its own loop (``_turn``), the heartbeat (``_on_heartbeat``), and the one
+that handles signals or ``Worker.stop`` (``stop``, ``abort``, ``pause``, ``resume``). The end has these steps:
+
+1. ``_end`` notes why the process ends; the loop makes no further turn.
+2. ``_drain`` gives back what has not begun and waits for what runs, until the grace is over.
+3. ``abort`` skips or ends that wait: a second signal, the end of the grace.
+4. ``_exit_for`` ends the process for an overdue job or a stuck event loop, ``_exit_hung`` when the end itself hangs.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +28,6 @@ from multiq.events import (
     WorkerLooping,
     WorkerPaused,
     WorkerResumed,
-    WorkerStarted,
-    WorkerStopped,
-    WorkerStopping,
 )
 from multiq.worker.execution.executors import CoroutineExecutor, Executor, InlineExecutor, ThreadExecutor
 from multiq.worker.execution.fair_share import fair_share
@@ -34,6 +40,7 @@ from multiq.worker.execution.timeouts import Timeouts
 from multiq.worker.monitoring.summary import Summary
 
 from .inflight import NEVER
+from .lifecycle_events import LifecycleEvents
 from .shared_state import SharedState
 from .watchdog import Watchdog, run_in_thread
 
@@ -43,7 +50,6 @@ if TYPE_CHECKING:
 
     from multiq.app import App
     from multiq.backend import Backend
-    from multiq.events import EventSession
     from multiq.worker.execution.timeouts import TimedJob
 
     from .inflight import Held, InflightWriter
@@ -53,28 +59,28 @@ _log = logging.getLogger("multiq.worker")
 
 EXIT_OK = 0
 EXIT_CUT_SHORT = 130
-"""A second signal, or the end of the grace, cut jobs short; they were given back."""
+"""A second signal, or the end of the grace, ended jobs early; they were given back."""
 EXIT_OVERDUE = 13
-"""A job did not heed its time limit, so its process had to end."""
+"""A job ran on after it was notified of its time limit, so its process had to end."""
 EXIT_STUCK = 15
-"""The event loop was held for longer than any job on it may run, and nobody can tell which of them did it."""
+"""The event loop was held for longer than any job on it may run, and it is unknown by which of them."""
 
-_IDLE = 5.0  # seconds: an idle worker looks up this often
+_IDLE = 5.0  # seconds: an idle worker makes a turn this often
 _VETOED = 1.0  # seconds until a before_fetch hook is asked again
-_BUSY = 1.0  # seconds: while jobs run elsewhere, the loop looks this often whether one of them is overdue
+_BUSY = 1.0  # seconds: while jobs run on other threads, the loop makes a turn this often
 _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the end, once or twice...
-_CUT_EVENTS = 0.25  # ...or this, when the end is now: a supervisor kills who is late
-_STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get when the end is now
-_ABORT_WAIT = 2.0  # seconds: an abort waits no longer for the backend than this
+_CUT_EVENTS = 0.25  # ...or this, in an abort: the supervisor kills a process that is late
+_STOPPED_EVENTS = 1.0  # seconds that other subscribers of ``WorkerStopped`` get in an abort
+_ABORT_WAIT = 2.0  # seconds that an abort waits for the backend at most
 
-# A process that multiq owns ends although its end hangs, in a subscriber, say: so many seconds...
+# A process that multiq owns exits even if its end hangs, in a subscriber, say: so many seconds...
 _EXIT_AFTER_GRACE = 4.5  # ...after the end of the grace: before the supervisor kills it
 _EXIT_AFTER_ABORT = 4.0  # ...after a second signal
 _EXIT_AFTER_JOBS = 1.0  # ...after a second signal when there are no more jobs to be given back
 
 
 class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How one process works; ``Worker`` says what each of these means."""
+    """How one process works; ``Worker`` documents each of these."""
 
     queues: tuple[str, ...]
     shares: dict[str, int] | None = None
@@ -106,16 +112,21 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerProcess:
-    """Runs until it is told to stop, or until its own limits say so.
+    """Runs until it is stopped, or until one of its own limits is reached.
 
-    ``stop``, ``abort``, ``pause`` and ``resume`` may come from any thread. *inflight* is where the supervisor and the
-    sidecar read what is held here, *row* where they see that it goes on, *worker* is what they say of the whole worker;
-    without *inflight* there is no supervisor to replace this process, so a job that does not heed its time limit runs
-    on. While the sidecar *is_handing_on* the jobs of a dead process, empty queues are no reason to end. *exit_process* ends
-    process where an aborted job cannot be left behind otherwise. Unless the process is the worker's own
-    (*owns_process*), it does so at a second signal only; else such a job runs on to its end, and its result does not
-    count. A process that is the worker's own also ends when anything else hangs at its end, like a subscriber.
-    *reclaim_signals* takes back signals that a job may have taken.
+    ``stop``, ``abort``, ``pause``, ``resume`` and ``wake`` may be called from any thread.
+
+    - *app*, *settings*: whose jobs to run, and how.
+    - *inflight*: where to write what is held, for the supervisor and the sidecar. None: there is no supervisor that
+      could replace this process, so an overdue job runs on.
+    - *row*: this process's part of the shared state; *worker*: what the supervisor and the sidecar write for all.
+    - *is_handing_on*: whether the sidecar has yet to settle a dead process's jobs; then empty queues are no reason to
+      end, because those jobs may come back.
+    - *exit_process*: ends the process at once, with a code. None: it must not be ended (``run`` was not called in its
+      main thread).
+    - *owns_process*: whether the process is the worker's own. Then it exits even if a job or a subscriber hangs at the
+      end. Else only a second signal ends it; such a job runs on to its end, and its result does not count.
+    - *reclaim_signals*: takes back signals that a job may have taken.
     """
 
     def __init__(
@@ -142,9 +153,9 @@ class WorkerProcess:
         self._owns_process = owns_process
         self._reclaim_signals = reclaim_signals
         self._events = app.events
-        self._event_session: EventSession | None = None
         self.name = f"{socket.gethostname()}:{os.getpid()}"
-        self._stopping: str | None = None
+        self._lifecycle = LifecycleEvents(app.events, self.name)
+        self._stopping: str | None = None  # why it ends
         self._deadline = float("inf")  # when the grace ends
         self._aborted = False
         self._exit_code = EXIT_OK
@@ -160,10 +171,6 @@ class WorkerProcess:
         self._stop_requested = False
         self._is_finished = threading.Event()  # the loop has come to its end
         self._ending = threading.Lock()
-        self._stopping_emitted = threading.Event()  # subscribers have heard that it stops
-        self._stopping_emitted.set()
-        self._is_stopped_claimed = False
-        self._stopped_emitted = threading.Event()  # and that it is through
         self._loop_thread = 0
         self._counting = threading.Lock()
         self._changed = threading.Event()
@@ -180,7 +187,7 @@ class WorkerProcess:
     # --- from outside ---
 
     def interrupting(self) -> AbstractContextManager[None]:
-        """While the block lasts, inline jobs are interrupted at their time limit. To be called in the main thread."""
+        """While the block lasts, inline jobs are interrupted at their time limit. Call it in the main thread."""
         return self._timeouts.interrupting()
 
     def run(self) -> int:
@@ -194,26 +201,26 @@ class WorkerProcess:
             self._stop_requested = True
             self._deadline = time.monotonic() + self._settings.grace
             self._exit_at(self._deadline + _EXIT_AFTER_GRACE)
-            self._hold(True)  # to watch that: the loop may hang in a hook of the user's
-        self._end("asked to", EXIT_OK)
+            self._hold(True)  # the heartbeat watches the deadline: the loop may hang in a user's hook
+        self._end("asked to", EXIT_OK)  # the reason of WorkerStopping
 
     def abort(self, *, by_signal: bool = False) -> None:
-        """Give everything back, now. What runs is not waited for, and its result will not count.
+        """Give everything back now. What runs is not waited for, and its result will not count.
 
-        A job, or a hook, that has the main thread goes on there, unless this process may be ended: it is a worker's
-        own, or the operator has sent a second signal (*by_signal*).
+        A job or hook in the main thread runs on there, unless this process may be ended: because the worker owns it, or
+        because the operator has sent a second signal (*by_signal*).
         """
         self._aborted = self._stop_requested = True
         late = _EXIT_AFTER_JOBS if self._is_finished.is_set() else _EXIT_AFTER_ABORT
         self._exit_at(time.monotonic() + late)
         self._end("asked to, at once", EXIT_OK)
         self._settle_held()
-        may_leave = self._owns_process or (by_signal and not self._is_finished.is_set())
-        if self._exit_process is None or not may_leave:
+        may_exit = self._owns_process or (by_signal and not self._is_finished.is_set())
+        if self._exit_process is None or not may_exit:
             return
         is_elsewhere = threading.get_ident() != self._loop_thread
         if self._is_inline or (is_elsewhere and not self._is_finished.wait(_ABORT_WAIT)):
-            self._stopping_emitted.wait(_CUT_EVENTS)
+            self._lifecycle.wait_stopping(_CUT_EVENTS)
             self._exit_process(self._stopped(_STOPPED_EVENTS))
 
     @property
@@ -228,11 +235,11 @@ class WorkerProcess:
 
     @property
     def is_stop_requested(self) -> bool:
-        """Whether a stop was asked for already; one that it began by itself does not count."""
+        """Whether a stop was requested from outside; an end of its own (``max_jobs``) does not count."""
         return self._stop_requested
 
     def pause(self) -> None:
-        """Reserve nothing until ``resume``; what runs goes on, and so do its heartbeats."""
+        """Reserve nothing until ``resume``. Jobs that run go on, and their leases are renewed."""
         self._paused = True
         self._notify()
 
@@ -242,12 +249,12 @@ class WorkerProcess:
         self._notify()
 
     def wake(self) -> None:
-        """What the shared_state says of the whole worker has changed: heed it now."""
+        """The shared state has changed: read it now."""
         self._notify()
 
     def obey_down(self, is_down: Callable[[], bool]) -> None:
-        """Ask whether the connection is down. If so, take no jobs: until the sidecar has asked since, or, without one,
-        until another answer comes here.
+        """Ask now whether the connection is down (``multiq down``). If so, take no jobs until the sidecar has read the
+        flag again or, without a sidecar, until *is_down* says otherwise.
         """
         self._asks_down = is_down
         self._check_down()
@@ -257,22 +264,21 @@ class WorkerProcess:
     def _run(self) -> int:
         self._loop_thread = threading.get_ident()
         self._heartbeat.start()
-        self._event_session = self._events.open_session(self._executor.loop)
-        self._events.emit(WorkerStarted(worker=self.name, queues=self._settings.queues))
+        self._lifecycle.started(self._settings.queues, self._executor.loop)
         try:
             while self._goes_on():
                 self._turn()
             self._drain()
             self._is_finished.set()
             if not self._aborted:
-                self._stopping_emitted.wait(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
+                self._lifecycle.wait_stopping(min(self._settings.grace, max(0.0, self._deadline - time.monotonic())))
             self._exit_at(time.monotonic() + self._settings.grace + _EXIT_AFTER_GRACE)
         finally:
             self._is_finished.set()
             if self._aborted:
                 self._given_back.wait(_ABORT_WAIT)
             self._heartbeat.close()
-            self._finish_events()
+            self._lifecycle.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
             self._executor.close()
             if self._reclaim_signals is not None:
                 self._reclaim_signals(also_wakeups=True)  # closing a job's loop gives back what that has taken
@@ -280,12 +286,12 @@ class WorkerProcess:
         return self._stopped()
 
     def _goes_on(self) -> bool:
-        """Whether there is another turn. What changes from now on ends that one's wait."""
+        """Whether there is another turn. A change from now on ends that turn's wait."""
         self._changed.clear()
         return self._stopping is None
 
     def _turn(self) -> None:
-        """Once round: settle what is finished, reserve what there is room for, have it run."""
+        """Settle what is finished, reserve what there is room for, and have it run."""
         executor = self._executor
         self._begin_turn()
         if self._recycling.is_reached(self._taken):
@@ -297,7 +303,7 @@ class WorkerProcess:
             self._wait(finished, self._patience())
             return
         if finished and (self._app.fetch_hooks or self._events.listeners[WorkerLooping]):
-            self._fetcher.settle(finished)  # hooks of the user's may take long
+            self._fetcher.settle(finished)  # now, because the user's hooks may take long
             finished = []
         if self._events.listeners[WorkerLooping]:
             self._events.emit(WorkerLooping(worker=self.name))
@@ -309,15 +315,17 @@ class WorkerProcess:
         self._prefetch.note_batch(room, len(jobs))
         self._count(len(jobs))
         if jobs and self._stopping is not None:
-            self._give_back(jobs)  # told to stop while it asked: none of these begins
+            self._give_back(jobs)  # the stop came during the call: none of these begins
         elif jobs:
             self._hold(True)
             executor.start(jobs)
-        elif executor.busy == 0 and not self._changed.is_set():  # else the call was interrupted: it proves nothing
+        elif (
+            executor.busy == 0 and not self._changed.is_set()
+        ):  # else the call was interrupted, and may have missed jobs
             self._found_nothing(was_handing_on=was_handing_on)
 
     def _begin_turn(self) -> None:
-        """What is to be done in each turn, whether there are jobs or not."""
+        """What each turn begins with, whether there are jobs or not."""
         self._process_row.beat = now = time.monotonic()
         self._summary.look(now)
         if self._reclaim_signals is not None:
@@ -331,19 +339,19 @@ class WorkerProcess:
         self._emit_pause_change()
 
     def _end(self, reason: str, code: int) -> None:
-        """Take no more jobs, finish what runs. By itself that has no deadline: only who asks from outside waits.
+        """Take no more jobs, and finish what runs: without a deadline, unless ``stop`` has set one.
 
-        Neither the loop nor the next signal waits for subscribers.
+        The first call's reason and code count. Neither the loop nor the next signal waits for subscribers.
         """
         with self._ending:
             is_first = self._stopping is None
             if is_first:
                 self._exit_code = code
-                self._stopping_emitted.clear()
+                self._lifecycle.expect_stopping()
                 self._stopping = reason
         self._notify()
         if is_first:
-            run_in_thread(lambda: self._emit_stopping(reason))
+            self._lifecycle.stopping(reason)
 
     @property
     def _is_paused(self) -> bool:
@@ -351,7 +359,7 @@ class WorkerProcess:
 
     @property
     def _is_down(self) -> bool:
-        """As the sidecar was told last; before it was, as this process was told at its start."""
+        """By the flag that the sidecar read last; before it has read one, by what this process read at its start."""
         if self._was_down_at is not None and self._worker_row.asked_at < self._was_down_at:
             return True
         return bool(self._worker_row.is_down)
@@ -368,7 +376,7 @@ class WorkerProcess:
             self.stop()
 
     def _emit_pause_change(self) -> None:
-        """Told by the loop itself: from now on it reserves nothing, or again."""
+        """Emit ``WorkerPaused`` or ``WorkerResumed`` from the loop, at the moment from which it holds."""
         is_paused = self._is_paused
         if is_paused != self._was_paused:
             self._was_paused = is_paused
@@ -376,32 +384,32 @@ class WorkerProcess:
             self._events.emit(kind(worker=self.name))
 
     def _room(self) -> int:
-        """How many more jobs to ask for."""
+        """How many more jobs to reserve."""
         if self._is_paused:
             return 0
         size = self._prefetch.size
         if self._executor.is_held_up:
-            size = min(size, self._executor.capacity)  # what waits behind long jobs would be given back, and come again
+            size = min(size, self._executor.capacity)  # more would wait behind long jobs, be given back, and come again
         return int(min(size - self._executor.busy, self._jobs_left))
 
     @property
     def _jobs_left(self) -> float:
-        """How many jobs ``max_jobs`` leaves to this place, whichever processes have filled it."""
+        """How many jobs ``max_jobs`` leaves to this slot of the supervisor, counting all processes that filled it."""
         most = self._settings.max_jobs
         return NEVER if most is None else most - self._taken_before - self._taken
 
     def _may_fetch(self) -> bool:
-        """Whether no hook of the app's says no."""
+        """Whether no ``before_fetch`` hook returns False."""
         for hook in self._app.fetch_hooks:
             try:
                 if hook(self.name) is False:
                     return False
-            except BaseException:  # noqa: BLE001 - logged, and no veto
+            except BaseException:  # noqa: BLE001 - logged; a hook that fails does not veto
                 _log.exception("a before_fetch hook failed; the worker goes on as if it had agreed")
         return True
 
     def _wait(self, finished: list[Held], patience: float) -> None:
-        """No room, or not allowed: settle, and sleep until something changes."""
+        """Without room, or after a veto: settle, and sleep until something changes."""
         if finished or self._fetcher.has_unsettled:
             self._fetcher.settle(finished)
         if self._jobs_left <= 0 and self._executor.busy == 0:
@@ -412,7 +420,7 @@ class WorkerProcess:
         self._changed.wait(min(patience, self._fetcher.retry_in()))
 
     def _patience(self) -> float:
-        """Seconds that the loop may sleep if nothing happens."""
+        """Seconds that the loop may wait if nothing happens."""
         if self._executor.busy == 0:
             if self._settings.stop_when_empty and not self._is_paused:
                 return TICK if self._is_handing_on() else 0.0
@@ -420,13 +428,13 @@ class WorkerProcess:
         return min(self._fetcher.next_touch_in(), TICK if self._executor.waiting else _BUSY)
 
     def _found_nothing(self, *, was_handing_on: bool) -> None:
-        """Nothing is due and nothing runs: is that a reason to end?"""
+        """Nothing is due and nothing runs: end, if ``stop_when_empty`` says so."""
         self._hold(False)
         if self._settings.stop_when_empty and not self._fetcher.is_down and not was_handing_on:
             self._end("no job is due", EXIT_OK)
 
     def _drain(self) -> None:
-        """Give back what has not begun, wait for what runs, settle it all."""
+        """Give back what has not begun, wait for what runs, and settle it all."""
         self._give_back_waiting()
         while not self._aborted:
             finished = self._executor.take_finished()
@@ -445,11 +453,12 @@ class WorkerProcess:
     # --- beside the jobs ---
 
     def _on_heartbeat(self) -> None:
-        """The heartbeat's work, in its own thread: what a job, or a hook of the user's, must not keep from happening.
+        """The heartbeat's work, in its own thread, so that no job and no hook of the user's delays it.
 
-        Keep leases alive; let no long job keep finished or waiting ones; watch limits and the grace.
+        Renew leases; settle finished jobs, and give back waiting ones, that a long job holds up; check timeouts and the
+        grace.
         """
-        self._watch_limits()
+        self._check_timeouts()
         executor = self._executor
         if self._is_inline:
             self._process_row.beat = time.monotonic()
@@ -458,15 +467,15 @@ class WorkerProcess:
             self._fetcher.settle_if_free(self._take_back)
         oldest = executor.oldest_finished
         if oldest is not None and (executor.running_for() > TICK or oldest is self._unsettled):
-            self._fetcher.settle_if_free(executor.take_finished)  # the loop does not come round: a job, or a hook
+            self._fetcher.settle_if_free(executor.take_finished)  # the loop is busy with a job or a hook
         self._unsettled = oldest
         self._follow_shared_state()
         is_late = time.monotonic() >= self._deadline and not self._is_finished.is_set()
         if self._stopping is not None and is_late and not self._aborted:
             self.abort()
 
-    def _watch_limits(self) -> None:
-        """Tell jobs that run longer than they may; end the process for one that does not listen."""
+    def _check_timeouts(self) -> None:
+        """Notify jobs that run longer than they may; end the process for one that runs on."""
         overdue = self._timeouts.check()
         if overdue:
             run_in_thread(lambda: self._emit_overdue(overdue)).wait(_CUT_EVENTS)
@@ -479,25 +488,25 @@ class WorkerProcess:
             self._exit_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
 
     def _exit_for(self, overdue: Sequence[TimedJob], reason: str, code: int) -> None:
-        assert self._exit_process is not None, "who cannot leave stays"  # noqa: S101 - for the reader, and mypy
+        assert self._exit_process is not None, "checked by _check_timeouts"  # noqa: S101 - for the reader, and mypy
         self._end(reason, code)
         self._settle_held(overdue)
         wait_until = time.monotonic() + _CUT_EVENTS
-        self._stopping_emitted.wait(_CUT_EVENTS)
-        self._emit_stopped_once(code, max(0.0, wait_until - time.monotonic()))
-        self._close_events(_CUT_EVENTS)
+        self._lifecycle.wait_stopping(_CUT_EVENTS)
+        self._lifecycle.stopped(code, max(0.0, wait_until - time.monotonic()))
+        self._lifecycle.close(_CUT_EVENTS)
         self._exit_process(code)
 
     def _exit_at(self, deadline: float) -> None:
-        """Should the process not have ended by then, it ends, if it is multiq's to end."""
+        """Have the watchdog end the process then, if it still runs and may be ended."""
         if self._watchdog is not None:
             self._watchdog.set_deadline(deadline)
 
     def _exit_hung(self) -> None:
-        """What hangs at the end is not waited for any longer. Nothing that may hang is called here."""
-        assert self._exit_process is not None, "who cannot leave has no watchdog"  # noqa: S101 - for the reader, and mypy
-        said = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
-        run_in_thread(lambda: _log.error(said)).wait(_CUT_EVENTS)
+        """The watchdog's action: exit without waiting for what hangs. Calls nothing that may hang."""
+        assert self._exit_process is not None, "else there is no watchdog"  # noqa: S101 - for the reader, and mypy
+        text = "the worker's end hangs, in a subscriber or a hook: the process ends without waiting for it"
+        run_in_thread(lambda: _log.error(text)).wait(_CUT_EVENTS)
         if not (self._is_finished.is_set() or self._given_back.is_set()):  # the heartbeat hangs, too
             self._settle_held()
         self._exit_process(EXIT_CUT_SHORT if self._stop_requested else self._exit_code)
@@ -507,14 +516,14 @@ class WorkerProcess:
             self._events.emit(JobOverdue(job=timed.call.job, timeout=timed.call.timeout or 0.0))
 
     def _after_inline_job(self) -> None:
-        """Between two jobs of a batch, which is many turns of the others' loop."""
+        """Between two jobs of an inline batch, during which the loop makes no turn."""
         if self._reclaim_signals is not None:
             self._reclaim_signals()
         if self._recycling.is_memory_used_up():
             self._give_back_waiting()
 
     def _hold(self, holding: bool) -> None:
-        """Let the heartbeat run while there are jobs, and sleep while there are none."""
+        """Have the heartbeat run while jobs are held, and sleep while there are none."""
         if holding:
             self._heartbeat.holding.set()
         elif not self._stop_requested:
@@ -526,7 +535,7 @@ class WorkerProcess:
             self._fetcher.settle(jobs)
 
     def _take_back(self) -> Sequence[Held]:
-        """What waits, and now never begins here."""
+        """Take back the jobs that have not begun; they never begin here."""
         return self._as_given_back(self._executor.take_back())
 
     def _give_back(self, jobs: Sequence[Held]) -> None:
@@ -539,13 +548,13 @@ class WorkerProcess:
         return jobs
 
     def _count(self, change: int) -> None:
-        """The loop takes jobs and the heartbeat gives some back."""
+        """Count jobs taken or given back. Under a lock: the loop takes jobs, the heartbeat gives some back."""
         with self._counting:
             self._taken += change
             self._process_row.taken += change
 
     def _settle_held(self, overdue: Sequence[TimedJob] = ()) -> None:
-        """Settle all that is held, without waiting long: the fetcher may hang in a call that nobody answers."""
+        """Settle all that is held, waiting a short time at most: the fetcher may hang in a call without a reply."""
         stacks = [(timed.held, self._executor.stack_of(timed)) for timed in overdue]
         thread = threading.Thread(target=self._settle_all, args=(stacks,), name="multiq-abort", daemon=True)
         thread.start()
@@ -554,8 +563,8 @@ class WorkerProcess:
     def _settle_all(self, overdue: Sequence[tuple[Held, str | None]]) -> None:
         """Settle what has ended, what has not begun, and what is overdue.
 
-        Under a supervisor what runs is left to the sidecar, which gives it back once this process is gone: given back
-        before, it would run twice at a time.
+        Under a supervisor, running jobs are left to the sidecar, which gives them back once this process is gone: given
+        back earlier, they would run in two processes at a time.
         """
         executor = self._executor
         executor.is_aborted = True
@@ -564,14 +573,14 @@ class WorkerProcess:
             settled = [*self._take_back(), *executor.take_finished()]
             emitters = []
             for held, stack in overdue:
-                if held.verdict is None:  # else it has ended just in time
+                if held.verdict is None:  # else it has just ended
                     held.is_aborted = True
                     held.verdict, emit = self._runner.timed_out(held.lease, stack)
                     settled.append(held)
                     emitters.append((held, held.verdict, emit))
-            if self._inflight is None:  # also what a thread has taken and not begun, or has just ended
+            if self._inflight is None:  # everything, also what a thread has taken and not begun, or has just ended
                 settled = self._fetcher.held()
-                self._cut(settled)
+                self._give_back_unfinished(settled)
             if self._fetcher.settle(settled):
                 for held, verdict, emit in emitters:
                     if not held.is_lost and held.verdict is verdict:
@@ -579,8 +588,8 @@ class WorkerProcess:
         finally:
             self._given_back.set()
 
-    def _cut(self, jobs: Sequence[Held]) -> None:
-        """Those without a verdict are given back; if they run, they go on, and their results will not count."""
+    def _give_back_unfinished(self, jobs: Sequence[Held]) -> None:
+        """Set the verdict of unfinished jobs to give-back. Jobs that run go on, and their results will not count."""
         for held in jobs:
             if held.verdict is None:
                 held.is_aborted = True
@@ -593,46 +602,15 @@ class WorkerProcess:
         return isinstance(self._executor, InlineExecutor)
 
     def _stopped(self, patience: float | None = None) -> int:
-        """Tell of the end, and wait for that up to *patience* seconds, if given. Returns the exit code."""
+        """Emit the last events, waiting up to *patience* seconds, if given. Returns the exit code."""
         self._summary.tell(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
-        self._emit_stopped_once(code, patience)
-        self._close_events(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
+        self._lifecycle.stopped(code, patience)
+        self._lifecycle.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
         return code
 
-    def _emit_stopping(self, reason: str) -> None:
-        try:
-            self._events.emit(WorkerStopping(worker=self.name, reason=reason))
-        finally:
-            self._stopping_emitted.set()
-
-    def _emit_stopped_once(self, code: int, patience: float | None) -> None:
-        """Once: another thread may be telling it already, and hang."""
-        with self._ending:
-            is_told, self._is_stopped_claimed = self._is_stopped_claimed, True
-        if not is_told and patience is None:
-            self._emit_stopped(code)  # in the loop's thread, as WorkerStarted
-            return
-        if not is_told:
-            run_in_thread(lambda: self._emit_stopped(code))
-        self._stopped_emitted.wait(patience)
-
-    def _emit_stopped(self, code: int) -> None:
-        try:
-            self._events.emit(WorkerStopped(worker=self.name, exit_code=code))
-        finally:
-            self._stopped_emitted.set()
-
-    def _finish_events(self) -> None:
-        if self._event_session is not None:
-            self._event_session.finish(_CUT_EVENTS if self._aborted else _LAST_EVENTS)
-
-    def _close_events(self, patience: float) -> None:
-        if self._event_session is not None:  # else it was told to stop before it began
-            self._event_session.close(patience)
-
     def _on_job_done(self) -> None:
-        """A job has ended. Once in a turn is enough: what ended since is seen with it."""
+        """A job has ended. One notification per turn is enough: the turn takes all that have ended."""
         if not self._changed.is_set():
             self._notify()
 

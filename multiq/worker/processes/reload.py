@@ -1,8 +1,8 @@
-"""What a roll leaves to the program that follows in the same process: the children of before, and their lifeline.
+"""What a reload passes to the re-executed program in the same process: the previous children, and their lifeline.
 
-It also leaves signals blocked, so that none ends the program before it can take it. Whatever the app starts while it is
-imported would inherit that. So as soon as multiq itself is imported, they are let through and noted (``note_signals``)
-until the supervisor takes them.
+Signals stay blocked across the ``exec``, so that none ends the program before it can handle it. Processes that the app
+starts while it is imported would inherit the blocked signals. So as soon as multiq itself is imported, the signals are
+unblocked and noted (``note_signals``), until the supervisor takes them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from . import fork
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-#: in the environment: the supervisor's own pid, its lifeline, whether it is paused (1), the pids of its
-#: children, and those of sidecars, as negative numbers
+#: environment variable: the supervisor's pid, its lifeline's descriptor, whether it is paused (1), the pids of its
+#: children, and those of sidecars as negative numbers
 _RELOADED = "MULTIQ_RELOADED"
 
 _POLL = 0.1  # seconds between looks at the children, where no supervisor does that
@@ -28,7 +28,7 @@ _POLL = 0.1  # seconds between looks at the children, where no supervisor does t
 BLOCKED_SIGNALS = frozenset(
     {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD, signal.SIGUSR2, signal.SIGCONT}
 )
-"""What a supervisor takes, and what is blocked when the program that follows begins."""
+"""The signals that a supervisor handles. They are blocked when a reloaded program begins."""
 
 _noted_signals: list[signal.Signals] = []
 _tokens: dict[signal.Signals, Any] = {}  # what gives back the handlers that note signals
@@ -37,18 +37,18 @@ _tokens: dict[signal.Signals, Any] = {}  # what gives back the handlers that not
 def reload_environment(
     lifeline: int, children: Iterable[int], sidecars: Iterable[int] = (), *, is_paused: bool = False
 ) -> dict[str, str]:
-    """The environment of the program that follows. Until that takes over, the children do not notice."""
+    """The environment for the re-executed program. Until that takes over, the children notice nothing."""
     pids = [*children, *(-pid for pid in sidecars)]
     return {**os.environ, _RELOADED: " ".join(map(str, [os.getpid(), lifeline, int(is_paused), *pids]))}
 
 
 def was_reloaded() -> bool:
-    """Whether this program was begun anew by a roll, and has not taken over yet."""
+    """Whether a reload has re-executed this program, and it has not taken over yet."""
     return os.environ.get(_RELOADED, "").split()[:1] == [str(os.getpid())]
 
 
 def note_signals() -> None:
-    """After a roll, let through the signals that it has blocked, and note them: ``noted`` returns them."""
+    """After a reload, unblock the signals and note those that arrive, for ``noted_signals``."""
     if not was_reloaded() or threading.current_thread() is not threading.main_thread():
         return
     for number in BLOCKED_SIGNALS - {signal.SIGCHLD}:
@@ -57,14 +57,14 @@ def note_signals() -> None:
 
 
 def note_signal(number: int, _frame: object = None) -> bool:
-    """The handler, also for others that take signals meanwhile. False: this is no roll, or it is over."""
+    """The handler; code that takes these signals meanwhile calls it, too. False: no reload is going on."""
     if _tokens:
         _noted_signals.append(signal.Signals(number))
     return bool(_tokens)
 
 
 def noted_signals() -> list[signal.Signals]:
-    """The signals that have come so far, in their order. They are not noted any more."""
+    """The signals noted so far, in their order; clears the notes."""
     came = _noted_signals[:]
     del _noted_signals[: len(came)]
     return came
@@ -72,7 +72,7 @@ def noted_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def taking_over() -> Iterator[None]:
-    """While it lasts, signals are somebody else's to take; then they are as before the roll."""
+    """While the block lasts, the caller takes the signals; then their handlers are restored as before the reload."""
     try:
         yield
     finally:
@@ -81,7 +81,7 @@ def taking_over() -> Iterator[None]:
 
 
 class PreviousGeneration:
-    """The children and sidecars of the programs that rolls have replaced, which are ours to wait for."""
+    """The children and sidecars of the programs that reloads have replaced. They are children of this process."""
 
     def __init__(self, children: set[int], sidecars: set[int], *, is_paused: bool = False) -> None:
         self.children = children
@@ -89,11 +89,11 @@ class PreviousGeneration:
         self.codes: list[int] = []
         """Exit codes of the children that have ended, or, less than 0, the signals that killed them."""
         self.is_paused = is_paused
-        """Whether that program was told to take no more jobs."""
+        """Whether the previous program was paused by a signal."""
 
     @classmethod
     def take(cls) -> PreviousGeneration:
-        """What was left to this process, if anything was. Its lifeline ends here, so it stops as it should."""
+        """The previous generation, empty without a reload. Closes its lifeline, by which it stops."""
         is_ours = was_reloaded()
         words = [int(word) for word in os.environ.pop(_RELOADED, "").split()]
         if not is_ours:
@@ -101,20 +101,19 @@ class PreviousGeneration:
         os.close(words[1])
         pids = words[3:]
         for pid in pids:
-            if pid > 0 and is_child(
-                pid
-            ):  # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            # by a signal, too: a process that the app has started meanwhile may hold the lifeline open
+            if pid > 0 and is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGTERM)
         return cls({pid for pid in pids if pid > 0}, {-pid for pid in pids if pid < 0}, is_paused=bool(words[2]))
 
     @property
     def pids(self) -> set[int]:
-        """Those that have not ended yet."""
+        """Processes that have not ended yet."""
         return self.children | self.sidecars
 
     def have_all_ended(self) -> bool:
-        """Whether all have ended. Their own sidecar sees to what they held, and that they do end."""
+        """Whether all have ended. Their own sidecar settles what they held, and kills those that do not end."""
         for pid in self.pids:
             try:
                 ended, status = os.waitpid(pid, os.WNOHANG)
@@ -128,12 +127,12 @@ class PreviousGeneration:
         return not self.pids
 
     def reap(self) -> None:
-        """Wait for all of them, in a thread of its own: for a worker without a supervisor."""
+        """Wait for all of them. For a worker without a supervisor, which calls it in a thread of its own."""
         while not self.have_all_ended():
             time.sleep(_POLL)
 
     def send(self, number: signal.Signals) -> None:
-        """Send the children a signal, beside a thread that waits for them."""
+        """Send the children a signal. Safe beside a thread in ``reap``."""
         for pid in list(self.children):
             if is_child(pid):
                 with contextlib.suppress(ProcessLookupError):
@@ -141,7 +140,7 @@ class PreviousGeneration:
 
 
 def is_child(pid: int) -> bool:
-    """Whether a process is this one's child: its number is no other's, then, until it has been waited for."""
+    """Whether *pid* is a child of this process. Then the pid is not reused until the child has been waited for."""
     try:
         os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:

@@ -1,8 +1,8 @@
-"""What the processes of one worker tell one another of themselves: memory that they share, made before the first fork.
+"""The shared state of one worker: numbers in memory that its processes share, made before the first fork.
 
-Writing is an assignment, and reading too; nobody waits for anybody. What stands there outlives the process that
-wrote it. All of it are numbers; moments are ``time.monotonic``, one clock for all processes of a host. The leases that
-children hold stand in tables of their own (``inflight``).
+Reading and writing are plain assignments without locks; each number has one writer. What stands there outlives the
+process that wrote it. Moments are ``time.monotonic``, one clock for all processes of a host. The leases that children
+hold stand in tables of their own (``inflight``).
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ if TYPE_CHECKING:
     from .inflight import InflightTable
 
 _CELL = 8  # bytes
-_SPARE = 2  # tables beyond two for each child: its own, and that of a dead one before it, not yet settled
+_SPARE = 2  # tables beyond two per child: its own, and one of a dead predecessor that is not settled yet
 
 
 class _Cell:
     """One number of a row, as an attribute."""
 
-    def __init__(self, place: int) -> None:
-        self._place = place
+    def __init__(self, index: int) -> None:
+        self._index = index
 
     def __get__(self, row: Row, _: object = None) -> float:
-        return row.cells[self._place]
+        return row.cells[self._index]
 
     def __set__(self, row: Row, value: float) -> None:
-        row.cells[self._place] = value
+        row.cells[self._index] = value
 
 
 class Row:
-    """Some numbers of the shared_state."""
+    """A fixed number of cells of the shared memory."""
 
     room = 16  # cells
 
@@ -43,17 +43,17 @@ class Row:
 
 
 class WorkerRow(Row):
-    """What the supervisor and the sidecar say of the whole worker."""
+    """What the supervisor and the sidecar write about the whole worker."""
 
     started_at = _Cell(0)
     supervisor_beat = _Cell(1)
-    """When the supervisor last went round; twice a second at least."""
+    """When the supervisor last made a round; it does twice a second at least."""
     stops = _Cell(2)
-    """How often it was told to stop. The supervisor writes it; children look, should a signal not reach them."""
+    """How many stops were requested. The supervisor writes it; children read it in case they miss a signal."""
     is_paused = _Cell(3)
-    """Whether it was paused by a signal. The supervisor writes it, children heed it."""
+    """Whether a signal has paused the worker. The supervisor writes it; children obey it."""
     is_down = _Cell(4)
-    """Whether the connection is down, as the sidecar was told by the backend. Children heed it."""
+    """Whether the connection is down, as the sidecar has read from the backend. Children obey it."""
     contact = _Cell(5)
     """When the backend last answered the sidecar."""
     crashed = _Cell(6)
@@ -61,30 +61,30 @@ class WorkerRow(Row):
     replaced = _Cell(7)
     """Children that ended because they were to be replaced, so far."""
     restarts = _Cell(9)
-    """How often the sidecar was told by the backend that all workers are to restart."""
+    """How many requests to restart the sidecar has read from the backend."""
     restart_mark = _Cell(11)
-    """Which restart the sidecar has heard of last: another number for each, 1 for none; 0: it has not asked yet."""
+    """Which request to restart the sidecar has read last: a number for each, 1 for none; 0: it has not asked yet."""
     sidecar_beat = _Cell(10)
-    """When the sidecar last went round; four times a second, unless it waits for the backend."""
+    """When the sidecar last made a round; it does four times a second, unless it waits for the backend."""
     asked_at = _Cell(8)
-    """When the sidecar began to ask the backend whether the connection is down, the last time that it got an answer."""
+    """When the last successful call began by which the sidecar read whether the connection is down."""
 
 
 class ProcessRow(Row):
-    """What is said of one place for a child, by whoever fills it in turn."""
+    """What the children that fill one slot of the supervisor, one after the other, write about themselves."""
 
     pid = _Cell(0)
-    """0: nobody is there."""
+    """0: no child is there."""
     beat = _Cell(1)
-    """When the child last went round."""
+    """When the child last made a turn."""
     taken = _Cell(2)
-    """Jobs that were taken and not given back, so far, by all children of this place."""
+    """Jobs that were taken and not given back so far, by all children of this slot."""
     table = _Cell(3)
     """The number of the child's in-flight table."""
 
 
 class SharedState:
-    """The rows of one worker with so many *processes*, and in-flight tables of so many *slots*."""
+    """The rows of one worker with so many *processes*, and in-flight tables of so many *slots* each."""
 
     def __init__(self, processes: int, slots: int = 1) -> None:
         shared = mmap.mmap(-1, _CELL * Row.room * (1 + processes))
@@ -96,7 +96,7 @@ class SharedState:
         self.worker.started_at = self.worker.supervisor_beat = time.monotonic()
 
     def free_table(self) -> InflightTable | None:
-        """One that a child may be given; None: the dead ones before it have left too much that is not settled yet."""
+        """A table for a new child; None: dead children have left too many that are not settled yet."""
         return next((table for table in self.tables if table.state == FREE), None)
 
     @property

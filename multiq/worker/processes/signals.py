@@ -1,10 +1,10 @@
-"""Signals, taken from a socket: a handler of Python's would run in the middle of whatever the main thread does.
+"""Signals, read from a socket: a Python handler would run in the middle of whatever the main thread does.
 
-The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``); whoever reads it acts. So no
-signal ever interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
+The C-level handler writes the signal's number to a socket (``signal.set_wakeup_fd``), and a thread that reads it acts.
+So no signal interrupts a driver in mid-call, and none waits until a job's C code returns to the interpreter.
 
 A job may take the wake-up socket, or a signal, for itself (``loop.add_signal_handler`` does). While it has the socket,
-the handler brings the signal here; ``reclaim_signals`` takes both back when the job is over.
+the Python handler forwards the signal to the inbox; ``reclaim_signals`` takes both back when the job is over.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 class SignalInbox:
     """While the ``with`` block lasts, these signals arrive here instead of interrupting.
 
-    Outside of the main thread Python takes no handlers: then ``installed`` is False and only ``put`` brings any.
-    *lifeline* is a pipe whose other end somebody holds open as long as he lives; his end counts as SIGTERM.
+    Outside of the main thread Python installs no handlers: then ``installed`` is False, and only ``put`` adds signals.
+    *lifeline* is a pipe that the supervisor holds open as long as it lives; when it closes, a SIGTERM arrives here.
     """
 
     def __init__(self, numbers: Iterable[signal.Signals], lifeline: int | None = None) -> None:
@@ -43,7 +43,7 @@ class SignalInbox:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._wakeup = self._writer.fileno()
-        self._has_thread = False  # by a thread of its own, which then closes the reader
+        self._has_thread = False  # whether ``serve`` has started a thread, which then closes the reader
 
     def __enter__(self) -> Self:
         if self.installed:
@@ -86,9 +86,9 @@ class SignalInbox:
         return [signal.Signals(number) for number in received if number in self._numbers]
 
     def reclaim_signals(self, *, also_wakeups: bool = False) -> None:
-        """Take back what a job may have taken, in the main thread: the signals' handlers, and the wake-up socket.
+        """Take back the handlers and the wake-up socket that a job may have taken. Call it in the main thread.
 
-        As long as the handlers are ours, signals come here without the socket, too, only not while C code runs.
+        With its own handlers, the inbox receives signals without the socket, too, but not while C code runs.
         """
         if not self.installed:
             return
@@ -100,7 +100,7 @@ class SignalInbox:
             self._take_wakeups()
 
     def put(self, number: signal.Signals) -> None:
-        """As if this signal had arrived."""
+        """Add a signal, as if it had arrived."""
         with contextlib.suppress(OSError):  # the block was left meanwhile
             self._writer.send(bytes([number]))
 
@@ -117,13 +117,13 @@ class SignalInbox:
                         actions[number]()
 
     def _take_wakeups(self) -> int:
-        """Have signals written to our socket. Returns where they were written before."""
+        """Have signals written to the inbox's socket. Returns the descriptor that they were written to before."""
         return signal.set_wakeup_fd(self._wakeup, warn_on_full_buffer=False)
 
     def _handle(self, number: int, _frame: object) -> None:
-        """Only signals that have a handler of Python's are written to the wake-up socket: to ours, as a rule."""
+        """Forward a signal while a job has the wake-up socket. Only signals with a Python handler are written to it."""
         if os.getpid() != self._pid:
-            return  # a child of the supervisor, before it has its own inbox
+            return  # in a child of the supervisor that has no inbox of its own yet
         current = self._take_wakeups()
         if current != self._wakeup:
             self.put(signal.Signals(number))

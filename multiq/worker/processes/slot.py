@@ -1,4 +1,4 @@
-"""One of a worker's places for children, as its supervisor sees it."""
+"""The supervisor's record of one slot: the child that fills it, and its history of early deaths."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ if TYPE_CHECKING:
     from .inflight import Entry
     from .shared_state import ProcessRow
 
-_KILL_MARGIN = 0.5  # seconds: a child ends itself for a job over its limit, and is killed if it could not
+_KILL_MARGIN = 0.5  # seconds: a child ends itself for an overdue job, and is killed this much later if it could not
 
 
 class Assignment(msgspec.Struct, frozen=True):
-    """What a child gets to know of those around it."""
+    """What a child process is given by its supervisor."""
 
     lifeline: int
-    """A pipe that ends with the supervisor."""
+    """A pipe that closes when the supervisor ends."""
     table: InflightTable
-    """Where to write what it holds."""
+    """Its in-flight table: where it writes what it holds."""
     index: int
-    """Which of the worker's places for children it fills."""
+    """The number of the slot that it fills."""
 
 
 class ProcessSlot:
-    """One place for a child, with the history that the brake needs."""
+    """One slot of a supervisor. A child fills it until it dies; then another one does."""
 
     def __init__(self, index: int, row: ProcessRow) -> None:
         self.index = index
@@ -47,7 +47,7 @@ class ProcessSlot:
         self.table = table
 
     def kill_at(self) -> float:
-        """When the child must be killed for a job that does not end."""
+        """When the child must be killed for an overdue job."""
         return NEVER if self.table is None else self.table.kill_at() + _KILL_MARGIN
 
     def entries(self) -> list[Entry]:
@@ -55,6 +55,6 @@ class ProcessSlot:
         return [] if self.table is None else self.table.entries()
 
     def clear(self) -> None:
-        """The child is dead."""
+        """The child has died."""
         self.pid, self.table, self.is_timed_out, self.is_cut = None, None, False, False
         self.row.pid = 0

@@ -50,9 +50,7 @@ KILL_MARGIN = 5.0  # seconds beyond the grace after which a child that does not 
 _SIDECAR_WAIT = 5.0  # seconds that the sidecar has, at the end, to settle the jobs of children that died last
 
 _FORK_RETRY = 1.0  # seconds until a fork that the system refused is tried again
-_SIDECAR_LIMIT = (
-    60.0  # seconds without a round of the sidecar: a user's subscriber hangs, and dead children's jobs wait
-)
+_SIDECAR_LIMIT = 60.0  # seconds without a round of the sidecar: a subscriber hangs, and dead children's jobs wait
 _TABLE_RETRY = 0.25  # seconds until the next look for a free table
 _SUSPENDED = 1.5  # seconds without a round: this process was stopped or starved, and perhaps its children were, too
 _RESUME_DELAY = 1.0  # seconds after that in which children can notify their jobs before any process is killed
@@ -527,7 +525,7 @@ def _has_terminal() -> bool:
 
 
 def describe_exit(status: int, exit_code: int | None) -> str:
-    """How a child died. *status* is its exit code or, if negative, the signal; *left* what it wrote as its exit code."""
+    """How a child died. *status*: its exit code or, if negative, the signal; *exit_code*: what it wrote itself."""
     if status < 0:
         return (
             f"was killed by {signal.Signals(-status).name}" if -status in _NAMED else f"was killed by signal {-status}"

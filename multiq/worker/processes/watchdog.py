@@ -1,4 +1,4 @@
-"""What ends a process whose end hangs, and what calls code of the user's without waiting for it."""
+"""Guards against user code that hangs: a watchdog that ends the process, and calls in a thread of their own."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _LONGEST_WAIT = 3600.0  # seconds: a wait has a limit, and a grace has none
 
 
 class Watchdog:
-    """While the ``with`` block lasts, calls *leave* at the deadline, whatever the other threads hang in.
+    """While the ``with`` block lasts, calls *action* at the deadline, whatever the other threads hang in.
 
-    There is no deadline at first. Its thread is started with the block: later the system may have no room for one.
+    There is no deadline at first. The thread starts with the block, because the system may refuse one later.
     """
 
     def __init__(self, action: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class Watchdog:
             self._changed.notify()
 
     def set_deadline(self, deadline: float) -> None:
-        """Call *leave* then; of several deadlines the earliest counts. From any thread."""
+        """Call *action* at *deadline* (``time.monotonic``); the earliest of several counts. From any thread."""
         with self._changed:
             self._deadline = min(self._deadline, deadline)
             self._changed.notify()
@@ -54,7 +54,7 @@ class Watchdog:
 
 
 def run_in_thread(call: Callable[[], object]) -> threading.Event:
-    """Call it in a thread of its own, as it may hang. Returns what is set once it has returned."""
+    """Run *call*, which may hang, in a thread of its own. Returns an event that is set once it has returned."""
     is_done = threading.Event()
 
     def run() -> None:
@@ -64,8 +64,8 @@ def run_in_thread(call: Callable[[], object]) -> threading.Event:
             is_done.set()
 
     try:
-        threading.Thread(target=run, name="multiq-run_in_thread", daemon=True).start()
-    except RuntimeError:  # the system has no room for a thread
+        threading.Thread(target=run, name="multiq-aside", daemon=True).start()
+    except RuntimeError:  # the system refuses a thread: run it here
         with contextlib.suppress(Exception):
             run()
     return is_done

@@ -1,4 +1,4 @@
-"""Redis servers for tests: one for the whole run where nobody breaks it, and new ones for those who do."""
+"""Redis servers for tests: one for the whole run, and new ones for tests that change or break them."""
 
 from __future__ import annotations
 

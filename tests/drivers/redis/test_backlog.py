@@ -1,6 +1,6 @@
 """A hundred thousand jobs that fall due in one instant: none early, none twice, all handed out.
 
-How long anybody else has to wait meanwhile is a figure, printed here and measured in ``benchmarks/redis_backlog.py``.
+How long other clients have to wait meanwhile is a figure, printed here and measured in ``benchmarks/redis_backlog.py``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ BATCH = 1_000
 
 
 @pytest.mark.long
-def test_a_hundred_thousand_jobs_due_at_once_are_handed_out_once_each_and_none_early(
+def test_hundred_thousand_jobs_due_at_once_are_reserved_once_each_and_none_early(
     new_redis: Callable[..., RedisServer],
 ) -> None:
     server = new_redis()
@@ -42,7 +42,7 @@ def test_a_hundred_thousand_jobs_due_at_once_are_handed_out_once_each_and_none_e
             ids = new_ids(BATCH)
             backend.enqueue(QUEUE, [NewJob(b"x", job_id, delay=delay) for job_id in ids])
             not_before.update(dict.fromkeys(ids, now + delay))
-        # When somebody reserves from before that moment until all is done
+        # When a consumer reserves from before that moment until all is done
         held: list[Lease] = []
         with Bystander(server) as bystander:
             while not_before or held:

@@ -1,4 +1,4 @@
-"""Large batches: in slices that hold nobody up, in their order, and what is told of one that was taken in part."""
+"""Large batches: in slices that block no other client, in their order, and what a partly taken one reports."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def taken_by(backend: Backend) -> list[str]:
             return ids
 
 
-def test_a_large_batch_goes_in_slices_and_keeps_its_order(server: RedisServer, backend: Backend) -> None:
+def test_large_batch_is_sliced_and_keeps_its_order(server: RedisServer, backend: Backend) -> None:
     jobs = batch(3 * enqueue.MOST_JOBS + 1)
     backend.enqueue(QUEUE, jobs[:2])  # the script is known from here on
     before = scripts(server)
@@ -49,7 +49,7 @@ def test_a_large_batch_goes_in_slices_and_keeps_its_order(server: RedisServer, b
     assert taken_by(backend) == [job.id for job in jobs]
 
 
-def test_a_batch_of_large_bodies_goes_in_slices(server: RedisServer, backend: Backend) -> None:
+def test_batch_of_large_bodies_is_sliced(server: RedisServer, backend: Backend) -> None:
     jobs = batch(20, enqueue.MOST_BYTES // 4)
     backend.enqueue(QUEUE, batch(2))
     before = scripts(server)
@@ -58,14 +58,14 @@ def test_a_batch_of_large_bodies_goes_in_slices(server: RedisServer, backend: Ba
     assert taken_by(backend)[2:] == [job.id for job in jobs]
 
 
-def test_a_body_that_is_larger_than_a_slice_goes_alone(server: RedisServer, backend: Backend) -> None:
+def test_body_larger_than_a_slice_is_sent_alone(server: RedisServer, backend: Backend) -> None:
     jobs = [*batch(1), *batch(1, enqueue.MOST_BYTES + 1), *batch(1)]
     backend.enqueue(QUEUE, jobs)
     assert taken_by(backend) == [job.id for job in jobs]
 
 
 @pytest.mark.parametrize("count", [1, 2, 1000])
-def test_what_one_script_takes_is_taken_whole_or_not_at_all(server: RedisServer, backend: Backend, count: int) -> None:
+def test_one_script_takes_all_of_its_jobs_or_none(server: RedisServer, backend: Backend, count: int) -> None:
     assert count <= enqueue.MOST_JOBS
     backend.enqueue(QUEUE, batch(10))
     server.set("maxmemory", "1")
@@ -74,16 +74,16 @@ def test_what_one_script_takes_is_taken_whole_or_not_at_all(server: RedisServer,
     assert backend.stats(QUEUE).ready == 10
 
 
-def test_a_server_that_is_full_between_two_slices_is_told_of_exactly(server: RedisServer, backend: Backend) -> None:
+def test_full_server_between_slices_reports_exactly_what_was_taken(server: RedisServer, backend: Backend) -> None:
     # Given room for some slices of a batch, and not for all
     backend.enqueue(QUEUE, batch(100))
     backend.purge(QUEUE, [State.READY])
     server.set("maxmemory", str(server.ask("INFO", "memory")["used_memory"] + 3_000_000))
     jobs = batch(20 * enqueue.MOST_JOBS, 100)
-    with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+    with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
         backend.enqueue(QUEUE, jobs)
-    # Then whole slices were taken, from the first on, and that is what is told
-    accepted = told.value.accepted
+    # Then whole slices were taken, from the first on, and that is what the error says
+    accepted = caught.value.accepted
     assert 0 < len(accepted) < len(jobs)
     assert len(accepted) % enqueue.MOST_JOBS == 0
     assert list(accepted.items()) == [(at, job.id) for at, job in enumerate(jobs[: len(accepted)])]
@@ -94,7 +94,7 @@ def test_a_server_that_is_full_between_two_slices_is_told_of_exactly(server: Red
     assert taken_by(backend) == [job.id for job in jobs]
 
 
-def test_an_id_that_is_in_two_slices_is_one_job(backend: Backend) -> None:
+def test_id_in_two_slices_is_one_job(backend: Backend) -> None:
     twice = NewJob(b"first", new_id())
     jobs = [twice, *batch(enqueue.MOST_JOBS), NewJob(b"second", twice.id)]
     assert len(backend.enqueue(QUEUE, jobs)) == len(jobs)
@@ -103,7 +103,7 @@ def test_an_id_that_is_in_two_slices_is_one_job(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 3])
-def test_a_connection_that_is_cut_between_slices_leaves_exactly_one_of_each(server: RedisServer, at: int) -> None:
+def test_connection_cut_between_slices_leaves_each_job_once(server: RedisServer, at: int) -> None:
     with Proxy(("127.0.0.1", server.port)) as proxy, open_backend(f"redis://127.0.0.1:{proxy.port}") as backend:
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=at))
@@ -113,7 +113,7 @@ def test_a_connection_that_is_cut_between_slices_leaves_exactly_one_of_each(serv
         assert taken_by(backend)[2:] == [job.id for job in jobs]
 
 
-def test_a_server_that_goes_away_between_slices_leaves_a_doubt_and_a_repetition_makes_it_whole(
+def test_server_lost_between_slices_is_uncertain_and_a_repetition_completes_the_batch(
     server: RedisServer,
 ) -> None:
     # Given a connection that breaks in the second slice, each time it is tried
@@ -121,14 +121,14 @@ def test_a_server_that_goes_away_between_slices_leaves_a_doubt_and_a_repetition_
         backend.enqueue(QUEUE, batch(2))
         proxy.arm(CutReply(at=len(b"$2\r\nok\r\n"), times=1000))
         jobs = batch(3 * enqueue.MOST_JOBS)
-        with pytest.raises(EnqueueUncertain) as told:
+        with pytest.raises(EnqueueUncertain) as caught:
             backend.enqueue(QUEUE, jobs)
         proxy.disarm()
         # Then the first slice is there, the second may be, and the third was not sent
         first, second, third = (jobs[at : at + enqueue.MOST_JOBS] for at in range(0, len(jobs), enqueue.MOST_JOBS))
-        assert told.value.accepted == {at: job.id for at, job in enumerate(first)}
-        assert told.value.ids == tuple(job.id for job in second)
-        assert told.value.unsent == tuple(third)
+        assert caught.value.accepted == {at: job.id for at, job in enumerate(first)}
+        assert caught.value.ids == tuple(job.id for job in second)
+        assert caught.value.unsent == tuple(third)
         # When the same call is made again
         backend.enqueue(QUEUE, jobs)
         assert taken_by(backend)[2:] == [job.id for job in jobs]

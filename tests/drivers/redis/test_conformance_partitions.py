@@ -1,6 +1,6 @@
-"""The conformance suite with each queue spread over four lines of one server: all holds but the order between them.
+"""The conformance suite with each queue spread over four partitions of one server: all but the order across them holds.
 
-``make test`` has the topics of verbs that go over several lines; ``make test-long`` the rest.
+``make test`` has the topics of verbs that use several partitions; ``make test-long`` the rest.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for _name, _class in suite(PartitionsHarness).items():
 
 
 class OneLineHarness(PartitionsHarness):
-    """All jobs are put in one of the lines, and not in the first: so there is one order, and no verb knows where it is.
+    """All jobs are put in one partition, and not in the first: so there is one order, and no verb knows where it is.
 
     Every look, search, count, page, pause and wait still goes over all four.
     """
@@ -62,7 +62,7 @@ class OneLineHarness(PartitionsHarness):
 
     def open(self) -> Backend:
         backend = super().open()
-        backend._lines.home = lambda queue, _: keys.line(queue, 2)  # type: ignore[attr-defined]
+        backend._partitions.partition_for = lambda queue, _: keys.partition(queue, 2)  # type: ignore[attr-defined]
         return backend
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[RedisServer]:
-    """Emptied again and again, so nobody else's."""
+    """A server that is emptied again and again, so not shared."""
     with RedisServer() as server:
         yield server
 
@@ -47,9 +47,7 @@ def _nothing_armed(stage: Stage) -> Iterator[None]:
 
 @pytest.mark.parametrize("most", MOST)
 @every_verb
-def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
-    stage: Stage, scene: Scene, most: int | None
-) -> None:
+def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int | None) -> None:
     play(stage, scene)
     _, size = play(stage, scene)
     assert size > 0
@@ -58,7 +56,7 @@ def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
 
 
 @every_verb
-def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
+def test_request_cut_before_its_end_leaves_exactly_one_effect(stage: Stage, scene: Scene) -> None:
     play(stage, scene)  # a server that does not know the scripts yet is sent their text, too
     size, _ = play(stage, scene)
     for at in sorted({0, 1, size // 2, size - 1}):
@@ -66,24 +64,24 @@ def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(stag
 
 
 @every_verb
-def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
+def test_reply_in_pieces_of_one_byte_is_parsed_the_same(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)
     play(stage, scene)
 
 
 @every_verb
-def test_a_script_cache_that_was_emptied_makes_no_difference(stage: Stage, scene: Scene) -> None:
+def test_flushed_script_cache_makes_no_difference(stage: Stage, scene: Scene) -> None:
     play(stage, scene, lambda: stage.server.ask("SCRIPT", "FLUSH"))
 
 
-def test_a_call_is_tried_twice_and_not_ten_times(stage: Stage) -> None:
+def test_call_is_attempted_twice_and_not_ten_times(stage: Stage) -> None:
     """redis-py would repeat a command by itself, up to ten times, and apply it as often."""
     stage.clear()
     stage.server.ask("CONFIG", "RESETSTAT")
     stage.proxy.arm(CutReply(times=1000))
-    with pytest.raises(EnqueueUncertain) as told:
+    with pytest.raises(EnqueueUncertain) as caught:
         stage.backend.enqueue(QUEUE, THREE_JOBS)
-    assert told.value.ids == tuple(job.id for job in THREE_JOBS)
+    assert caught.value.ids == tuple(job.id for job in THREE_JOBS)
     stage.proxy.disarm()
     ran = stage.server.ask("INFO", "commandstats")["cmdstat_evalsha"]["calls"]
     assert ran <= 2

@@ -1,6 +1,6 @@
-"""Replies cut at every byte, of calls that go to several lines in one round trip: still exactly one effect of each.
+"""Replies cut at every byte, of calls to several partitions in one round trip: still exactly one effect of each.
 
-On one server, so that all lines' replies come over one connection and a cut may hit any of them.
+On one server, so that all partitions' replies come over one connection and a cut may hit any of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from servers.redis import RedisServer
 from multiq.backend import Ack, Bury, NewJob, Release, State
 from multiq.backend.registry import open_backend
 from multiq_redis import keys
-from multiq_redis.records import line_of
+from multiq_redis.records import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -34,7 +34,7 @@ class WideStage(Stage):
         self.put(*ids, **options)
         self.leases = sorted(self.consumer.reserve(len(ids), 0), key=lambda lease: ids.index(lease.id))
         assert [lease.id for lease in self.leases] == list(ids)
-        assert len({line_of(lease) for lease in self.leases}) >= 3  # else this would be about less than it says
+        assert len({partition_of(lease) for lease in self.leases}) >= 3  # else this would test less than it claims
 
     def ids(self, state: State) -> list[str]:
         return sorted(super().ids(state))
@@ -159,7 +159,7 @@ def _nothing_armed(stage: Stage) -> Iterator[None]:
 
 
 def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
-    """How many bytes a scene sends and gets at least: whose turn it is decides how many lines are asked first."""
+    """How many bytes a scene sends and gets at least: the rotation decides how many partitions are asked first."""
     play(stage, scene)
     seen = [play(stage, scene) for _ in range(8)]
     return min(sent for sent, _ in seen), min(replied for _, replied in seen)
@@ -167,9 +167,7 @@ def sizes(stage: Stage, scene: Scene) -> tuple[int, int]:
 
 @pytest.mark.parametrize("most", MOST)
 @every_scene
-def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
-    stage: Stage, scene: Scene, most: int | None
-) -> None:
+def test_reply_cut_at_any_byte_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int | None) -> None:
     _, size = sizes(stage, scene)
     for turn, at in enumerate(some(places(size), most)):
         play_with(stage, scene, CutReply(at=at, rst=turn % 2 == 1))
@@ -177,27 +175,25 @@ def test_a_reply_that_is_cut_at_any_byte_leaves_exactly_one_effect(
 
 @pytest.mark.parametrize("most", [4, pytest.param(40, marks=pytest.mark.long)])
 @every_scene
-def test_a_request_that_is_cut_before_it_is_whole_leaves_exactly_one_effect(
-    stage: Stage, scene: Scene, most: int
-) -> None:
+def test_request_cut_before_its_end_leaves_exactly_one_effect(stage: Stage, scene: Scene, most: int) -> None:
     size, _ = sizes(stage, scene)
     for at in some(range(size), most):
         play_with(stage, scene, CutRequest(at=at))
 
 
 @every_scene
-def test_a_reply_in_pieces_of_one_byte_says_the_same(stage: Stage, scene: Scene) -> None:
+def test_reply_in_pieces_of_one_byte_is_parsed_the_same(stage: Stage, scene: Scene) -> None:
     stage.proxy.mode = Slice(1)
     play(stage, scene)
 
 
 @every_scene
-def test_a_script_cache_that_was_emptied_makes_no_difference(stage: Stage, scene: Scene) -> None:
+def test_flushed_script_cache_makes_no_difference(stage: Stage, scene: Scene) -> None:
     play(stage, scene, lambda: stage.server.ask("SCRIPT", "FLUSH"))
 
 
-def test_the_jobs_of_these_scenes_are_in_all_lines(stage: Stage) -> None:
+def test_jobs_of_these_scenes_are_in_all_partitions(stage: Stage) -> None:
     stage.clear()
     stage.put(*IDS)
-    lines = [keys.line(QUEUE, number) for number in range(4)]
-    assert all(stage.server.ask("EXISTS", keys.jobs(keys.base("multiq", line))) for line in lines)
+    partitions = [keys.partition(QUEUE, number) for number in range(4)]
+    assert all(stage.server.ask("EXISTS", keys.jobs(keys.base("multiq", partition))) for partition in partitions)

@@ -1,4 +1,4 @@
-"""One node of a cluster does not answer: the queues and lines of the others go on, and its own when it is back."""
+"""One node of a cluster does not answer: the queues and partitions of the others go on, and its own when it is back."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def of_node(cluster: RedisCluster, names: list[str]) -> dict[int, list[str]]:
 
 
 def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
-    """Reserve and ack as a patient caller does; until so many are done, or the time is over."""
+    """Reserve and ack, repeating after errors, until so many are done, or the time is over."""
     done: list[Lease] = []
     owed: list[Lease] = []
     end = time.monotonic() + seconds
@@ -84,7 +84,7 @@ def work(consumer: Consumer, count: int, seconds: float) -> list[Lease]:
     return done
 
 
-def test_the_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+def test_other_queues_of_a_consumer_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
     by_node = of_node(cluster, QUEUES)
     dead = QUEUES[0]
     node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
@@ -114,7 +114,7 @@ def acked(jobs: list[Held]) -> list[Held]:
     return jobs
 
 
-def test_a_verdict_for_the_dead_node_waits_and_is_answered_rightly(
+def test_verdict_for_the_dead_node_waits_and_gets_the_right_answer(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
     by_node = of_node(cluster, QUEUES)
@@ -147,35 +147,37 @@ def test_a_verdict_for_the_dead_node_waits_and_is_answered_rightly(
         assert backend.stats(dead).ready == backend.stats(other).ready == 0
 
 
-def test_the_other_lines_of_a_partitioned_queue_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
-    lines = [keys.line(WIDE, number) for number in range(SPREAD)]
-    by_node = of_node(cluster, lines)
+def test_other_partitions_of_a_queue_go_on(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+    partitions = [keys.partition(WIDE, number) for number in range(SPREAD)]
+    by_node = of_node(cluster, partitions)
     assert len(by_node) > 1
-    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    first = cluster.owner(cluster.slot_of(f"{{{partitions[0]}}}"))
     with open_backend(f"{cluster.url}?timeout=2&partitions={SPREAD}") as backend:
-        ids = {line: [] for line in lines}  # type: dict[str, list[str]]
+        ids = {partition: [] for partition in partitions}  # type: dict[str, list[str]]
         while min(map(len, ids.values())) < 8:
             job_id = new_id()
             ids[_home(backend, job_id)].append(job_id)
         backend.enqueue(WIDE, [new()])
         with backend.consumer([WIDE]) as consumer:
             consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)])
-            for line in lines:
-                backend.enqueue(WIDE, [_job(job_id) for job_id in ids[line]])
+            for partition in partitions:
+                backend.enqueue(WIDE, [_job(job_id) for job_id in ids[partition]])
             take(first, gone)
-            alive = {job_id for line in lines if line not in by_node[first.port] for job_id in ids[line]}
+            alive = {
+                job_id for partition in partitions if partition not in by_node[first.port] for job_id in ids[partition]
+            }
             done = work(consumer, len(alive), 20)
             assert {lease.id for lease in done} >= alive
         gone.close()
     _drain(cluster)
 
 
-def test_a_producer_whose_first_line_is_dead_fills_the_others(
+def test_producer_whose_first_partition_is_dead_fills_the_others(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
-    lines = [keys.line(WIDE, number) for number in range(SPREAD)]
-    by_node = of_node(cluster, lines)
-    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    partitions = [keys.partition(WIDE, number) for number in range(SPREAD)]
+    by_node = of_node(cluster, partitions)
+    first = cluster.owner(cluster.slot_of(f"{{{partitions[0]}}}"))
     with open_backend(f"{cluster.url}?timeout=2&partitions={SPREAD}") as backend:
         take(first, gone)
         accepted: list[str] = []
@@ -185,26 +187,26 @@ def test_a_producer_whose_first_line_is_dead_fills_the_others(
                 accepted += backend.enqueue(WIDE, [_job(job_id)])
         gone.close()
         with open_backend(cluster.url) as narrow:
-            # And when it is back, the next enqueue lets those know of the lines who have not heard of them
+            # And when it is back, clients that do not know the partitions learn of them by the next enqueue
             end = time.monotonic() + 30
             while time.monotonic() < end:
                 with contextlib.suppress(BackendUnavailable, EnqueueUncertain):
                     backend.enqueue(WIDE, [new()])
-                    if len(narrow._lines.asked(WIDE)) == SPREAD:  # type: ignore[attr-defined]
+                    if len(narrow._partitions.refreshed(WIDE)) == SPREAD:  # type: ignore[attr-defined]
                         break
                 time.sleep(0.2)
             assert (narrow.stats(WIDE).ready or 0) >= 16
     _drain(cluster)
 
 
-def test_new_lines_of_a_paused_queue_are_paused_though_the_first_try_failed(
+def test_new_partitions_of_a_paused_queue_are_paused_though_the_first_attempt_failed(
     cluster: RedisCluster, gone: contextlib.ExitStack
 ) -> None:
     queue = f"paused-{new_id()}"
-    lines = [keys.line(queue, number) for number in range(SPREAD)]
-    first = cluster.owner(cluster.slot_of(f"{{{lines[0]}}}"))
+    partitions = [keys.partition(queue, number) for number in range(SPREAD)]
+    first = cluster.owner(cluster.slot_of(f"{{{partitions[0]}}}"))
     other = next(node for node in cluster.nodes if node is not first)
-    assert any(cluster.owner(cluster.slot_of(f"{{{line}}}")) is other for line in lines)
+    assert any(cluster.owner(cluster.slot_of(f"{{{partition}}}")) is other for partition in partitions)
     with open_backend(cluster.url) as narrow, open_backend(f"{cluster.url}?timeout=1&partitions={SPREAD}") as wide:
         narrow.pause(queue, 600)
         take(other, gone)
@@ -226,7 +228,7 @@ def test_new_lines_of_a_paused_queue_are_paused_though_the_first_try_failed(
             assert len(consumer.reserve(100, 0)) >= 20
 
 
-def test_a_release_that_was_cut_off_counts_once(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
+def test_release_that_was_cut_off_counts_once(cluster: RedisCluster, gone: contextlib.ExitStack) -> None:
     dead = QUEUES[0]
     node = cluster.owner(cluster.slot_of(f"{{{dead}}}"))
     with open_backend(cluster.url + "?timeout=1") as backend, backend.consumer(QUEUES) as consumer:
@@ -253,8 +255,8 @@ def _job(job_id: str) -> NewJob:
 def _home(backend: Backend, job_id: str) -> str:
     from multiq_redis.records import pack_id
 
-    home: str = backend._lines.home(WIDE, pack_id(job_id))  # type: ignore[attr-defined]
-    return home
+    partition_for: str = backend._partitions.partition_for(WIDE, pack_id(job_id))  # type: ignore[attr-defined]
+    return partition_for
 
 
 def _drain(cluster: RedisCluster) -> None:

@@ -37,7 +37,7 @@ def levels(url: str, *names: str) -> dict[str, str]:
     return {name: findings[name].level for name in names}
 
 
-def test_a_server_that_keeps_everything_is_fit(new_redis: NewRedis) -> None:
+def test_doctor_passes_a_server_that_keeps_everything(new_redis: NewRedis) -> None:
     server = new_redis(appendonly="yes", appendfsync="always", maxmemory_policy="noeviction")
     findings = found(server.url)
     # on a busy machine every answer takes long
@@ -55,7 +55,7 @@ def test_a_server_that_keeps_everything_is_fit(new_redis: NewRedis) -> None:
         ({}, "warn", "killed workers only"),
     ],
 )
-def test_what_survives_follows_from_how_it_saves(
+def test_doctor_derives_durability_from_persistence_settings(
     new_redis: NewRedis, config: dict[str, str], level: str, survives: str
 ) -> None:
     finding = found(new_redis(**config).url)["durability"]
@@ -63,25 +63,25 @@ def test_what_survives_follows_from_how_it_saves(
     assert survives in finding.why
 
 
-def test_a_server_that_saves_nothing_is_bad(new_redis: NewRedis) -> None:
+def test_doctor_reports_missing_persistence(new_redis: NewRedis) -> None:
     assert levels(new_redis().url, "appendonly") == {"appendonly": "bad"}
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-lru", "allkeys-random", "volatile-ttl"])
-def test_a_server_that_may_throw_jobs_away_is_bad(new_redis: NewRedis, policy: str) -> None:
+def test_doctor_reports_an_eviction_policy(new_redis: NewRedis, policy: str) -> None:
     server = new_redis(appendonly="yes", maxmemory="100mb", maxmemory_policy=policy)
     finding = found(server.url)["maxmemory-policy"]
     assert finding.level == "bad"
     assert policy in finding.why
 
 
-def test_a_server_that_is_nearly_full_is_a_weakness(new_redis: NewRedis) -> None:
+def test_doctor_warns_of_a_nearly_full_server(new_redis: NewRedis) -> None:
     server = new_redis()
     server.set("maxmemory", str(int(server.ask("INFO", "memory")["used_memory"]) + 50_000))
     assert levels(server.url, "maxmemory") == {"maxmemory": "warn"}
 
 
-def test_a_log_that_cannot_be_written_is_bad(new_redis: NewRedis) -> None:
+def test_doctor_reports_a_failed_aof_write(new_redis: NewRedis) -> None:
     server = new_redis(save="3600 1")
     (server.folder / "dump.rdb").mkdir()
     (server.folder / "dump.rdb" / "in the way").touch()
@@ -91,7 +91,7 @@ def test_a_log_that_cannot_be_written_is_bad(new_redis: NewRedis) -> None:
     assert levels(server.url, "rdb_last_bgsave_status") == {"rdb_last_bgsave_status": "bad"}
 
 
-def test_what_an_account_may_not_ask_is_unknown_and_never_ok(new_redis: NewRedis) -> None:
+def test_doctor_reports_refused_questions_as_unknown(new_redis: NewRedis) -> None:
     server = new_redis(appendonly="yes", appendfsync="always")
     server.ask("ACL", "SETUSER", "shop", "on", ">S3CR3T", "~*", "&*", "+@all", "-config", "-acl")
     findings = found(f"redis://shop:S3CR3T@{HOST}:{server.port}")
@@ -103,7 +103,7 @@ def test_what_an_account_may_not_ask_is_unknown_and_never_ok(new_redis: NewRedis
     assert "S3CR3T" not in str(findings)
 
 
-def test_an_account_that_may_ask_next_to_nothing_gets_no_promise(new_redis: NewRedis) -> None:
+def test_doctor_promises_nothing_to_an_account_without_rights(new_redis: NewRedis) -> None:
     server = new_redis()
     server.ask("ACL", "SETUSER", "shop", "on", ">S3CR3T", "~*", "+ping", "+time", "+hello")
     findings = found(f"redis://shop:S3CR3T@{HOST}:{server.port}")
@@ -111,7 +111,7 @@ def test_an_account_that_may_ask_next_to_nothing_gets_no_promise(new_redis: NewR
     assert {findings[name].level for name in names} == {"unknown"}
 
 
-def test_a_replica_is_bad_and_replicas_that_may_lag_are_a_weakness(redis_sentinel: SentinelTrio) -> None:
+def test_doctor_reports_a_replica_and_warns_of_lagging_replicas(redis_sentinel: SentinelTrio) -> None:
     assert levels(redis_sentinel.replica.url, "role") == {"role": "bad"}
     assert levels(redis_sentinel.url, "min-replicas-to-write") == {"min-replicas-to-write": "warn"}
     redis_sentinel.primary.set("min-replicas-to-write", "1")
@@ -120,10 +120,10 @@ def test_a_replica_is_bad_and_replicas_that_may_lag_are_a_weakness(redis_sentine
     assert "failover" in findings["durability"].why
 
 
-def test_a_cluster_can_be_asked_by_a_user_with_the_commands_of_the_docs(redis_cluster: RedisCluster) -> None:
+def test_doctor_reads_a_cluster_as_the_documented_user(redis_cluster: RedisCluster) -> None:
     # Given a user with what docs/redis.md says that multiq and its scripts use
     page = (Path(__file__).parents[3] / "docs" / "redis.md").read_text()
-    recipe = page[page.index("ACL SETUSER multiq") : page.index("`multiq doctor redis://host` reads")]
+    recipe = page[page.index("ACL SETUSER multiq") : page.index("`multiq doctor redis://host` checks")]
     words = ["allkeys", *re.findall(r"\+[a-z|]+", recipe)]
     assert "+bzpopmin" in words
     for node in redis_cluster.nodes:
@@ -142,7 +142,7 @@ def test_a_cluster_can_be_asked_by_a_user_with_the_commands_of_the_docs(redis_cl
             node.ask("ACL", "DELUSER", "multiq")
 
 
-def test_a_cluster_is_asked_node_by_node_and_what_is_the_same_is_told_once(redis_cluster: RedisCluster) -> None:
+def test_doctor_merges_equal_findings_of_cluster_nodes(redis_cluster: RedisCluster) -> None:
     node = redis_cluster.nodes[1]
     findings = found(redis_cluster.url)
     assert findings["cluster_state"].level == "ok"
@@ -156,7 +156,7 @@ def test_a_cluster_is_asked_node_by_node_and_what_is_the_same_is_told_once(redis
     assert sum(name.startswith("maxmemory-policy") for name in findings) == 3
 
 
-def test_an_address_that_others_reach_needs_a_password_and_encryption(new_redis: NewRedis) -> None:
+def test_doctor_requires_password_and_encryption_off_loopback(new_redis: NewRedis) -> None:
     address = _own_address()
     server = new_redis(bind="0.0.0.0", protected_mode="no")  # noqa: S104 - the point of it; gone in a moment
     url = f"redis://{address}:{server.port}"
@@ -178,14 +178,14 @@ def _own_address() -> str:
     pytest.skip("this machine has no address but loopback")
 
 
-def test_a_server_that_is_not_there_is_an_error(new_redis: NewRedis) -> None:
+def test_doctor_raises_for_an_unreachable_server(new_redis: NewRedis) -> None:
     server = new_redis()
     server.stop()
     with open_backend(server.url) as backend, pytest.raises(BackendUnavailable):
         backend.doctor()
 
 
-def test_doctor_names_the_versions_that_end_when_a_client_is_unblocked(redis_server: RedisServer) -> None:
+def test_doctor_names_versions_that_crash_on_client_unblock(redis_server: RedisServer) -> None:
     version = str(redis_server.ask("INFO", "server")["redis_version"])
     finding = found(redis_server.url)["version"]
     assert version in finding.why
@@ -205,7 +205,7 @@ def test_doctor_names_the_versions_that_end_when_a_client_is_unblocked(redis_ser
         ({"redis_version": "7.2.4", "server_name": "somebody's"}, False),
     ],
 )
-def test_doctor_knows_each_kind_of_server_by_its_own_number(info: dict[str, str], is_named: bool) -> None:
+def test_doctor_compares_each_kind_of_server_with_its_own_version(info: dict[str, str], is_named: bool) -> None:
     finding = doctor._version(info)
     assert finding.level == "ok"
     assert ("CLIENT UNBLOCK" in finding.why) is is_named

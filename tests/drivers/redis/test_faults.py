@@ -62,10 +62,10 @@ def proxy(redis_server: RedisServer) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer --------------------------------------------------------------------------------------
 
 
-def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None:
+def test_stopped_server_is_a_timeout_for_every_verb(new_redis: NewRedis) -> None:
     server = new_redis()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         # Given connections that are open, and a lease
@@ -78,13 +78,13 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_redis: NewRedi
         assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_redis: NewRedis) -> None:
+def test_enqueue_to_a_stopped_server_is_uncertain_and_can_be_repeated(new_redis: NewRedis) -> None:
     server = new_redis()
     an_enqueue_in_doubt_can_be_repeated(server, url_of(server.port, timeout=DEADLINE))
 
 
-def test_what_was_never_sent_is_in_no_doubt(new_redis: NewRedis, proxy: Proxy) -> None:
-    # Given one server that cannot even be connected to in time, and one that nobody listens for
+def test_unsent_enqueue_is_not_uncertain(new_redis: NewRedis, proxy: Proxy) -> None:
+    # Given one server that cannot even be connected to in time, and one whose port is closed
     server = new_redis()
     with stopped(server), open_backend(url_of(server.port, timeout=0.2)) as backend, pytest.raises(BackendTimeout):
         backend.enqueue(QUEUE, [new()])
@@ -94,7 +94,7 @@ def test_what_was_never_sent_is_in_no_doubt(new_redis: NewRedis, proxy: Proxy) -
 
 
 @pytest.mark.parametrize("wait", [0.0, 1.5])
-def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_redis: NewRedis, wait: float) -> None:
+def test_stopped_server_is_a_timeout_for_a_waiting_reserve(new_redis: NewRedis, wait: float) -> None:
     server = new_redis()
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         assert consumer.reserve(1, 0) == []
@@ -104,7 +104,7 @@ def test_a_server_that_is_stopped_is_a_timeout_for_a_reserve_that_waits(new_redi
         assert [lease.id for lease in consumer.reserve(1, 5)] == [job_id]
 
 
-def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_redis: NewRedis) -> None:
+def test_server_that_stops_during_a_waiting_reserve_is_noticed(new_redis: NewRedis) -> None:
     server = new_redis()
     with (
         open_backend(url_of(server.port, timeout=DEADLINE)) as backend,
@@ -117,7 +117,7 @@ def test_a_server_that_stops_under_a_waiting_reserve_is_noticed(new_redis: NewRe
             noticed.result()
 
 
-def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
+def test_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) -> None:
     proxy.mode = Hole()
     with open_backend(url_of(proxy.port, timeout=DEADLINE)) as backend, backend.consumer([QUEUE]) as consumer:
         all_timed_out([lambda: backend.enqueue(QUEUE, [new()]), lambda: consumer.reserve(1, 0)])
@@ -125,7 +125,7 @@ def test_an_address_that_accepts_and_never_answers_is_a_timeout(proxy: Proxy) ->
         assert backend.stats("never used").ready == 0
 
 
-def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
+def test_worker_survives_a_server_that_is_stopped_for_a_while(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_redis()
@@ -133,10 +133,10 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_a_while(
     outlives_a_stop(server, url_of(server.port, timeout=DEADLINE), tmp_path)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server -------------------------------------------------------------------------------------
 
 
-def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
+def test_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
     proxy.refuse()
     with open_backend(f"redis://:S3CR3T@{HOST}:{proxy.port}") as backend:
         with pytest.raises(BackendUnavailable, match=str(proxy.port)) as refused:
@@ -145,12 +145,12 @@ def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_pas
         assert refused.value.__cause__ is not None
 
 
-def test_a_host_that_does_not_exist_is_unavailable() -> None:
+def test_unknown_host_is_unavailable() -> None:
     with open_backend("redis://no-such-host.invalid:6379") as backend, pytest.raises(BackendUnavailable):
         backend.stats(QUEUE)
 
 
-def test_a_server_that_speaks_something_else_is_a_typed_error() -> None:
+def test_foreign_protocol_is_a_typed_error() -> None:
     with (
         somebody_else(b"HTTP/1.1 400 Bad Request\r\n\r\n") as port,
         open_backend(url_of(port, timeout=DEADLINE)) as backend,
@@ -159,7 +159,7 @@ def test_a_server_that_speaks_something_else_is_a_typed_error() -> None:
         backend.stats(QUEUE)
 
 
-def test_a_worker_that_starts_before_its_server_waits_for_it(
+def test_worker_that_starts_before_its_server_waits_for_it(
     new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     server = new_redis()
@@ -168,7 +168,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
 
 
 @pytest.mark.parametrize("given", ["", "wrong"])
-def test_a_wrong_password_is_told_without_showing_it(new_redis: NewRedis, given: str) -> None:
+def test_wrong_password_is_reported_without_showing_it(new_redis: NewRedis, given: str) -> None:
     server = new_redis(requirepass="S3CR3T")
     with open_backend(f"redis://:{given}@{HOST}:{server.port}" if given else url_of(server.port)) as backend:
         with pytest.raises(BackendUnavailable, match=r"(?i)password") as refused:
@@ -178,7 +178,7 @@ def test_a_wrong_password_is_told_without_showing_it(new_redis: NewRedis, given:
         backend.enqueue(QUEUE, [new()])
 
 
-def test_an_account_that_may_not_run_scripts_is_told_what_it_lacks(new_redis: NewRedis) -> None:
+def test_account_without_scripting_is_named_what_it_lacks(new_redis: NewRedis) -> None:
     server = new_redis()
     server.ask("ACL", "SETUSER", "reader", "on", ">S3CR3T", "~*", "+@read")
     with open_backend(f"redis://reader:S3CR3T@{HOST}:{server.port}") as backend:
@@ -190,7 +190,7 @@ def test_an_account_that_may_not_run_scripts_is_told_what_it_lacks(new_redis: Ne
 # --- the connection goes away ----------------------------------------------------------------------------
 
 
-def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
+def test_hundred_reconnects_leave_no_open_file(proxy: Proxy) -> None:
     queue = "reconnects"
     with open_backend(url_of(proxy.port)) as backend, backend.consumer([queue]) as consumer:
 
@@ -206,7 +206,7 @@ def test_a_hundred_reconnects_leave_no_open_file_behind(proxy: Proxy) -> None:
         assert backend.queues() == [] or queue not in backend.queues()
 
 
-def test_connections_that_the_server_closes_for_idling_are_opened_again_without_a_word(new_redis: NewRedis) -> None:
+def test_idle_connections_that_the_server_closed_are_reopened_silently(new_redis: NewRedis) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new(), new()])
@@ -218,15 +218,15 @@ def test_connections_that_the_server_closes_for_idling_are_opened_again_without_
         assert consumer.settle([Ack(lease)]) == [None]
         until(lambda: _is_alone(server))
         assert len(consumer.reserve(1, 5)) == 1
-        assert consumer.reserve(1, 2.5) == []  # nor does it close on one who waits
+        assert consumer.reserve(1, 2.5) == []  # nor does it close a waiting connection
 
 
 def _is_alone(server: RedisServer) -> bool:
-    """Whether nobody but who asks is connected."""
+    """Whether no connection is open but the one that asks."""
     return bool(server.ask("INFO", "clients")["connected_clients"] == 1)
 
 
-def test_a_slow_way_makes_no_lease_end_early(
+def test_slow_network_ends_no_lease_early(
     proxy: Proxy, redis_server: RedisServer, tmp_path: Path, producer: Callable[[str], None]
 ) -> None:
     producer(redis_server.url)
@@ -250,14 +250,14 @@ def test_no_acknowledged_job_is_lost_when_the_server_is_killed_or_restarted_unde
     no_acknowledged_job_is_lost(server, app.url, tmp_path, end)
 
 
-def test_delays_leases_and_counts_outlive_a_killed_server(new_redis: NewRedis) -> None:
+def test_delays_leases_and_counts_survive_a_killed_server(new_redis: NewRedis) -> None:
     server = new_redis(appendonly="yes", appendfsync="always")
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         delays_leases_and_counts_outlive_a_kill(server, backend, consumer)
 
 
-def test_a_server_that_is_still_loading_is_waited_for_or_named(new_redis: NewRedis) -> None:
-    # Given a server that takes half a minute to load, unless told otherwise
+def test_loading_server_is_waited_for_or_named(new_redis: NewRedis) -> None:
+    # Given a server that takes half a minute to load, unless configured otherwise
     server = new_redis(save="3600 1", key_load_delay="3000", loading_process_events_interval_bytes="1024")
     with server.client() as client:
         pipe = client.pipeline(transaction=False)
@@ -299,7 +299,7 @@ def _refused_for_loading(server: RedisServer) -> int:
 # --- the server refuses ----------------------------------------------------------------------------------
 
 
-def test_a_full_server_refuses_jobs_whole_and_still_drains(new_redis: NewRedis) -> None:
+def test_full_server_refuses_whole_enqueues_and_still_drains(new_redis: NewRedis) -> None:
     server = new_redis(maxmemory="4mb")
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         # Given a queue that was filled until the server refused
@@ -345,7 +345,7 @@ def _fill(backend: Backend) -> int:
             return taken
 
 
-def test_a_server_whose_snapshots_fail_is_unavailable_until_they_do_not(new_redis: NewRedis, tmp_path: Path) -> None:
+def test_server_with_failing_snapshots_is_unavailable_until_they_succeed(new_redis: NewRedis, tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     server = new_redis(save="3600 1", dir=str(folder))
@@ -364,7 +364,7 @@ def test_a_server_whose_snapshots_fail_is_unavailable_until_they_do_not(new_redi
         assert backend.stats(QUEUE).ready == 2
 
 
-def test_a_busy_server_is_a_timeout_at_the_deadline(new_redis: NewRedis) -> None:
+def test_busy_server_is_a_timeout_at_the_deadline(new_redis: NewRedis) -> None:
     server = new_redis(busy_reply_threshold="50")
     with open_backend(url_of(server.port, timeout=DEADLINE)) as backend:
         backend.enqueue(QUEUE, [new()])
@@ -383,7 +383,7 @@ def test_a_busy_server_is_a_timeout_at_the_deadline(new_redis: NewRedis) -> None
         assert backend.stats(QUEUE).ready == 2
 
 
-def test_a_busy_server_is_waited_for_until_the_deadline(new_redis: NewRedis) -> None:
+def test_busy_server_is_waited_for_until_the_deadline(new_redis: NewRedis) -> None:
     server = new_redis(busy_reply_threshold="50")
     with open_backend(url_of(server.port, timeout=20)) as backend:
         script = threading.Thread(target=_run_for_ever, args=(server,))
@@ -410,10 +410,10 @@ def _is_busy(server: RedisServer) -> bool:
     return False
 
 
-# --- somebody deletes ------------------------------------------------------------------------------------
+# --- deleted keys ------------------------------------------------------------------------------------
 
 
-def test_scripts_that_were_flushed_are_loaded_again_in_the_middle_of_work(new_redis: NewRedis) -> None:
+def test_flushed_scripts_are_loaded_again_during_work(new_redis: NewRedis) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE, "other"]) as consumer:
         held: list[Any] = []
@@ -430,7 +430,7 @@ def test_scripts_that_were_flushed_are_loaded_again_in_the_middle_of_work(new_re
         assert backend.queues() == []
 
 
-def test_a_flushed_server_ends_leases_and_starts_over(new_redis: NewRedis) -> None:
+def test_flushed_server_ends_leases_and_starts_over(new_redis: NewRedis) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new(), new(), new(delay=3600)])
@@ -444,7 +444,7 @@ def test_a_flushed_server_ends_leases_and_starts_over(new_redis: NewRedis) -> No
         assert [lease.id for lease in consumer.reserve(5, 5)] == [job_id]
 
 
-def test_a_worker_outlives_a_flush(new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]) -> None:
+def test_worker_survives_a_flush(new_redis: NewRedis, tmp_path: Path, producer: Callable[[str], None]) -> None:
     server = new_redis()
     producer(server.url)
     with worker(tmp_path, server.url) as process:
@@ -457,7 +457,7 @@ def test_a_worker_outlives_a_flush(new_redis: NewRedis, tmp_path: Path, producer
 
 
 @pytest.mark.parametrize("name", ["ready", "jobs", "delayed"])
-def test_keys_that_somebody_overwrote_are_a_typed_error(new_redis: NewRedis, name: str) -> None:
+def test_overwritten_keys_are_a_typed_error(new_redis: NewRedis, name: str) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new(), new(delay=3600)])

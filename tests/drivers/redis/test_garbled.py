@@ -31,7 +31,7 @@ _HELLO = b"*4\r\n$7\r\nversion\r\n$5\r\n7.2.0\r\n$4\r\nrole\r\n$6\r\nmaster\r\n"
 
 
 @pytest.mark.parametrize("seed", range(15))
-def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(redis_server: RedisServer, seed: int) -> None:
+def test_garbled_reply_is_a_multiq_error_and_the_next_call_works(redis_server: RedisServer, seed: int) -> None:
     with (
         Attacker(("127.0.0.1", redis_server.port)) as attacker,
         open_backend(f"redis://127.0.0.1:{attacker.port}?timeout=0.2&prefix=garbled{seed}") as backend,
@@ -41,7 +41,7 @@ def test_a_garbled_reply_is_an_error_of_multiqs_and_the_next_call_is_well(redis_
         is_well(backend, f"well{seed}")
 
 
-def test_a_reply_that_comes_a_byte_at_a_time_ends_at_the_deadline(redis_server: RedisServer) -> None:
+def test_reply_that_comes_a_byte_at_a_time_ends_at_the_deadline(redis_server: RedisServer) -> None:
     with (
         Attacker(("127.0.0.1", redis_server.port)) as attacker,
         open_backend(f"redis://127.0.0.1:{attacker.port}?timeout=0.4&prefix=dribble") as backend,
@@ -91,7 +91,7 @@ def _talk(client: socket.socket, answer: Callable[[list[bytes]], bytes]) -> None
 
 
 @pytest.mark.parametrize("fresh", [False, True])
-def test_a_cursor_that_never_ends_has_an_end(
+def test_endless_scan_is_given_up(
     liar: Callable[..., Backend], monkeypatch: pytest.MonkeyPatch, *, fresh: bool
 ) -> None:
     monkeypatch.setattr("multiq_redis.backend._SCANS_FOR", 0.5)
@@ -108,7 +108,7 @@ def test_a_cursor_that_never_ends_has_an_end(
     assert time.monotonic() - start < 10
 
 
-def test_a_server_that_promotes_for_ever_is_left_at_the_deadline(liar: Callable[..., Backend]) -> None:
+def test_endless_promotion_ends_at_the_deadline(liar: Callable[..., Backend]) -> None:
     backend = liar(lambda _: b"*5\r\n$1\r\n1\r\n$1\r\n0\r\n$0\r\n\r\n$0\r\n\r\n$0\r\n\r\n", "redis")
     start = time.monotonic()
     with contextlib.suppress(BackendError):
@@ -120,7 +120,7 @@ def test_a_server_that_promotes_for_ever_is_left_at_the_deadline(liar: Callable[
     assert time.monotonic() - start < 20
 
 
-def test_nodes_that_send_one_another_a_call_are_left_at_the_deadline(liar: Callable[..., Backend]) -> None:
+def test_circular_redirections_end_at_the_deadline(liar: Callable[..., Backend]) -> None:
     ports: list[int] = []
 
     def answer(words: list[bytes]) -> bytes:
@@ -136,15 +136,15 @@ def test_nodes_that_send_one_another_a_call_are_left_at_the_deadline(liar: Calla
     assert time.monotonic() - start < 10
 
 
-def test_a_second_reply_that_nobody_asked_for_is_not_the_next_ones(liar: Callable[..., Backend]) -> None:
-    """A server, or who sits in between, that repeats a reply puts all later ones out of step."""
+def test_surplus_reply_is_not_taken_for_the_next_one(liar: Callable[..., Backend]) -> None:
+    """A server, or a proxy, that repeats a reply puts all later ones out of step."""
     backend = liar(lambda _: b"$1\r\n1\r\n" * 2, "redis")
-    with pytest.raises(BackendUnavailable, match="more than it was asked"):
+    with pytest.raises(BackendUnavailable, match="more replies than there were commands"):
         backend.kick_job("q", "1")
 
 
 @pytest.mark.parametrize("what", [b"*4294967295\r\n", b"*1\r\n" * 50_000, b">2\r\n+a\r\n+b\r\n", b"%1\r\n+a\r\n:1\r\n"])
-def test_odd_shapes_are_errors(liar: Callable[..., Backend], what: bytes) -> None:
+def test_replies_of_odd_shapes_are_errors(liar: Callable[..., Backend], what: bytes) -> None:
     backend = liar(lambda _: what, "redis")
     for call in (lambda: backend.stats("q"), backend.queues, lambda: backend.peek("q", "1")):
         with pytest.raises(BackendError):

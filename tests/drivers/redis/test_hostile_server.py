@@ -127,9 +127,7 @@ def calls(backend: Backend) -> list[Callable[[], Any]]:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_whatever_a_server_answers_only_errors_of_multiqs_are_raised(
-    rubbish: Callable[[int], Backend], seed: int
-) -> None:
+def test_random_replies_raise_only_multiq_errors(rubbish: Callable[[int], Backend], seed: int) -> None:
     refused = 0
     for call in calls(rubbish(seed)):
         try:
@@ -139,7 +137,7 @@ def test_whatever_a_server_answers_only_errors_of_multiqs_are_raised(
     assert refused > 0
 
 
-def test_a_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reply_has_a_largest_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiq_redis.connection._LARGEST_REPLY", 1_000_000)
     listener = socket.create_server(("127.0.0.1", 0))
     sent = 0

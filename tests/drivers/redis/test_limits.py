@@ -34,7 +34,7 @@ SMALL = 500 * 1024
 
 
 @pytest.mark.parametrize("partitions", [1, 4])
-def test_a_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int) -> None:
+def test_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int) -> None:
     with (
         open_backend(f"{server.url}?partitions={partitions}") as backend,
         backend.consumer([QUEUE, "later"]) as consumer,
@@ -55,7 +55,7 @@ def test_a_reserve_stops_at_eight_megabytes(server: RedisServer, partitions: int
             assert found == ids
 
 
-def test_a_job_that_is_larger_than_that_is_handed_out_alone(server: RedisServer, backend: Backend) -> None:
+def test_job_larger_than_the_limit_is_reserved_alone(server: RedisServer, backend: Backend) -> None:
     backend.enqueue(QUEUE, [new(b"first")])
     backend.enqueue(QUEUE, [new(MEGABYTE * 9)])
     backend.enqueue(QUEUE, [new(b"z" * 2000)])
@@ -64,7 +64,7 @@ def test_a_job_that_is_larger_than_that_is_handed_out_alone(server: RedisServer,
     assert sizes == [[5], [9_000_000], [2000]]
 
 
-def test_what_a_reserve_left_wakes_another_one(server: RedisServer, backend: Backend) -> None:
+def test_jobs_left_by_a_reserve_notify_another_consumer(server: RedisServer, backend: Backend) -> None:
     with backend.consumer([QUEUE]) as one, backend.consumer([QUEUE]) as other:
         for _ in range(10):
             backend.enqueue(QUEUE, [new(MEGABYTE)])
@@ -75,7 +75,7 @@ def test_what_a_reserve_left_wakes_another_one(server: RedisServer, backend: Bac
 # --- time ------------------------------------------------------------------------------------------------
 
 
-def test_a_server_that_takes_a_request_slowly_is_a_timeout_in_time() -> None:
+def test_server_that_reads_slowly_is_a_timeout_in_time() -> None:
     # Given a server that answers the greeting, and then takes some kilobytes every now and then
     with socket.create_server((HOST, 0)) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 65_536)
@@ -99,9 +99,7 @@ def test_a_server_that_takes_a_request_slowly_is_a_timeout_in_time() -> None:
 
 
 @pytest.mark.parametrize("timeout", [1.0, 0.0])
-def test_an_exchange_that_asks_for_no_jobs_waits_without_a_word(
-    server: RedisServer, backend: Backend, timeout: float
-) -> None:
+def test_exchange_without_jobs_waits_without_commands(server: RedisServer, backend: Backend, timeout: float) -> None:
     with backend.consumer([QUEUE]) as consumer:
 
         def sent() -> int:
@@ -109,7 +107,7 @@ def test_an_exchange_that_asks_for_no_jobs_waits_without_a_word(
             (lease,) = consumer.reserve(1, 0)
             before, busy = server.consumers_sent, time.thread_time()
             assert consumer.exchange([Ack(lease)], 0, timeout) == ([None], [])
-            assert time.thread_time() - busy < 0.5  # of a core: who spins uses nearly all of it
+            assert time.thread_time() - busy < 0.5  # of a core: a busy loop uses nearly all of it
             return server.consumers_sent - before
 
         is_quiet(sent, 3)
@@ -138,7 +136,9 @@ def test_many_threads_keep_their_connections(server: RedisServer, backend: Backe
     assert server.ask("INFO", "stats")["total_connections_received"] - before <= 2 * count
 
 
-def test_idle_connections_go_by_and_by(server: RedisServer, backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connections_are_closed_gradually(
+    server: RedisServer, backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     test_many_threads_keep_their_connections(server, backend)
     monkeypatch.setattr("multiq_redis.client._IDLE_FOR", 0.0)
     for _ in range(40):
@@ -146,7 +146,7 @@ def test_idle_connections_go_by_and_by(server: RedisServer, backend: Backend, mo
     until(lambda: server.ask("INFO", "clients")["connected_clients"] <= 10, "most are closed")
 
 
-def test_a_server_without_room_for_a_client_is_told(new_redis: Callable[..., RedisServer]) -> None:
+def test_server_at_maxclients_is_reported(new_redis: Callable[..., RedisServer]) -> None:
     server = new_redis(maxclients="3")
     with server.client() as one, server.client() as two:
         one.ping()
@@ -164,14 +164,14 @@ def test_a_server_without_room_for_a_client_is_told(new_redis: Callable[..., Red
 # --- a full server ---------------------------------------------------------------------------------------
 
 
-def test_a_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend) -> None:
+def test_marker_is_passed_on_at_maxmemory(server: RedisServer, backend: Backend) -> None:
     hint = keys.hint(keys.base("multiq", QUEUE))
     backend.enqueue(QUEUE, [new(delay=3600)])  # a queue without jobs has no marker
     with backend.consumer([QUEUE]) as consumer:
         server.set("maxmemory", "1")
-        consumer._sleeper.ring(QUEUE)  # type: ignore[attr-defined]
+        consumer._waiter.notify(QUEUE)  # type: ignore[attr-defined]
         assert server.ask("ZCARD", hint) == 1
-        # And a consumer ends its own sleep in time there, too
+        # And a consumer ends its own wait in time there, too
         for _ in range(3):
             threading.Timer(0.1, consumer.interrupt).start()
             started = time.monotonic()
@@ -190,9 +190,9 @@ def nodes() -> Iterator[list[RedisServer]]:
     node.close()
 
 
-def test_a_cluster_without_slots_says_so(nodes: list[RedisServer]) -> None:
+def test_cluster_without_slots_is_reported(nodes: list[RedisServer]) -> None:
     with open_backend(f"redis+cluster://{HOST}:{nodes[0].port}?timeout=1") as backend:
-        assert backend.capabilities.persistent is True  # nobody to ask: as it is declared
+        assert backend.capabilities.persistent is True  # no server to ask: as it is declared
         calls: list[Callable[[], object]] = [
             lambda: backend.stats(QUEUE),
             backend.queues,
@@ -204,7 +204,7 @@ def test_a_cluster_without_slots_says_so(nodes: list[RedisServer]) -> None:
                 call()
 
 
-def test_nodes_that_disagree_are_not_asked_without_a_pause() -> None:
+def test_nodes_that_disagree_are_asked_with_pauses() -> None:
     # Given two nodes, each of which takes the other one for the owner of a slot
     with RedisCluster() as cluster:
         slot = cluster.slot_of("{mail}")

@@ -30,7 +30,7 @@ def put(backend: Backend, *ids: str, **options: Any) -> None:
 
 
 def some_of_each(backend: Backend) -> None:
-    """Ready ones, and later, when nobody may promote them: due ones, abandoned ones, and those that are neither."""
+    """Ready ones, and later, when they cannot be promoted: due ones, abandoned ones, and those that are neither."""
     with backend.consumer([QUEUE]) as consumer:
         put(backend, "abandoned 1", "abandoned 2", ttr=1)
         put(backend, "held", ttr=3600)
@@ -72,7 +72,7 @@ def is_complete(backend: Backend) -> None:
                 assert (job.attempt, job.crashes, job.state) == (peeked.attempt, peeked.crashes, peeked.state)
 
 
-def test_a_server_that_cannot_save_still_lists(new_redis: Callable[..., RedisServer], tmp_path: Path) -> None:
+def test_server_that_cannot_save_still_lists(new_redis: Callable[..., RedisServer], tmp_path: Path) -> None:
     folder = tmp_path / "data"
     folder.mkdir()
     server = new_redis(save="3600 1", dir=str(folder))
@@ -94,7 +94,7 @@ def test_a_server_that_cannot_save_still_lists(new_redis: Callable[..., RedisSer
         ]  # fmt: skip
 
 
-def test_a_replica_can_be_looked_at(new_redis: Callable[..., RedisServer]) -> None:
+def test_replica_can_be_listed(new_redis: Callable[..., RedisServer]) -> None:
     primary = new_redis()
     replica = new_redis(replicaof=f"127.0.0.1 {primary.port}", repl_diskless_sync_delay="0")
     with open_backend(primary.url) as backend, open_backend(replica.url) as looking:
@@ -109,6 +109,9 @@ def test_a_replica_can_be_looked_at(new_redis: Callable[..., RedisServer]) -> No
 @pytest.mark.parametrize(
     "after", ["x", "1", "-1:1.1", "1:-1.1", ":", "1.2.3", "-1:", "9" * 30 + ":", "0:1.99999999999999999999"]
 )
-def test_what_no_page_has_given_is_refused(redis_server: RedisServer, after: str) -> None:
-    with open_backend(redis_server.url) as backend, pytest.raises(OptionInvalid, match="no page's cursor"):
+def test_invalid_cursor_is_refused(redis_server: RedisServer, after: str) -> None:
+    with (
+        open_backend(redis_server.url) as backend,
+        pytest.raises(OptionInvalid, match="must be the after of the page before"),
+    ):
         backend.jobs(QUEUE, State.READY, after=after)

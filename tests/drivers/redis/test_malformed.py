@@ -66,7 +66,7 @@ MALFORMED = {
 
 @pytest.mark.parametrize("state", ["ready", "delayed", "reserved", "buried"])
 @pytest.mark.parametrize("case", MALFORMED)
-def test_a_job_that_cannot_be_read_is_set_aside_with_its_reason(
+def test_malformed_job_is_set_aside_with_its_reason(
     server: RedisServer, backend: Backend, case: str, state: str
 ) -> None:
     packed_id, stored, at = MALFORMED[case]
@@ -88,7 +88,7 @@ def test_a_job_that_cannot_be_read_is_set_aside_with_its_reason(
     assert work_off(backend) == []
 
 
-def test_many_of_them_hold_nobody_up(server: RedisServer, backend: Backend) -> None:
+def test_many_malformed_jobs_block_no_others(server: RedisServer, backend: Backend) -> None:
     for number in range(50):
         packed = long_id(b"\xff%d" % number)
         plant(server, packed, record(), place(packed), ("ready", "0"))
@@ -97,7 +97,7 @@ def test_many_of_them_hold_nobody_up(server: RedisServer, backend: Backend) -> N
     assert server.ask("HLEN", key("unreadable")) == 50
 
 
-def test_ids_in_any_language_and_halves_of_surrogates_are_no_fault(backend: Backend) -> None:
+def test_ids_in_any_language_and_lone_surrogates_are_valid(backend: Backend) -> None:
     ids = ["grün", "緑の仕事", "\U0001f600", "\ud800", "a" * 200, ""]
     backend.enqueue("q", [NewJob(b"x", job_id) for job_id in ids])
     assert work_off(backend) == ids
@@ -105,7 +105,7 @@ def test_ids_in_any_language_and_halves_of_surrogates_are_no_fault(backend: Back
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1.5", "1e300"])
 @pytest.mark.parametrize("state", ["delayed", "reserved", "buried", "ready"])
-def test_a_score_that_is_no_time_holds_nobody_up(server: RedisServer, backend: Backend, state: str, score: str) -> None:
+def test_infinite_score_blocks_no_others(server: RedisServer, backend: Backend, state: str, score: str) -> None:
     plant(server, UUID, record(), place(UUID), (state, score))
     backend.enqueue("q", [NewJob(b"1", "good")])
     for shown in (State.READY, State.DELAYED, State.RESERVED, State.BURIED):
@@ -114,14 +114,14 @@ def test_a_score_that_is_no_time_holds_nobody_up(server: RedisServer, backend: B
     assert "good" in work_off(backend)
 
 
-def test_a_pause_that_is_no_number_is_none(server: RedisServer, backend: Backend) -> None:
+def test_pause_that_is_not_a_number_is_ignored(server: RedisServer, backend: Backend) -> None:
     server.ask("SET", key("paused"), "for ever")
     backend.enqueue("q", [NewJob(b"1", "good")])
     assert backend.stats("q").paused_for is None
     assert work_off(backend) == ["good"]
 
 
-def test_a_reason_that_is_not_utf8_is_shown_with_escapes(server: RedisServer, backend: Backend) -> None:
+def test_reason_that_is_not_utf8_is_shown_with_escapes(server: RedisServer, backend: Backend) -> None:
     flagged = record()[:40] + b"\x02" + record()[41:]
     plant(server, UUID, flagged, place(UUID), ("ready", "0"))
     server.ask("HSET", key("reasons"), UUID, b"\xff")
@@ -130,7 +130,7 @@ def test_a_reason_that_is_not_utf8_is_shown_with_escapes(server: RedisServer, ba
 
 
 @pytest.mark.parametrize("verb", ["peek", "delete", "kick_job"])
-def test_a_verb_on_such_a_job_ends_with_an_error_of_multiqs(server: RedisServer, backend: Backend, verb: str) -> None:
+def test_verb_on_a_malformed_job_raises_a_multiq_error(server: RedisServer, backend: Backend, verb: str) -> None:
     plant(server, UUID, b"short", place(UUID), ("ready", "0"))
     try:
         getattr(backend, verb)("q", "75757575-7575-7575-7575-757575757575")
@@ -153,7 +153,7 @@ WRONG = {"list": ("RPUSH", "x"), "string": ("SET", "x"), "hash": ("HSET", "x", "
         ("partitions", "hash"),
     ],
 )
-def test_a_key_of_another_type_holds_only_its_own_queue_up(
+def test_key_of_another_type_blocks_only_its_own_queue(
     server: RedisServer, backend: Backend, name: str, kind: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     backend.enqueue("q", [NewJob(b"1", "before")])
@@ -165,21 +165,21 @@ def test_a_key_of_another_type_holds_only_its_own_queue_up(
         (lease,) = consumer.reserve(1, 5)
         assert consumer.settle([Ack(lease)]) == [None]
         assert consumer.reserve(1, 1.5) == []  # looks at the queue again and again
-        assert len([record for record in caplog.records if "line q" in record.getMessage()]) == 1
+        assert len([record for record in caplog.records if "partition q" in record.getMessage()]) == 1
         server.ask("DEL", key(name))
         backend.enqueue("q", [NewJob(b"1", "mended")])
         done = [lease.id for _ in range(2) for lease in consumer.reserve(1, 1.5)]
     assert "mended" in done
 
 
-def test_a_worker_whose_only_queue_cannot_be_read_says_so(server: RedisServer, backend: Backend) -> None:
+def test_consumer_whose_only_queue_is_unreadable_raises(server: RedisServer, backend: Backend) -> None:
     server.ask("SET", key("ready"), "x")
     with backend.consumer(["q"]) as consumer, pytest.raises(BackendCorrupt):
         consumer.reserve(1, 0)
 
 
 @pytest.mark.parametrize("stored", ["inf", "nan", "1e300", "-5", "9" * 400])
-def test_a_pause_that_is_no_time_is_none(server: RedisServer, backend: Backend, stored: str) -> None:
+def test_pause_that_is_not_a_time_is_ignored(server: RedisServer, backend: Backend, stored: str) -> None:
     server.ask("SET", key("paused"), stored)
     backend.enqueue("q", [NewJob(b"1", "good")])
     assert backend.stats("q").paused_for is None
@@ -187,10 +187,10 @@ def test_a_pause_that_is_no_time_is_none(server: RedisServer, backend: Backend, 
 
 
 @pytest.mark.parametrize("stored", ["x", "1.5", "", "-5", "inf", "9" * 5000])
-def test_a_number_of_lines_that_is_none_holds_nobody_up(server: RedisServer, stored: str) -> None:
-    for lines in (1, 3):
+def test_invalid_partition_count_is_ignored(server: RedisServer, stored: str) -> None:
+    for partitions in (1, 3):
         server.ask("SET", key("partitions"), stored)
-        with contextlib.closing(open_backend(f"{server.url}/?partitions={lines}")) as backend:
-            backend.enqueue("q", [NewJob(b"1", f"good {lines}")])
+        with contextlib.closing(open_backend(f"{server.url}/?partitions={partitions}")) as backend:
+            backend.enqueue("q", [NewJob(b"1", f"good {partitions}")])
             assert backend.stats("q").ready == 1
-            assert work_off(backend) == [f"good {lines}"]
+            assert work_off(backend) == [f"good {partitions}"]

@@ -1,4 +1,4 @@
-"""A queue over several lines: where its jobs are, who finds them, whose turn it is, and what happens when n changes."""
+"""A queue with several partitions: where its jobs are, which client finds them, rotation, changes of the number."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull, EnqueuePartial, JobNotFound, JobReserved, UrlInvalid
 from multiq.ids import new_id, new_ids
 from multiq_redis import keys
-from multiq_redis.records import line_of
+from multiq_redis.records import partition_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 SPREAD = 8
-LINES = [keys.line(QUEUE, number) for number in range(SPREAD)]
+PARTITIONS = [keys.partition(QUEUE, number) for number in range(SPREAD)]
 
 
 @pytest.fixture
 def wide(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over many lines."""
+    """Enqueues over many partitions."""
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend:
         yield backend
 
 
 @pytest.fixture
 def narrow(server: RedisServer) -> Iterator[Backend]:
-    """Enqueues over one, and has never heard of more."""
+    """Enqueues over one, and does not know of more."""
     with open_backend(server.url) as backend:
         yield backend
 
@@ -48,7 +48,7 @@ def put(backend: Backend, count: int = 1, **options: Any) -> list[str]:
 
 
 def sizes(server: RedisServer) -> dict[str, int]:
-    return {line: server.ask("HLEN", keys.jobs(keys.base("multiq", line))) for line in LINES}
+    return {partition: server.ask("HLEN", keys.jobs(keys.base("multiq", partition))) for partition in PARTITIONS}
 
 
 def drain(backend: Backend, limit: int = 100) -> list[str]:
@@ -61,7 +61,7 @@ def drain(backend: Backend, limit: int = 100) -> list[str]:
 
 
 @pytest.mark.parametrize("number", ["0", "65", "-1", "4.5", "four", ""])
-def test_a_number_of_lines_that_cannot_be_is_refused(number: str) -> None:
+def test_partition_count_out_of_range_is_refused(number: str) -> None:
     with pytest.raises(UrlInvalid, match="from 1 to 64"):
         open_backend(f"redis://localhost?partitions={number}")
 
@@ -69,7 +69,7 @@ def test_a_number_of_lines_that_cannot_be_is_refused(number: str) -> None:
 # --- where jobs are --------------------------------------------------------------------------------------
 
 
-def test_jobs_are_spread_over_all_lines_one_by_one_and_in_batches(server: RedisServer, wide: Backend) -> None:
+def test_jobs_are_spread_over_all_partitions_one_by_one_and_in_batches(server: RedisServer, wide: Backend) -> None:
     ids = put(wide, 400)
     ids += [put(wide)[0] for _ in range(100)]
     found = sizes(server)
@@ -81,7 +81,7 @@ def test_jobs_are_spread_over_all_lines_one_by_one_and_in_batches(server: RedisS
     assert wide.queues() == []
 
 
-def test_an_id_that_comes_again_is_the_same_job(server: RedisServer, wide: Backend) -> None:
+def test_repeated_id_is_the_same_job(server: RedisServer, wide: Backend) -> None:
     jobs = [NewJob(b"x", job_id) for job_id in new_ids(50)]
     with open_backend(f"{server.url}?partitions={SPREAD}") as other:
         wide.enqueue(QUEUE, jobs)
@@ -90,29 +90,29 @@ def test_an_id_that_comes_again_is_the_same_job(server: RedisServer, wide: Backe
         assert other.stats(QUEUE).ready == 50
 
 
-def test_within_a_line_the_order_holds(wide: Backend) -> None:
+def test_order_holds_within_a_partition(wide: Backend) -> None:
     # Given jobs of two priorities, enqueued in turns
     for number in range(60):
         wide.enqueue(QUEUE, [NewJob(b"%02d" % number, new_id(), priority=5 - number % 2)])
     with wide.consumer([QUEUE]) as consumer:
-        seen: dict[str, list[tuple[int, bytes]]] = {line: [] for line in LINES}
+        seen: dict[str, list[tuple[int, bytes]]] = {partition: [] for partition in PARTITIONS}
         while leases := consumer.reserve(7, 0):
             for lease in leases:
-                seen[line_of(lease)].append((lease.priority, lease.body))
+                seen[partition_of(lease)].append((lease.priority, lease.body))
             consumer.settle([Ack(lease) for lease in leases])
-    # Then each line came by priority, then by age
+    # Then each partition came by priority, then by age
     assert sum(map(len, seen.values())) == 60
-    assert all(line == sorted(line) for line in seen.values())
+    assert all(partition == sorted(partition) for partition in seen.values())
 
 
-def test_no_line_waits_for_the_others_to_end(wide: Backend) -> None:
+def test_no_partition_waits_for_the_others_to_end(wide: Backend) -> None:
     put(wide, 400)
     with wide.consumer([QUEUE]) as consumer:
-        lines = Counter(line_of(lease) for _ in range(3 * SPREAD) for lease in consumer.reserve(1, 0))
-    assert lines == dict.fromkeys(LINES, 3)
+        partitions = Counter(partition_of(lease) for _ in range(3 * SPREAD) for lease in consumer.reserve(1, 0))
+    assert partitions == dict.fromkeys(PARTITIONS, 3)
 
 
-def test_a_limit_is_filled_from_all_lines_and_not_exceeded(wide: Backend) -> None:
+def test_limit_is_filled_from_all_partitions_and_not_exceeded(wide: Backend) -> None:
     ids = put(wide, 100)
     with wide.consumer([QUEUE]) as consumer:
         first = consumer.reserve(70, 0)
@@ -121,7 +121,7 @@ def test_a_limit_is_filled_from_all_lines_and_not_exceeded(wide: Backend) -> Non
         assert sorted(lease.id for lease in first + rest) == sorted(ids)
 
 
-def test_pages_go_through_all_lines_whatever_their_size(wide: Backend) -> None:
+def test_pages_go_through_all_partitions_whatever_their_size(wide: Backend) -> None:
     ids = put(wide, 60)
     for limit in (1, 7, 59, 60, 61):
         seen: list[str] = []
@@ -137,8 +137,8 @@ def test_pages_go_through_all_lines_whatever_their_size(wide: Backend) -> None:
         assert len(seen) == 60
 
 
-def test_on_a_cluster_a_queue_is_on_all_nodes(redis_cluster: RedisCluster) -> None:
-    # Given a queue over so many lines that all three masters have some
+def test_partitioned_queue_is_on_all_nodes_of_a_cluster(redis_cluster: RedisCluster) -> None:
+    # Given a queue with so many partitions that all three masters have some
     with (
         open_backend(f"{redis_cluster.url}?partitions={SPREAD}") as backend,
         backend.consumer([QUEUE]) as consumer,
@@ -157,15 +157,15 @@ def test_on_a_cluster_a_queue_is_on_all_nodes(redis_cluster: RedisCluster) -> No
         assert backend.kick(QUEUE, 150) == 150
         assert backend.purge(QUEUE, [State.READY]) == 150
         assert len(backend.jobs(QUEUE, State.BURIED, limit=100).jobs) == 50
-        # And a sleeper hears of a job on any of them
+        # And a waiting consumer is notified of a job on any of them
         backend.purge(QUEUE, [State.BURIED])
         for _ in range(6):
             found: list[Any] = []
-            sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 30)))  # noqa: B023
-            sleeper.start()
-            until(lambda: _asleep(redis_cluster) == SPREAD, "it sleeps at every line")
+            waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(1, 30)))  # noqa: B023
+            waiting.start()
+            until(lambda: _asleep(redis_cluster) == SPREAD, "it waits at every partition")
             (job_id,) = put(backend)
-            sleeper.join()
+            waiting.join()
             assert [lease.id for lease in found] == [job_id]
             consumer.settle([Ack(lease) for lease in found])
 
@@ -174,13 +174,13 @@ def _asleep(cluster: RedisCluster) -> int:
     return sum(node.ask("INFO", "clients")["blocked_clients"] for node in cluster.nodes)
 
 
-# --- another number of lines -----------------------------------------------------------------------------
+# --- another number of partitions -----------------------------------------------------------------------------
 
 
-def test_whoever_knows_of_one_line_only_finds_the_jobs_of_all(wide: Backend, narrow: Backend) -> None:
+def test_client_with_one_partition_finds_the_jobs_of_all(wide: Backend, narrow: Backend) -> None:
     # Given jobs enqueued by both
     ids = put(narrow, 20) + put(wide, 50)
-    # Then the one who enqueues over one line sees, moves and works off all of them
+    # Then the client with one partition lists, moves and works off all of them
     assert narrow.stats(QUEUE).ready == 70
     assert len(narrow.jobs(QUEUE, State.READY, limit=100).jobs) == 70
     for job_id in ids:
@@ -191,9 +191,9 @@ def test_whoever_knows_of_one_line_only_finds_the_jobs_of_all(wide: Backend, nar
     assert sorted(drain(narrow)) == sorted(ids[:-1])
 
 
-@pytest.mark.parametrize("who", ["wide", "narrow"])
-def test_a_job_is_found_wherever_it_was_put(who: str, wide: Backend, narrow: Backend) -> None:
-    looks, puts = (wide, narrow) if who == "wide" else (narrow, wide)
+@pytest.mark.parametrize("reader", ["wide", "narrow"])
+def test_job_is_found_in_any_partition(reader: str, wide: Backend, narrow: Backend) -> None:
+    looks, puts = (wide, narrow) if reader == "wide" else (narrow, wide)
     ids = put(puts, 30)
     for job_id in ids:
         assert looks.peek(QUEUE, job_id).state is State.READY
@@ -207,20 +207,21 @@ def test_a_job_is_found_wherever_it_was_put(who: str, wide: Backend, narrow: Bac
         looks.delete(QUEUE, new_id())
 
 
-def test_one_who_sleeps_at_one_line_hears_of_the_others_in_time(
+def test_consumer_waiting_at_one_partition_learns_of_the_others_in_time(
     server: RedisServer, wide: Backend, narrow: Backend
 ) -> None:
-    # Given a consumer that sleeps, and has never heard of more than one line
+    # Given a waiting consumer that knows of one partition
     with narrow.consumer([QUEUE]) as consumer:
         found: list[Any] = []
-        sleeper = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
-        sleeper.start()
-        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it sleeps")
-        # When a job is put in another line
-        job_id = next(job_id for job_id in new_ids(100) if wide._lines.home(QUEUE, _packed(job_id)) != QUEUE)  # type: ignore[attr-defined]
+        waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(100, 60)))
+        waiting.start()
+        until(lambda: server.ask("INFO", "clients")["blocked_clients"] == 1, "it waits")
+        # When a job is put in another partition
+        partition_for = wide._partitions.partition_for  # type: ignore[attr-defined]
+        job_id = next(job_id for job_id in new_ids(100) if partition_for(QUEUE, _packed(job_id)) != QUEUE)
         wide.enqueue(QUEUE, [NewJob(b"", job_id)])
         # Then it gets that when it looks for itself
-        sleeper.join()
+        waiting.join()
         assert [lease.id for lease in found] == [job_id]
         # And from now on it is woken there, too
         consumer.settle([Ack(found[0])])
@@ -231,7 +232,7 @@ def _packed(job_id: str) -> bytes:
     return bytes.fromhex(job_id.replace("-", ""))
 
 
-def test_a_paused_queue_that_gets_more_lines_is_paused_in_all(wide: Backend, narrow: Backend) -> None:
+def test_paused_queue_that_gets_more_partitions_is_paused_in_all(wide: Backend, narrow: Backend) -> None:
     narrow.pause(QUEUE, 3600)
     put(wide, 100)
     assert drain(wide) == []
@@ -241,20 +242,20 @@ def test_a_paused_queue_that_gets_more_lines_is_paused_in_all(wide: Backend, nar
     assert len(drain(wide)) == 100
 
 
-def test_lines_that_are_added_while_a_queue_is_being_paused_are_paused(
+def test_partitions_added_during_a_pause_call_are_paused(
     wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a producer that adds lines after somebody who pauses has looked how many there are
-    lines: Any = narrow._lines  # type: ignore[attr-defined]
-    asked = lines.asked
+    # Given a producer that adds partitions after the pausing client has read their number
+    partitions: Any = narrow._partitions  # type: ignore[attr-defined]
+    refreshed = partitions.refreshed
 
     def asked_too_early(queue: str) -> list[str]:
         monkeypatch.undo()
-        found: list[str] = asked(queue)
+        found: list[str] = refreshed(queue)
         put(wide, 100)
         return found
 
-    monkeypatch.setattr(lines, "asked", asked_too_early)
+    monkeypatch.setattr(partitions, "refreshed", asked_too_early)
     narrow.pause(QUEUE, 3600)
     # Then nothing is handed out all the same
     assert drain(wide) == []
@@ -262,17 +263,17 @@ def test_lines_that_are_added_while_a_queue_is_being_paused_are_paused(
     assert len(drain(wide)) == 100
 
 
-def test_a_server_that_has_forgotten_how_many_lines_there_are_is_told_again(
+def test_lost_partition_count_is_stored_again(
     server: RedisServer, wide: Backend, narrow: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put(wide, 100)
     server.ask("FLUSHALL")
-    monkeypatch.setattr("multiq_redis.partitions._SAY_AGAIN", 0.0)  # else it would be half a minute later
+    monkeypatch.setattr("multiq_redis.partitions._ANNOUNCE_EVERY", 0.0)  # else it would be half a minute later
     put(wide, 100)
     assert len(drain(narrow)) == 100
 
 
-def test_a_lease_can_be_settled_by_who_enqueues_over_another_number(wide: Backend, narrow: Backend) -> None:
+def test_lease_can_be_settled_by_a_client_with_another_partition_count(wide: Backend, narrow: Backend) -> None:
     put(wide, 40)
     with wide.consumer([QUEUE]) as taker, narrow.consumer([QUEUE]) as settler:
         leases = taker.reserve(40, 0)
@@ -280,44 +281,42 @@ def test_a_lease_can_be_settled_by_who_enqueues_over_another_number(wide: Backen
     assert wide.stats(QUEUE).reserved == 0
 
 
-def test_the_doctor_tells_of_lines_that_a_url_does_not_name(
-    server: RedisServer, wide: Backend, narrow: Backend
-) -> None:
-    def told(backend: Backend) -> list[str]:
+def test_doctor_reports_partitions_beyond_those_of_the_url(server: RedisServer, wide: Backend, narrow: Backend) -> None:
+    def partition_findings(backend: Backend) -> list[str]:
         return [f"{found.why} {found.advice}" for found in backend.doctor() if found.what == "partitions"]
 
-    assert told(narrow) == told(wide) == []
+    assert partition_findings(narrow) == partition_findings(wide) == []
     put(wide, 100)
-    (text,) = told(narrow)
-    assert f"{QUEUE!r} goes over {SPREAD} lines, and this URL enqueues over 1" in text
-    assert "jobs are in the lines" in text
-    assert told(wide) == []
-    # When they are empty, then it says what could be deleted, and that it can
+    (text,) = partition_findings(narrow)
+    assert f"{QUEUE!r} has {SPREAD} partitions, and this URL enqueues over 1" in text
+    assert "jobs are in the further ones" in text
+    assert partition_findings(wide) == []
+    # When they are empty, then it names the key that can be deleted
     drain(narrow)
     key = keys.partitions(keys.base("multiq", QUEUE))
-    assert f"delete the key {key}" in told(narrow)[0]
+    assert f"delete the key {key}" in partition_findings(narrow)[0]
     assert server.ask("DEL", key) == 1
-    assert told(narrow) == []
-    put(wide, 100)  # who is at work still enqueues over many, and reads them
+    assert partition_findings(narrow) == []
+    put(wide, 100)  # a running client still enqueues over many, and reads them
 
 
 # --- a part of a batch -----------------------------------------------------------------------------------
 
 
-def test_a_batch_that_one_node_has_no_room_for_tells_what_the_others_took() -> None:
+def test_batch_refused_by_one_full_node_reports_what_the_others_took() -> None:
     from servers.redis import RedisCluster
 
     with RedisCluster() as cluster, open_backend(f"{cluster.url}?partitions={SPREAD}&timeout=2") as backend:
         # Given one master that is full
-        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first line
+        full = cluster.owner(cluster.slot_of(keys.jobs(keys.base("multiq", QUEUE))))  # that of the first partition
         full.set("maxmemory", "1")
         # When a batch goes to all of them
         jobs = [NewJob(b"x", job_id) for job_id in new_ids(100)]
-        with pytest.raises(EnqueuePartial, match="maxmemory") as told:
+        with pytest.raises(EnqueuePartial, match="maxmemory") as caught:
             backend.enqueue(QUEUE, jobs)
-        # Then exactly those that were told are there
-        accepted = told.value.accepted
-        assert isinstance(told.value.__cause__, BackendFull)
+        # Then exactly the reported ones are there
+        accepted = caught.value.accepted
+        assert isinstance(caught.value.__cause__, BackendFull)
         assert 0 < len(accepted) < 100
         assert all(jobs[at].id == job_id for at, job_id in accepted.items())
         stored = {job.id for job in backend.jobs(QUEUE, State.READY, limit=200).jobs}
@@ -331,7 +330,7 @@ def test_a_batch_that_one_node_has_no_room_for_tells_what_the_others_took() -> N
 # --- idle ------------------------------------------------------------------------------------------------
 
 
-def test_an_idle_consumer_of_many_lines_asks_no_more_than_one_of_one(server: RedisServer, wide: Backend) -> None:
+def test_idle_consumer_of_many_partitions_sends_no_more_than_one_of_one(server: RedisServer, wide: Backend) -> None:
     put(wide, 1)
     assert len(drain(wide)) == 1
     with wide.consumer([QUEUE]) as consumer:
@@ -347,4 +346,4 @@ def test_an_idle_consumer_of_many_lines_asks_no_more_than_one_of_one(server: Red
 
 def _commands(server: RedisServer) -> int:
     stats = server.ask("INFO", "commandstats")
-    return sum(told["calls"] for name, told in stats.items() if name in {"cmdstat_evalsha", "cmdstat_bzpopmin"})
+    return sum(stat["calls"] for name, stat in stats.items() if name in {"cmdstat_evalsha", "cmdstat_bzpopmin"})

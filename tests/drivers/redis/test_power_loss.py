@@ -120,9 +120,7 @@ def survivors(backend: Backend) -> set[str]:
 @pytest.mark.parametrize(
     ("appendfsync", "certain_after"), [("always", 0.0), pytest.param("everysec", CERTAIN_AFTER, marks=pytest.mark.long)]
 )
-def test_a_power_failure_takes_nothing_that_the_setting_promises_to_keep(
-    appendfsync: str, certain_after: float
-) -> None:
+def test_power_failure_loses_nothing_that_the_setting_promises(appendfsync: str, certain_after: float) -> None:
     with TracedServer(appendonly="yes", appendfsync=appendfsync) as server, open_backend(server.url) as backend:
         acknowledged = enqueue_for(backend, SECONDS)
         end = time.monotonic()
@@ -142,7 +140,7 @@ def failing_disk(server: RedisServer) -> AbstractContextManager[None]:
     return strace.injecting(server, "fdatasync,fsync", "error=ENOSPC")
 
 
-def test_a_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_lost() -> None:
+def test_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_lost() -> None:
     with RedisServer(appendonly="yes", appendfsync="always") as server, open_backend(server.url) as backend:
         # Given acknowledged jobs, and a disk that fails from then on
         acknowledged = backend.enqueue(QUEUE, [NewJob(b"x", new_id()) for _ in range(50)])
@@ -155,7 +153,7 @@ def test_a_full_disk_ends_a_server_that_syncs_always_and_no_acknowledged_job_is_
         assert set(acknowledged) <= survivors(backend)
 
 
-def test_a_full_disk_makes_a_server_that_syncs_every_second_refuse_jobs() -> None:
+def test_full_disk_makes_a_server_that_syncs_every_second_refuse_jobs() -> None:
     with RedisServer(appendonly="yes", appendfsync="everysec") as server, open_backend(server.url) as backend:
         known = set(backend.enqueue(QUEUE, [NewJob(b"x", new_id())]))
         with failing_disk(server):

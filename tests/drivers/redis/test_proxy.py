@@ -46,7 +46,7 @@ def read(client: socket.socket, size: int) -> bytes:
     return answer
 
 
-def test_passes_and_counts_both_directions(proxy: Proxy) -> None:
+def test_proxy_passes_and_counts_both_directions(proxy: Proxy) -> None:
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG
         assert ask(client, b"PING", 7) == PONG
@@ -54,7 +54,7 @@ def test_passes_and_counts_both_directions(proxy: Proxy) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 1, 3, 6])
-def test_a_reply_is_cut_at_the_byte_and_the_command_was_carried_out(
+def test_cut_reply_ends_at_the_byte_and_its_command_was_carried_out(
     proxy: Proxy, redis_server: RedisServer, at: int
 ) -> None:
     with connected(proxy) as client:
@@ -65,7 +65,7 @@ def test_a_reply_is_cut_at_the_byte_and_the_command_was_carried_out(
 
 
 @pytest.mark.parametrize("at", [0, 1, 5])
-def test_a_cut_request_is_never_carried_out(proxy: Proxy, redis_server: RedisServer, at: int) -> None:
+def test_cut_request_is_never_carried_out(proxy: Proxy, redis_server: RedisServer, at: int) -> None:
     with connected(proxy) as client:
         proxy.arm(CutRequest(at=at, after=b"INCR"))
         assert ask(client, b"INCR count", 8) == b""
@@ -73,7 +73,7 @@ def test_a_cut_request_is_never_carried_out(proxy: Proxy, redis_server: RedisSer
     assert not proxy.is_armed
 
 
-def test_a_fault_waits_for_the_nth_match_across_pieces_and_connections(proxy: Proxy) -> None:
+def test_fault_waits_for_the_nth_match_across_pieces_and_connections(proxy: Proxy) -> None:
     proxy.arm(CutRequest(after=b"PING", nth=3))
     with connected(proxy) as first, connected(proxy) as second:
         assert ask(first, b"PING", 7) == PONG
@@ -85,14 +85,14 @@ def test_a_fault_waits_for_the_nth_match_across_pieces_and_connections(proxy: Pr
         assert ask(second, b"PING", 7) == PONG
 
 
-def test_a_reset_is_seen_as_one(proxy: Proxy) -> None:
+def test_reset_is_seen_as_one(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.arm(CutReply(rst=True))
         with pytest.raises(ConnectionResetError):
             ask(client, b"PING", 7)
 
 
-def test_a_hole_takes_everything_and_answers_nothing(proxy: Proxy, redis_server: RedisServer) -> None:
+def test_black_hole_takes_everything_and_answers_nothing(proxy: Proxy, redis_server: RedisServer) -> None:
     with connected(proxy) as client:
         proxy.mode = Hole()
         client.settimeout(0.2)
@@ -104,7 +104,7 @@ def test_a_hole_takes_everything_and_answers_nothing(proxy: Proxy, redis_server:
     assert redis_server.ask("EXISTS", "count") == 0
 
 
-def test_slices_and_latency_change_when_a_reply_comes_and_not_what_it_says(proxy: Proxy) -> None:
+def test_slices_and_latency_change_the_time_of_a_reply_and_not_its_content(proxy: Proxy) -> None:
     with connected(proxy) as client:
         proxy.mode = Slice(1)
         assert ask(client, b"ECHO hello", 11) == b"$5\r\nhello\r\n"
@@ -114,7 +114,7 @@ def test_slices_and_latency_change_when_a_reply_comes_and_not_what_it_says(proxy
         assert time.monotonic() - start >= 0.2
 
 
-def test_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
+def test_proxy_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG
         proxy.refuse()
@@ -122,7 +122,7 @@ def test_refuses_and_accepts_again_on_the_same_port(proxy: Proxy) -> None:
     with pytest.raises(ConnectionRefusedError), connected(proxy):
         pass
     with socket.socket() as other, pytest.raises(OSError, match="in use"):
-        other.bind(("127.0.0.1", proxy.port))  # though nobody listens there
+        other.bind(("127.0.0.1", proxy.port))  # though it does not listen there
     proxy.accept()
     with connected(proxy) as client:
         assert ask(client, b"PING", 7) == PONG

@@ -14,7 +14,7 @@ from multiq.backend import Ack, Bury, GiveBack, NewJob, Release, State, Touch
 from multiq.backend.registry import open_backend
 from multiq.errors import BackendFull
 from multiq.ids import new_id
-from multiq_redis.connection import Wire
+from multiq_redis.connection import Connection
 from multiq_redis.records import new_job
 from multiq_redis.scripts import STATES_SET, script
 
@@ -32,16 +32,16 @@ VERBS = sorted(path.stem for path in FOLDER.glob("*.lua"))
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_script_uses_the_keys_of_its_header_and_no_others(verb: str) -> None:
+def test_script_uses_the_keys_of_its_header_and_no_others(verb: str) -> None:
     made = script(verb)
-    # "at +": a script that takes the same keys of several lines
+    # "at +": a script that takes the same keys of several partitions
     used = {int(number) for number in re.findall(r"(?:KEYS|keys)\[(?:at \+ )?(\d+)\]", made.text)}
     assert used == set(range(1, len(made.keys) + 1))
     assert "KEYS[#" not in made.text
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_script_says_what_it_takes_and_gives(verb: str) -> None:
+def test_script_documents_its_arguments_and_reply(verb: str) -> None:
     text = (FOLDER / f"{verb}.lua").read_text()
     assert text.startswith("--- flags: ")
     assert "\n-- KEYS  1 " in text
@@ -59,7 +59,7 @@ def test_only_newer_servers_see_a_shebang(verb: str) -> None:
 @pytest.fixture
 def old_redis(new_redis: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch) -> RedisServer:
     """A server to which the scripts for 6.2 are sent. It treats them as 6.2 did: the first write decides."""
-    monkeypatch.setattr(Wire, "is_before_7", property(lambda _: True))
+    monkeypatch.setattr(Connection, "is_before_7", property(lambda _: True))
     return new_redis()
 
 
@@ -83,7 +83,7 @@ def test_every_verb_works_before_7(old_redis: RedisServer) -> None:
         assert backend.purge(QUEUE, [State.READY, State.DELAYED]) == 3
 
 
-def test_a_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServer) -> None:
+def test_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisServer) -> None:
     with open_backend(old_redis.url) as backend, backend.consumer([QUEUE]) as consumer:
         # Given a server without room
         backend.enqueue(QUEUE, [NewJob(b"x", new_id(), ttr=1) for _ in range(20)])
@@ -104,40 +104,40 @@ def test_a_full_server_before_7_refuses_jobs_and_still_drains(old_redis: RedisSe
         backend.resume(QUEUE)
 
 
-def test_a_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer) -> None:
-    # Given two calls of one caller
+def test_call_that_arrives_again_or_late_has_no_effect(redis_server: RedisServer) -> None:
+    # Given two calls of one client
     redis_server.ask("FLUSHALL")
     with open_backend(redis_server.url) as backend:
         backend.enqueue(QUEUE, [NewJob(b"", job_id) for job_id in "abc"])
         with backend.consumer([QUEUE]) as consumer:
             consumer.settle([Bury(lease) for lease in consumer.reserve(3, 0)])
-        caller = backend._callers.own()  # type: ignore[attr-defined]
-        first, second = caller.next_number(), caller.next_number()
-        assert caller.call("kick", QUEUE, (1,), number=first) == b"1"
+        client = backend._pool.dedicated()  # type: ignore[attr-defined]
+        first, second = client.next_number(), client.next_number()
+        assert client.call("kick", QUEUE, (1,), number=first) == b"1"
         # When the first arrives again, then it has the same answer and no effect
-        assert caller.call("kick", QUEUE, (1,), number=first) == b"1"
+        assert client.call("kick", QUEUE, (1,), number=first) == b"1"
         assert backend.stats(QUEUE).buried == 2
         # And when it arrives after the second, it has none either
-        assert caller.call("kick", QUEUE, (1,), number=second) == b"1"
-        caller.call("kick", QUEUE, (1,), number=first)
+        assert client.call("kick", QUEUE, (1,), number=second) == b"1"
+        client.call("kick", QUEUE, (1,), number=first)
         assert backend.stats(QUEUE).buried == 1
-        caller.close()
+        client.close()
 
 
-def test_an_enqueue_of_one_that_arrives_again_or_late_has_no_effect_even_when_its_job_is_done(
+def test_single_enqueue_that_arrives_again_or_late_has_no_effect_even_when_its_job_is_done(
     redis_server: RedisServer,
 ) -> None:
-    # Given two enqueues of one caller, whose jobs are worked off already
+    # Given two enqueues of one client, whose jobs are worked off already
     redis_server.ask("FLUSHALL")
     with open_backend(redis_server.url) as backend:
-        caller = backend._callers.own()  # type: ignore[attr-defined]
-        numbers = [caller.next_number() for _ in range(20)]
+        client = backend._pool.dedicated()  # type: ignore[attr-defined]
+        numbers = [client.next_number() for _ in range(20)]
         jobs = [new_job(NewJob(b"", new_id())) for _ in numbers]
 
         def arrives(at: int) -> None:
             job = jobs[at]
             assert job is not None
-            assert caller.call("enqueue_one", QUEUE, job, number=numbers[at]) == b"ok"
+            assert client.call("enqueue_one", QUEUE, job, number=numbers[at]) == b"ok"
 
         for at in range(len(numbers)):
             arrives(at)
@@ -145,8 +145,8 @@ def test_an_enqueue_of_one_that_arrives_again_or_late_has_no_effect_even_when_it
             leases = consumer.reserve(len(numbers), 0)
             assert len(leases) == len(numbers)
             consumer.settle([Ack(lease) for lease in leases])
-        # When the last one arrives again, and then those before it, too, they say so and add nothing
+        # When the last one arrives again, and then those before it, too, they get the same reply and add nothing
         for at in reversed(range(len(numbers))):
             arrives(at)
         assert backend.stats(QUEUE).ready == 0
-        caller.close()
+        client.close()

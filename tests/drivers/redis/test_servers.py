@@ -1,4 +1,4 @@
-"""The private servers themselves: what is told when one is missing or does not start, and that none is left behind."""
+"""The private servers themselves: errors of missing or failing ones, and that none is left behind."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ os.kill(os.getpid(), 9)
 """
 
 
-def test_a_missing_server_is_skipped_with_what_to_install_and_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_server_skips_with_a_hint_and_fails_under_ci(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("CI", raising=False)
     with pytest.raises(pytest.skip.Exception, match="apt-get install redis-server"):
@@ -37,7 +37,7 @@ def test_a_missing_server_is_skipped_with_what_to_install_and_fails_under_ci(mon
         process.require("redis-server")
 
 
-def test_a_server_that_does_not_start_shows_its_log() -> None:
+def test_server_that_does_not_start_shows_its_log() -> None:
     server = RedisServer(no_such_setting="1")
     with pytest.raises(AssertionError, match="no-such-setting"):
         server.start()
@@ -45,7 +45,7 @@ def test_a_server_that_does_not_start_shows_its_log() -> None:
     assert not server.folder.exists()
 
 
-def test_a_server_keeps_its_address_and_its_settings_when_it_is_started_again(
+def test_restarted_server_keeps_its_address_and_settings(
     new_redis: Callable[..., RedisServer],
 ) -> None:
     server = new_redis(appendonly="yes")
@@ -57,7 +57,7 @@ def test_a_server_keeps_its_address_and_its_settings_when_it_is_started_again(
         assert server.ask("GET", "key") == b"value"
 
 
-def test_a_server_ends_with_tests_that_are_killed() -> None:
+def test_server_ends_with_killed_tests() -> None:
     command = [sys.executable, "-c", START_AND_DIE, str(Path(servers.__file__).parent.parent)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     pid = int(done.stdout)

@@ -26,7 +26,7 @@ QUEUE = "mail"
 CALLS: dict[str, Callable[[Backend], object]] = {
     "a small call": lambda backend: backend.stats(QUEUE),
     "a large one": lambda backend: backend.enqueue(QUEUE, [NewJob(bytes(8_000_000), new_id())]),
-    "several lines": lambda backend: backend.pause(QUEUE, 1),
+    "several partitions": lambda backend: backend.pause(QUEUE, 1),
 }
 
 
@@ -42,7 +42,7 @@ def ticking() -> Iterator[None]:
 
 @pytest.mark.usefixtures("ticking")
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-def test_signals_do_not_put_the_deadline_off(server: RedisServer, call: Callable[[Backend], object]) -> None:
+def test_signals_do_not_postpone_the_deadline(server: RedisServer, call: Callable[[Backend], object]) -> None:
     with open_backend(f"{server.url}?timeout=0.6&partitions=2") as backend:
         backend.stats(QUEUE)
         server.pause()

@@ -19,7 +19,7 @@ FORKS = 600  # about 1 in 200 hung when handshakes and forks did not know of one
 
 @pytest.mark.long
 @pytest.mark.timeout(600)
-def test_a_child_connects_whatever_handshakes_its_parent_was_in(redis_tls: RedisServer) -> None:
+def test_forked_child_connects_whatever_handshakes_its_parent_was_in(redis_tls: RedisServer) -> None:
     is_over = threading.Event()
     connected: list[int] = []
 

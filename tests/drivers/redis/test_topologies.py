@@ -53,28 +53,28 @@ def tls(tmp_path: Path) -> Iterator[Callable[..., RedisServer]]:
 
 
 def refused(url: str) -> str:
-    """What is told of a server that must not be talked to; that it is told at all."""
-    with open_backend(url) as backend, pytest.raises(BackendUnavailable) as told:
+    """The error for a server that must be refused."""
+    with open_backend(url) as backend, pytest.raises(BackendUnavailable) as caught:
         backend.enqueue("mail", [new(b"S3CR3T")])
-    return str(told.value).lower()
+    return str(caught.value).lower()
 
 
-def test_a_certificate_that_has_ended_is_refused(tls: Callable[..., RedisServer]) -> None:
+def test_expired_certificate_is_refused(tls: Callable[..., RedisServer]) -> None:
     assert "expired" in refused(tls(expired=True).url)
 
 
-def test_a_certificate_for_another_host_is_refused(tls: Callable[..., RedisServer]) -> None:
-    told = refused(tls(host="elsewhere.example").url)
-    assert "certificate" in told
-    assert "127.0.0.1" in told
+def test_certificate_for_another_host_is_refused(tls: Callable[..., RedisServer]) -> None:
+    message = refused(tls(host="elsewhere.example").url)
+    assert "certificate" in message
+    assert "127.0.0.1" in message
 
 
-def test_a_certificate_of_an_unknown_authority_is_refused(tls: Callable[..., RedisServer]) -> None:
+def test_certificate_of_an_unknown_authority_is_refused(tls: Callable[..., RedisServer]) -> None:
     server = tls()
     assert "certificate" in refused(f"rediss://{HOST}:{server.port}")
 
 
-def test_a_plaintext_port_is_refused_and_hears_nothing_of_the_job(redis_server: RedisServer, tmp_path: Path) -> None:
+def test_plaintext_port_is_refused_and_gets_nothing_of_the_job(redis_server: RedisServer, tmp_path: Path) -> None:
     authority = Certificate.make(tmp_path, "ours").authority
     refused(f"rediss://{HOST}:{redis_server.port}?timeout=1&ca={authority}")
     assert redis_server.ask("KEYS", "*S3CR3T*") == []
@@ -84,7 +84,7 @@ def test_plaintext_to_a_tls_port_is_refused(redis_tls: RedisServer) -> None:
     refused(f"redis://{HOST}:{redis_tls.port}?timeout=1")
 
 
-def test_a_good_certificate_is_trusted(redis_tls: RedisServer) -> None:
+def test_valid_certificate_is_trusted(redis_tls: RedisServer) -> None:
     with open_backend(redis_tls.url) as backend, backend.consumer(["mail"]) as consumer:
         backend.enqueue("mail", [new(b"hello")])
         (lease,) = consumer.reserve(1, 0)
@@ -96,7 +96,7 @@ def test_a_good_certificate_is_trusted(redis_tls: RedisServer) -> None:
 
 
 class Load:
-    """A producer and a consumer on some queues that go on whatever happens, and remember what they were told."""
+    """A producer and a consumer on some queues that go on whatever happens, and keep the replies."""
 
     def __init__(self, url: str, queues: tuple[str, ...]) -> None:
         self.acknowledged: set[str] = set()
@@ -138,7 +138,7 @@ class Load:
         try:
             with open_backend(self._url) as backend:
                 work(backend)
-        except BaseException as exc:  # told by the test's own thread
+        except BaseException as exc:  # raised in the test's own thread
             self._errors.append(exc)
 
     def _produce(self, backend: Backend) -> None:
@@ -176,7 +176,7 @@ class Load:
 
 
 @pytest.mark.long
-def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -> None:
+def test_work_continues_after_a_failover(redis_sentinel: SentinelTrio) -> None:
     with Load(redis_sentinel.url, ("mail",)) as load:
         load.more(100)
         # When the primary is stopped: it neither answers nor closes a connection
@@ -187,7 +187,7 @@ def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -
         named_at = time.monotonic()
         # Then producer and consumer find the new one
         load.more(100)
-        # And when the old one comes back, as a replica, nobody is bothered
+        # And when the old one comes back, as a replica, no client is disturbed
         redis_sentinel.primary.go_on()
         until(lambda: _is_replica(redis_sentinel.primary), "the old one has stepped back")
         load.more(100)
@@ -203,13 +203,13 @@ def test_work_goes_on_by_itself_after_a_failover(redis_sentinel: SentinelTrio) -
     assert len(lost) < 50  # replication is asynchronous: no promise, but not all of it either
 
 
-def test_a_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sentinel: SentinelTrio) -> None:
+def test_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_sentinel: SentinelTrio) -> None:
     with open_backend(redis_sentinel.url + "?timeout=1") as backend, backend.consumer(["mail"]) as consumer:
         assert consumer.reserve(1, 0) == []
         old = redis_sentinel.primary_port
         stopper = threading.Timer(0.3, redis_sentinel.primary.pause)
         stopper.start()
-        # Given one who sleeps at the primary when that is stopped
+        # Given a consumer that waits at the primary when that is stopped
         with contextlib.suppress(BackendUnavailable):  # it may find the new one at once
             assert consumer.reserve(1, 1) == []
         until(lambda: redis_sentinel.primary_port != old, "the sentinels agree on a new primary")
@@ -223,7 +223,7 @@ def test_a_consumer_that_waits_while_its_primary_stops_finds_the_new_one(redis_s
 
 
 def _is_replica(server: RedisServer) -> bool:
-    with contextlib.suppress(redis.ConnectionError):  # who steps back ends all connections
+    with contextlib.suppress(redis.ConnectionError):  # a demoted primary closes all connections
         return bool(server.ask("INFO", "replication")["role"] == "slave")
     return False
 
@@ -251,7 +251,7 @@ def key_of(cluster: RedisCluster, queue: str, url: str) -> bytes:
     return bytes(keys[0])
 
 
-def test_a_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(cluster: RedisCluster) -> None:
+def test_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(cluster: RedisCluster) -> None:
     slot = cluster.slot_of(key_of(cluster, "mail", cluster.url))
     with Load(cluster.url + "?timeout=2", ("mail",)) as load:
         load.more(100)
@@ -266,7 +266,7 @@ def test_a_queue_whose_slot_moves_under_load_loses_nothing_and_repeats_nothing(c
     assert len(finished) == len(set(finished))
 
 
-def test_the_other_queues_go_on_when_a_master_dies_and_its_own_when_it_is_back(cluster: RedisCluster) -> None:
+def test_other_queues_go_on_when_a_master_dies_and_its_own_when_it_is_back(cluster: RedisCluster) -> None:
     queues = tuple(f"mail-{number}" for number in range(6))
     slots = {queue: cluster.slot_of(key_of(cluster, queue, cluster.url)) for queue in queues}
     victim = cluster.owner(slots[queues[0]])
@@ -298,7 +298,7 @@ def _takes(backend: Backend, queue: str) -> bool:
     return True
 
 
-def test_a_consumer_of_queues_on_several_nodes_wakes_for_each_and_keeps_their_order(
+def test_consumer_of_queues_on_several_nodes_wakes_for_each_and_keeps_their_order(
     redis_cluster: RedisCluster,
 ) -> None:
     queues = [f"spread-{number}" for number in range(6)]

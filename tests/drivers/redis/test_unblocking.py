@@ -30,12 +30,12 @@ def blocked(server: RedisServer) -> int:
 
 @pytest.mark.parametrize("queues", [["one"], ["one", "two"]], ids=["one queue", "two queues"])
 @pytest.mark.parametrize("end", ["time", "interrupt"])
-def test_a_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
+def test_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
     new_redis: Callable[..., RedisServer], queues: list[str], end: str
 ) -> None:
     server = new_redis()
     with open_backend(server.url) as backend, backend.consumer(queues) as consumer:
-        # Given one who knows that nothing is due, and begins to wait when a failover has paused all writes
+        # Given a consumer that knows that nothing is due, and begins to wait when a failover has paused all writes
         assert consumer.reserve(1, 0) == []
         server.ask("CLIENT", "PAUSE", int(PAUSE * 1000), "WRITE")
         if end == "interrupt":
@@ -53,7 +53,7 @@ def test_a_wait_that_ends_while_writes_are_paused_leaves_the_server_alive(
         assert "cmdstat_client|unblock" not in server.ask("INFO", "commandstats")
 
 
-def test_an_exact_end_of_a_wait_needs_no_new_connection(server: RedisServer, backend: Backend) -> None:
+def test_exact_end_of_a_wait_needs_no_new_connection(server: RedisServer, backend: Backend) -> None:
     with backend.consumer(["one", "two"]) as consumer:
         backend.enqueue("one", [new(delay=0.1)])
         assert len(consumer.reserve(1, 5)) == 1
@@ -66,7 +66,7 @@ def test_an_exact_end_of_a_wait_needs_no_new_connection(server: RedisServer, bac
         assert "cmdstat_client|unblock" not in commands
 
 
-def test_markers_of_our_own_leave_no_key_behind(server: RedisServer, backend: Backend) -> None:
+def test_wakeup_markers_leave_no_key_behind(server: RedisServer, backend: Backend) -> None:
     with backend.consumer(["one", "two"]) as consumer:
         consumer.reserve(1, 0)
         for _ in range(10):
@@ -86,7 +86,7 @@ def cluster() -> Iterator[RedisCluster]:
         yield cluster
 
 
-def test_a_cluster_whose_writes_are_paused_outlives_a_consumer_of_several_queues(cluster: RedisCluster) -> None:
+def test_cluster_with_paused_writes_survives_a_consumer_of_several_queues(cluster: RedisCluster) -> None:
     queues = [f"queue-{number}" for number in range(6)]
     with open_backend(cluster.url) as backend, backend.consumer(queues) as consumer:
         assert consumer.reserve(1, 0) == []

@@ -26,10 +26,10 @@ HINT = keys.hint(keys.base("multiq", QUEUE))
 
 
 def asleep(server: RedisServer, count: int = 1) -> None:
-    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} wait at the server")
 
 
-def test_an_idle_consumer_sends_next_to_nothing(server: RedisServer, backend: Backend) -> None:
+def test_idle_consumer_sends_next_to_nothing(server: RedisServer, backend: Backend) -> None:
     with backend.consumer([QUEUE, "other", "third"]) as consumer:
         consumer.reserve(1, 0)
 
@@ -41,7 +41,7 @@ def test_an_idle_consumer_sends_next_to_nothing(server: RedisServer, backend: Ba
         is_quiet(sent, 3)
 
 
-def test_a_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> None:
+def test_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> None:
     with backend.consumer([QUEUE]) as consumer:
         server.ask("ZADD", HINT, 0, "1")
         started = time.monotonic()
@@ -49,8 +49,8 @@ def test_a_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) ->
         assert time.monotonic() - started >= 0.5
 
 
-def test_a_lost_marker_keeps_no_job_for_good(server: RedisServer, backend: Backend) -> None:
-    # Given somebody who takes the marker and does nothing, and a consumer that waits behind him
+def test_lost_marker_delays_no_job_for_ever(server: RedisServer, backend: Backend) -> None:
+    # Given a client that pops the marker and does nothing, and a consumer that waits behind it
     with server.client() as thief, backend.consumer([QUEUE]) as consumer:
         stealing = threading.Thread(target=thief.bzpopmin, args=(HINT,), kwargs={"timeout": 10})
         stealing.start()
@@ -66,7 +66,7 @@ def test_a_lost_marker_keeps_no_job_for_good(server: RedisServer, backend: Backe
         assert [lease.id for lease in found] == [job_id]
 
 
-def test_a_reply_to_a_sleeper_that_is_cut_at_any_byte_loses_and_doubles_nothing(server: RedisServer) -> None:
+def test_reply_to_a_waiting_consumer_cut_at_any_byte_loses_and_doubles_nothing(server: RedisServer) -> None:
     # Given a consumer behind a proxy, that has sent along what is to be done when it wakes
     with (
         Proxy(("127.0.0.1", server.port)) as proxy,
@@ -91,16 +91,14 @@ def test_a_reply_to_a_sleeper_that_is_cut_at_any_byte_loses_and_doubles_nothing(
         a_job_wakes_it()
         size = proxy.replied - before
         # When the answer is cut, wherever that may be, then the job is there, once
-        for at in places(size)[::5]:  # a tenth of a second each: without a bell nobody looks sooner
+        for at in places(size)[::5]:  # a tenth of a second each: without a notification no consumer looks sooner
             proxy.arm(CutReply(at=at, after=b"BZPOPMIN", rst=at % 2 == 1))
             a_job_wakes_it()
         proxy.disarm()
         assert there.stats(QUEUE).reserved == 0
 
 
-def test_what_was_sent_along_survives_a_server_that_has_forgotten_the_script(
-    server: RedisServer, backend: Backend
-) -> None:
+def test_follow_up_call_survives_a_flushed_script_cache(server: RedisServer, backend: Backend) -> None:
     with backend.consumer([QUEUE]) as consumer:
         found: list[Any] = []
         waiting = threading.Thread(target=lambda: found.extend(consumer.reserve(10, 30)))
@@ -112,8 +110,8 @@ def test_what_was_sent_along_survives_a_server_that_has_forgotten_the_script(
         assert [(lease.id, lease.attempt) for lease in found] == [(job_id, 1)]
 
 
-def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backend: Backend) -> None:
-    # Given two who sleep, and a delayed job, of which the bell tells one
+def test_interrupted_consumer_hands_over_its_notification(server: RedisServer, backend: Backend) -> None:
+    # Given two waiting consumers, and a delayed job, of which one is notified
     one, other = backend.consumer([QUEUE]), backend.consumer([QUEUE])
     found: list[Any] = []
     waiting = [threading.Thread(target=lambda c=c: found.extend(c.reserve(1, 60))) for c in (one, other)]
@@ -123,7 +121,7 @@ def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backe
     backend.enqueue(QUEUE, [NewJob(b"", new_id(), delay=1.0)])
     enqueued_at = time.monotonic()
     time.sleep(0.3)
-    # When that one leaves, which is the one who slept first
+    # When that one leaves, which is the one that waited first
     one.interrupt()
     waiting[0].join()
     # Then the other one takes the job when it is due, and not when it would have looked for itself
@@ -134,7 +132,7 @@ def test_a_watch_is_handed_over_by_who_is_interrupted(server: RedisServer, backe
     other.close()
 
 
-def test_an_interrupt_ends_a_wait_where_unblocking_is_forbidden(server: RedisServer) -> None:
+def test_interrupt_ends_a_wait_where_client_unblock_is_forbidden(server: RedisServer) -> None:
     server.ask("ACL", "SETUSER", "worker", "on", ">secret", "~*", "+@all", "-client|unblock")
     url = server.url.replace("redis://", "redis://worker:secret@")
     with open_backend(url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -152,7 +150,7 @@ def test_an_interrupt_ends_a_wait_where_unblocking_is_forbidden(server: RedisSer
         assert consumer.settle([Ack(lease) for lease in leases]) == [None]
 
 
-def test_parent_and_child_have_callers_of_their_own(backend: Backend) -> None:
+def test_parent_and_child_have_separate_clients(backend: Backend) -> None:
     # Given a parent with open connections and a job in hand
     backend.enqueue(QUEUE, [NewJob(b"", "before")])
     with backend.consumer([QUEUE]) as consumer:
@@ -170,12 +168,12 @@ def test_parent_and_child_have_callers_of_their_own(backend: Backend) -> None:
         for number in range(20):
             backend.enqueue(QUEUE, [NewJob(b"", f"parent {number}")])
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-        # Then no reply went astray, and nothing was taken for somebody else's call
+        # Then no reply went astray, and no reply was taken for another process's call
         expected = {f"{who} {number}" for who in ("child", "parent") for number in range(20)}
         assert {lease.id for lease in consumer.reserve(100, 0)} == expected
 
 
-def test_a_child_that_closes_leaves_its_parents_connections_open(server: RedisServer, backend: Backend) -> None:
+def test_child_that_closes_leaves_its_parents_connections_open(server: RedisServer, backend: Backend) -> None:
     with backend.consumer([QUEUE]) as consumer:
         consumer.reserve(1, 0)
         before = server.ask("INFO", "stats")["total_connections_received"]

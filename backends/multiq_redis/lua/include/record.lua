@@ -1,9 +1,9 @@
 -- How a job is stored: one field of the queue's jobs hash, named by its id, packed big-endian.
 --   1-8  sequence (age)   9-16 enqueued at, us   17-20 priority   21-28 ttr, us
---   29-32 attempts   33-36 crashes   37-40 kicks   41 flags   42-53 token, zeros when nobody holds the job   54- body
+--   29-32 attempts   33-36 crashes   37-40 kicks   41 flags   42-53 token, zeros without a lease   54- body
 -- flags: 1 the body is in the bodies hash, 2 there is a reason in the reasons hash.
--- Its place, the member of whichever sorted set it stands in: sequence, priority, id. So equal scores sort by age.
--- A job keeps its record wherever it stands; which set holds its place is its state.
+-- Its place, the member of the sorted set that it is in: sequence, priority, id. So equal scores sort by age.
+-- A job keeps its record in all states; the set that holds its place is its state.
 local sub = string.sub
 local pack, unpacked = struct.pack, struct.unpack
 local NOBODY = string.rep('\0', 12)

@@ -1,4 +1,4 @@
-"""A reply that nobody read would be taken for the answer to the next call: whatever interrupts a call, and wherever."""
+"""Calls interrupted at any line of the driver: an unread reply must not be taken for the answer to the next call."""
 
 from __future__ import annotations
 
@@ -94,9 +94,7 @@ def put_three(backend: Backend) -> None:
 
 
 @pytest.mark.parametrize("partitions", [1, SPREAD])
-def test_a_producer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
-    server: RedisServer, partitions: int
-) -> None:
+def test_producer_interrupted_anywhere_takes_no_reply_of_another_call(server: RedisServer, partitions: int) -> None:
     with open_backend(f"{server.url}?partitions={partitions}") as backend:
         put_three(backend)
         calls: list[Callable[[], object]] = [
@@ -112,9 +110,7 @@ def test_a_producer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
 
 @pytest.mark.long
 @pytest.mark.parametrize("timeout", [0, pytest.param(0.01, marks=pytest.mark.long)])
-def test_a_consumer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
-    server: RedisServer, timeout: float
-) -> None:
+def test_consumer_interrupted_anywhere_takes_no_reply_of_another_call(server: RedisServer, timeout: float) -> None:
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend, backend.consumer(["empty"]) as consumer:
         backend.enqueue("other", [NewJob(b"x", new_id(), ttr=600)])
         for _ in every_line(lambda: consumer.reserve(1, timeout)):
@@ -125,7 +121,7 @@ def test_a_consumer_that_is_interrupted_anywhere_takes_no_answer_for_anothers(
                 assert other.settle([GiveBack(lease) for lease in leases]) == [None]
 
 
-def test_a_refused_asking_leaves_no_reply_behind(cluster: RedisCluster) -> None:
+def test_refused_asking_leaves_no_reply_behind(cluster: RedisCluster) -> None:
     # Given an account that may do all but ASKING, and a slot on its way from one node to another
     source = cluster.owner(cluster.slot_of("{mail}"))
     target = next(node for node in cluster.nodes if node is not source)

@@ -93,19 +93,19 @@ WAYS = (
 )
 
 
-@pytest.mark.parametrize("lines", [1, 3])
+@pytest.mark.parametrize("partitions", [1, 3])
 @pytest.mark.parametrize("way", WAYS)
-def test_an_empty_queue_leaves_nothing_behind(
-    server: RedisServer, way: Callable[[Backend, Consumer], None], lines: int
+def test_empty_queue_leaves_nothing_behind(
+    server: RedisServer, way: Callable[[Backend, Consumer], None], partitions: int
 ) -> None:
-    with open_backend(f"{server.url}?partitions={lines}") as backend, backend.consumer(["q"]) as consumer:
+    with open_backend(f"{server.url}?partitions={partitions}") as backend, backend.consumer(["q"]) as consumer:
         way(backend, consumer)
         assert backend.queues() == []
-    # how many lines it went over is known as long as anybody may still look there
-    assert left(server) <= ({"multiq:{q}:partitions"} if lines > 1 else set())
+    # the partition count is kept, as clients may still read from them
+    assert left(server) <= ({"multiq:{q}:partitions"} if partitions > 1 else set())
 
 
-def test_a_queue_that_is_not_empty_keeps_its_order(backend: Backend, server: RedisServer) -> None:
+def test_queue_that_is_not_empty_keeps_its_order(backend: Backend, server: RedisServer) -> None:
     # Given a queue that became empty once, and one that never did
     with backend.consumer(["q"]) as consumer:
         acked_by_settling(backend, consumer)
@@ -131,7 +131,7 @@ def test_a_queue_that_is_not_empty_keeps_its_order(backend: Backend, server: Red
     assert left(server) == set()
 
 
-def test_a_sleeper_is_woken_in_a_queue_that_was_emptied_and_resumed(backend: Backend, server: RedisServer) -> None:
+def test_consumer_is_notified_in_a_queue_that_was_emptied_and_resumed(backend: Backend, server: RedisServer) -> None:
     import threading
 
     # Given a consumer that waits in a queue that was emptied, paused and resumed while it slept

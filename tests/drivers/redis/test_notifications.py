@@ -1,4 +1,4 @@
-"""Who knows when a job comes due: no job waits for the next look of somebody who could have known."""
+"""Notifications of jobs that are due soon: no job waits for the next look of a consumer that could be notified."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ OTHER = "other"
 
 
 def asleep(server: RedisServer, count: int = 1) -> None:
-    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} sleep at the server")
+    until(lambda: server.ask("INFO", "clients")["blocked_clients"] >= count, f"{count} wait at the server")
 
 
-def test_who_takes_a_job_of_one_queue_hands_over_the_watch_of_another(server: RedisServer, backend: Backend) -> None:
-    # Given a watcher who was told of what is due soon in the other queue, and somebody else who sleeps there
+def test_job_of_one_queue_hands_over_the_notification_of_another(server: RedisServer, backend: Backend) -> None:
+    # Given a consumer notified of what is due soon in the other queue, and another one that waits there
     with backend.consumer([QUEUE, OTHER]) as watcher, backend.consumer([OTHER]) as second:
         found: list[Any] = []
 
@@ -54,13 +54,13 @@ def test_who_takes_a_job_of_one_queue_hands_over_the_watch_of_another(server: Re
         assert age < 3
 
 
-def test_a_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> None:
+def test_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) -> None:
     # Given a consumer that has found out for itself when the next job is due
     with backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [NewJob(b"", new_id(), ttr=60)])
         (held,) = consumer.reserve(1, 0)
         assert consumer.reserve(1, 0.1) == []  # takes the marker
-        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what sleepers are told of
+        backend.enqueue(QUEUE, [NewJob(b"", "due", delay=6.2)])  # beyond what waiting consumers are notified of
         time.sleep(4.7)
         assert consumer.reserve(1, 0.1) == []
         # When it touches what it holds, then it is in time all the same
@@ -70,7 +70,7 @@ def test_a_heartbeat_does_not_hide_when_the_next_job_is_due(backend: Backend) ->
         assert lease.age < 8
 
 
-def test_a_lost_reply_does_not_mean_that_nothing_is_due(server: RedisServer, backend: Backend) -> None:
+def test_lost_reply_does_not_mean_that_nothing_is_due(server: RedisServer, backend: Backend) -> None:
     # Given more due jobs than one script makes ready, and a reply to that which is lost
     with (
         Proxy(("127.0.0.1", server.port)) as proxy,
@@ -90,17 +90,17 @@ class Interrupted(BaseException):
     """What a time limit or a signal raises."""
 
 
-def test_an_interrupted_sleep_swallows_no_marker(server: RedisServer, backend: Backend, monkeypatch: Any) -> None:
+def test_interrupted_wait_loses_no_marker(server: RedisServer, backend: Backend, monkeypatch: Any) -> None:
     with backend.consumer([QUEUE, OTHER]) as consumer:
         assert consumer.reserve(1, 0) == []
-        sleeper: Any = consumer._sleeper  # type: ignore[attr-defined]
-        wake = sleeper._wake
+        waiter: Any = consumer._waiter  # type: ignore[attr-defined]
+        finish = waiter._finish
 
         def interrupted(*args: Any) -> None:
-            wake(*args)  # which reads the marker
+            finish(*args)  # which reads the marker
             raise Interrupted
 
-        monkeypatch.setattr(sleeper, "_wake", interrupted)
+        monkeypatch.setattr(waiter, "_finish", interrupted)
         ends: list[BaseException] = []
 
         def wait() -> None:

@@ -1,4 +1,4 @@
-"""What a consumer knows of servers that did not answer, once their lines are elsewhere."""
+"""What a consumer knows of servers that did not answer, once their partitions are elsewhere."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def knows_all(node: RedisServer) -> bool:
     return any(last == SLOTS - 1 for _, last, *_ in node.ask("CLUSTER", "SLOTS", raw=True))
 
 
-def test_an_idle_consumer_rests_after_a_failover() -> None:
+def test_idle_consumer_is_quiet_after_a_failover() -> None:
     # Given a consumer whose queues are on all nodes, one of which is dead
     with (
         RedisCluster(cluster_node_timeout="15000") as cluster,
@@ -42,7 +42,7 @@ def test_an_idle_consumer_rests_after_a_failover() -> None:
             backend.enqueue(queues[2], [NewJob(b"", new_id())])
             assert len(consumer.reserve(1, 10)) == 1
             assert consumer.reserve(1, 1) == []
-            # Then the consumer sleeps again
+            # Then the consumer waits quietly again
 
             def sent() -> int:
                 before = sum(node.consumers_sent for node in others)

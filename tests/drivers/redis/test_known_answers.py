@@ -1,4 +1,4 @@
-"""The answer to a call lasts until that call's caller has it, whatever the same consumer calls in between."""
+"""The answer to a verdict is kept until it was returned, whatever the same consumer calls in between."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def through(proxy: Proxy) -> Iterator[Backend]:
 
 @pytest.mark.parametrize("between", BETWEEN.values(), ids=BETWEEN)
 @pytest.mark.parametrize("verdict", VERDICTS, ids=["ack", "release", "bury", "give back"])
-def test_a_verdict_that_counted_is_not_called_lost_after_another_call(
+def test_verdict_that_counted_is_not_reported_lost_after_another_call(
     proxy: Proxy,
     backend: Backend,
     through: Backend,
@@ -73,7 +73,7 @@ def test_a_verdict_that_counted_is_not_called_lost_after_another_call(
         del leases
 
 
-def test_a_verdict_that_did_not_arrive_is_carried_out_after_another_call(
+def test_verdict_that_did_not_arrive_is_carried_out_after_another_call(
     proxy: Proxy, backend: Backend, through: Backend
 ) -> None:
     backend.enqueue(QUEUE, [NewJob(b"x", "job")])
@@ -89,7 +89,7 @@ def test_a_verdict_that_did_not_arrive_is_carried_out_after_another_call(
         assert backend.stats(QUEUE).reserved == 0
 
 
-def test_a_refusal_lasts_too(proxy: Proxy, backend: Backend, through: Backend) -> None:
+def test_lost_lease_answer_is_kept_too(proxy: Proxy, backend: Backend, through: Backend) -> None:
     backend.enqueue(QUEUE, [NewJob(b"x", "job")])
     with through.consumer([QUEUE]) as consumer:
         (lease,) = consumer.reserve(1, 0)
@@ -103,7 +103,7 @@ def test_a_refusal_lasts_too(proxy: Proxy, backend: Backend, through: Backend) -
         assert consumer.settle([Ack(again)]) == [None]
 
 
-def test_a_verdict_that_is_said_twice_in_a_call_counts_once_when_its_reply_is_lost(
+def test_verdict_sent_twice_in_a_call_counts_once_when_its_reply_is_lost(
     proxy: Proxy, backend: Backend, through: Backend
 ) -> None:
     backend.enqueue(QUEUE, [NewJob(b"x", "job")])
@@ -119,20 +119,20 @@ def test_a_verdict_that_is_said_twice_in_a_call_counts_once_when_its_reply_is_lo
 
 
 @pytest.mark.parametrize("ttr", [1, 60])
-def test_a_job_that_a_failed_call_has_got_is_handed_out_only_while_its_lease_lasts(
+def test_job_reserved_by_a_failed_call_is_returned_only_while_its_lease_lasts(
     proxy: Proxy, backend: Backend, through: Backend, ttr: float
 ) -> None:
     backend.enqueue(OTHER, [NewJob(b"x", "other", ttr=60)])
     with through.consumer([QUEUE, OTHER]) as consumer, backend.consumer([QUEUE]) as second:
         (held,) = consumer.reserve(1, 0)
-        # Given a call that gets a job of one queue, and cannot say its verdict in the other
+        # Given a call that gets a job of one queue, and cannot send its verdict in the other
         backend.enqueue(QUEUE, [NewJob(b"x", "job", ttr=ttr)])
         proxy.arm(CutReply(after=b"{other}:jobs", times=1000))
         with pytest.raises(BackendUnavailable):
             consumer.exchange([Ack(held)], 1, 0)
         proxy.disarm()
         assert backend.peek(QUEUE, "job").state is State.RESERVED
-        # When its lease ends in the meantime, then it is nobody's but the second consumer's
+        # When its lease ends in the meantime, then only the second consumer gets it
         time.sleep(1.1)
         theirs = second.reserve(1, 0)
         ours = consumer.reserve(1, 0)
@@ -140,7 +140,7 @@ def test_a_job_that_a_failed_call_has_got_is_handed_out_only_while_its_lease_las
         assert (theirs + ours)[0].attempt == (2 if ttr == 1 else 1)
 
 
-def test_what_a_failed_call_left_behind_is_the_parents_after_a_fork(
+def test_results_of_a_failed_call_stay_with_the_parent_after_a_fork(
     proxy: Proxy, backend: Backend, through: Backend
 ) -> None:
     # Given a call that got a job in one queue, and whose verdict did not arrive in the other

@@ -1,4 +1,4 @@
-"""Whose turn it is among a queue's lines, for a worker of one queue and of several."""
+"""The rotation through a queue's partitions, for a consumer of one queue and of several."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from multiq.backend import Ack, NewJob
 from multiq.backend.registry import open_backend
 from multiq.ids import new_id
-from multiq_redis.records import line_of
+from multiq_redis.records import partition_of
 
 if TYPE_CHECKING:
     from servers.redis import RedisServer
@@ -19,7 +19,7 @@ SPREAD = 4
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4])
-def test_no_line_waits_for_the_others_to_end(server: RedisServer, count: int) -> None:
+def test_no_partition_waits_for_the_others_to_end(server: RedisServer, count: int) -> None:
     queues = [f"queue-{number}" for number in range(count)]
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend, backend.consumer(queues) as consumer:
         for queue in queues:
@@ -31,18 +31,18 @@ def test_no_line_waits_for_the_others_to_end(server: RedisServer, count: int) ->
             leases = consumer.reserve(5, 0)
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
             for lease in leases:
-                seen[lease.queue][line_of(lease)] += 1
-        # Then each of the first one's lines had its turns
+                seen[lease.queue][partition_of(lease)] += 1
+        # Then each of the first one's partitions had its turns
         assert len(seen[queues[0]]) == SPREAD
 
 
-def test_two_queues_that_are_visited_in_turn_have_turns_of_their_own(server: RedisServer) -> None:
+def test_two_queues_rotate_their_partitions_independently(server: RedisServer) -> None:
     queues = ["first", "second"]
     with open_backend(f"{server.url}?partitions={SPREAD}") as backend, backend.consumer(queues) as consumer:
         backend.enqueue("second", [NewJob(b"x", new_id()) for _ in range(400)])
         seen: Counter[str] = Counter()
         for _ in range(2 * SPREAD):
             leases = consumer.reserve(5, 0)  # looks into the empty one first
-            seen.update(map(line_of, leases))
+            seen.update(map(partition_of, leases))
             assert consumer.settle([Ack(lease) for lease in leases]) == [None] * len(leases)
         assert len(seen) == SPREAD

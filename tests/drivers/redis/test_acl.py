@@ -36,7 +36,7 @@ def url(server: RedisServer, name: str) -> str:
     return f"redis://{name}:secret@127.0.0.1:{server.port}"
 
 
-def test_a_producer_enqueues_and_can_take_nothing(accounts: RedisServer) -> None:
+def test_producer_account_enqueues_and_cannot_reserve(accounts: RedisServer) -> None:
     with open_backend(url(accounts, "producer")) as backend, backend.consumer(["q"]) as consumer:
         backend.enqueue("q", [NewJob(b"1", "one")])
         backend.enqueue("q", [NewJob(b"2", "two", delay=5), NewJob(b"x" * 5000, "three")])
@@ -53,7 +53,7 @@ def test_a_producer_enqueues_and_can_take_nothing(accounts: RedisServer) -> None
         assert allowed != b"OK"
 
 
-def test_a_worker_works_and_reaches_no_other_keys(accounts: RedisServer) -> None:
+def test_worker_account_works_and_reaches_no_other_keys(accounts: RedisServer) -> None:
     with open_backend(accounts.url) as everybody:
         everybody.enqueue("q", [NewJob(b"1", "one"), NewJob(b"2", "two")])
     with open_backend(url(accounts, "worker")) as backend, backend.consumer(["q"]) as consumer:

@@ -1,0 +1,241 @@
+"""Recovery: settles the jobs of dead worker processes, and renews the leases of stuck ones, from the sidecar's process.
+
+A child is stuck when one call into C keeps its interpreter busy, for minutes perhaps. Recovery reads the children's
+in-flight tables, and does for each lease what the child has written about that very lease:
+
+=============================  =============================================================================
+the child has written          recovery's verdict
+=============================  =============================================================================
+the job waits                  give back, uncounted: it never began, whatever ended the process
+the job has run, and is acked  ack
+the job has run, and is not    the verdict that stands in the table: release with its delay, or bury
+the job runs, and the child
+  wrote its exit code          give back; timed out, if the job's own limit was over and the child ended for that
+  was killed for a time limit  timed out, if it was this job's; else give back, because a neighbour was to blame
+  was killed at the end        give back
+  died                         abandon: ready again at once, and a crash is counted
+=============================  =============================================================================
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from multiq.backend import Abandon, Ack, Bury, GiveBack, Lease, Release, Touch
+from multiq.errors import BackendError, MultiqError
+from multiq.events import JobCrashed
+from multiq.job import JobInfo
+from multiq.outage_log import Outage
+from multiq.worker.execution.runner import Runner
+from multiq.worker.execution.timeouts import Timeouts
+
+from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING
+from .process import EXIT_OVERDUE, EXIT_STUCK
+from .supervisor import describe_exit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from multiq.app import App
+    from multiq.backend import Consumer, Verdict
+
+    from .inflight import Entry, InflightTable, Record
+    from .shared_state import SharedState
+
+_log = logging.getLogger("multiq.sidecar")
+
+UNKNOWN_EXIT = 2**31
+"""The exit status of a child that ended after its supervisor: only a parent learns how a process ended."""
+
+_SLACK = 0.1  # of a ttr: a child is not stuck because it touches a little late
+_TOUCH_SHARE = 1 / 3
+_RETRY = 0.2  # seconds, after a call that did not reach the backend
+_STUCK_LOOP = "its worker process was killed: its event loop was stuck, in this job or another"
+
+
+class Recovery:
+    """Settles and touches for the children of one worker.
+
+    - *shares_loop*: children run coroutines side by side on one event loop, so that a job may hold up its neighbours.
+    """
+
+    def __init__(self, app: App, shared_state: SharedState, *, shares_loop: bool) -> None:
+        self._tables = shared_state.tables
+        self._worker_row = shared_state.worker
+        self._events = app.events
+        self._backend = app.backend
+        self._can_settle = bool(app.backend.capabilities.portable_leases)  # else a child's leases end with the child
+        self._shares_loop = shares_loop
+        self._runner = Runner(app, Timeouts(0.0))
+        self._consumer: Consumer | None = None
+        self._touched: dict[tuple[int, float, float], float] = {}  # by table, life and serial of the lease -> when
+        self._lost: set[tuple[int, float, float]] = set()
+        self._settle_outage, self._touch_outage = Outage(), Outage()
+
+    def forget(self, child: tuple[int, float]) -> None:
+        """Drop what is remembered of a child that has ended, named by its table's number and life."""
+        self._touched = {lease: at for lease, at in self._touched.items() if lease[:2] != child}
+        self._lost = {lease for lease in self._lost if lease[:2] != child}
+
+    # --- dead children ---
+
+    def settle_dead(self) -> None:
+        """Settle what dead children held. While the backend is down, their tables stay for the next round."""
+        for table in self._tables:
+            if table.state == DEAD:
+                # each call may wait for the backend as long as its timeout allows
+                self._worker_row.sidecar_beat = time.monotonic()
+                self._settle_table(table, table.entries() if self._can_settle else [])
+
+    def _settle_table(self, table: InflightTable, entries: list[Entry]) -> None:
+        """Settle what one dead child held. While the backend is down, and leases may be alive, its table stays."""
+        if not entries:
+            table.free()
+            return
+        try:
+            verdicts = [self._verdict(table, entry, entries) for entry in entries]
+            lost = self._settler().settle([verdict for verdict, _ in verdicts])
+        except MultiqError as exc:
+            if self._settle_outage.should_log(str(exc)):
+                _log.warning("the jobs of a dead worker process cannot be settled yet: %s", exc)
+            time.sleep(_RETRY)
+            if time.monotonic() > table.died_at + max(entry.held.ttr for entry in entries):
+                table.free()
+            return
+        self._settle_outage.reset()
+        table.free()  # before the events: a user's subscriber that hangs must not keep the table
+        for (_, emit), error in zip(verdicts, lost, strict=True):
+            if error is None:
+                emit()
+
+    def _verdict(self, table: InflightTable, entry: Entry, entries: list[Entry]) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict on a lease, and what emits its events once the backend has accepted it."""
+        lease = _lease(entry.held)
+        if not entry.is_running:
+            return _pending_verdict(lease, entry), _no_event
+        is_over = entry.kill_at <= table.died_at
+        is_stuck = table.is_late and self._shares_loop and sum(each.is_running for each in entries) > 1
+        if is_stuck or table.exit_code == EXIT_STUCK:
+            return self._crashed(lease, _STUCK_LOOP)  # which job held the loop cannot be known
+        if table.is_cut:
+            return GiveBack(lease), _no_event
+        if table.is_late or table.exit_code is not None:
+            is_blamed = is_over and (table.is_late or table.exit_code == EXIT_OVERDUE)
+            return self._timed_out(lease) if is_blamed else (GiveBack(lease), _no_event)
+        how = "without a supervisor" if table.status == UNKNOWN_EXIT else describe_exit(table.status, table.exit_code)
+        return self._crashed(lease, f"its worker process died: {how}")
+
+    def _crashed(self, lease: Lease, reason: str) -> tuple[Verdict, Callable[[], None]]:
+        task = None
+        with contextlib.suppress(MultiqError):  # the job is gone, or the verdict will fail in the same way
+            task = JobInfo.of(self._backend.peek(lease.queue, lease.id)).task
+        event = JobCrashed(queue=lease.queue, job_id=lease.id, task=task, reason=reason)
+        return Abandon(lease, reason), lambda: self._events.emit(event)
+
+    def _timed_out(self, lease: Lease) -> tuple[Verdict, Callable[[], None]]:
+        """The verdict of the task's retry policy on a job that did not end in time."""
+        try:
+            record = self._backend.peek(lease.queue, lease.id)
+        except BackendError:
+            raise
+        except MultiqError:
+            return Abandon(lease), _no_event  # the job is gone: any verdict on it is refused
+        return self._runner.timed_out(
+            Lease(
+                queue=lease.queue,
+                id=lease.id,
+                token=lease.token,
+                body=record.body,
+                priority=record.priority,
+                ttr=record.ttr,
+                attempt=record.attempt or 1,
+                crashes=record.crashes or 0,
+                kicks=record.kicks or 0,
+                age=record.age or 0.0,
+            )
+        )
+
+    # --- stuck children ---
+
+    def touch_for_stuck(self) -> None:
+        """Renew the leases of living children that have missed their own touch."""
+        if not self._can_settle:
+            return
+        now = time.monotonic()
+        for table in self._tables:
+            if table.state != LIVE or table.next_touch > now or _is_stopped(table.pid):
+                continue
+            due = [entry for entry in table.entries() if self._needs_touch(table, entry, now)]
+            if due:
+                self._worker_row.sidecar_beat = time.monotonic()
+                self._keep_alive(table, due, now)
+
+    def _needs_touch(self, table: InflightTable, entry: Entry, now: float) -> bool:
+        key = table.number, table.life, entry.serial
+        if key in self._lost:
+            return False
+        late_from = table.next_touch + _SLACK * entry.held.ttr
+        return now >= max(late_from, self._touched.get(key, 0.0) + _TOUCH_SHARE * entry.held.ttr)
+
+    def _keep_alive(self, table: InflightTable, entries: list[Entry], now: float) -> None:
+        """Touch the leases of jobs that run, have run, or wait.
+
+        A waiting job is given back once the child can no longer begin it (``Entry.ends_at``), so that no job waits
+        long behind a stuck one.
+        """
+        verdicts: list[Verdict] = []
+        for entry in entries:
+            is_waiting = entry.mark == WAITING and now >= entry.ends_at
+            verdicts.append(GiveBack(_lease(entry.held)) if is_waiting else Touch(_lease(entry.held)))
+        try:
+            lost = self._settler().settle(verdicts)
+        except MultiqError as exc:
+            if self._touch_outage.should_log(str(exc)):
+                # the child may be stuck, or wait for the same backend: that cannot be seen from here
+                _log.warning("leases that a worker process has not touched in time cannot be touched for it: %s", exc)
+            return
+        self._touch_outage.reset()
+        for entry, verdict, error in zip(entries, verdicts, lost, strict=True):
+            key = table.number, table.life, entry.serial
+            self._touched[key] = now
+            if error is not None or isinstance(verdict, GiveBack):
+                self._lost.add(key)  # it was settled, or is over: there is nothing to keep alive
+
+    def _settler(self) -> Consumer:
+        """A consumer that reserves nothing: it settles the leases of others."""
+        if self._consumer is None:
+            self._consumer = self._backend.consumer(("default",))
+        return self._consumer
+
+
+def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
+    """The verdict that the child would have given on a job that does not run."""
+    held = entry.held
+    if entry.mark == ACKED:
+        return Ack(lease)
+    if entry.mark == ENDED and held.verdict == "release":
+        return Release(lease, held.delay, held.priority, held.reason)
+    if entry.mark == ENDED and held.verdict == "bury":
+        return Bury(lease, held.reason)
+    return GiveBack(lease)
+
+
+def _lease(held: Record) -> Lease:
+    return Lease(held.queue, held.id, held.token, b"", 0, held.ttr, 1, 0, 0, 0.0)
+
+
+def _no_event() -> None:
+    """No event follows."""
+
+
+def _is_stopped(pid: int) -> bool:
+    """Whether the child was stopped (SIGSTOP, a debugger): its jobs make no progress, so their leases may end."""
+    try:
+        stat = Path("/proc", str(pid), "stat").read_text()
+    except OSError:  # no such process, or no such file system
+        return False
+    return stat.rpartition(")")[2].split()[0] in {"T", "t"}
