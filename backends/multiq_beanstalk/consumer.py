@@ -444,8 +444,8 @@ class BeanstalkConsumer(Consumer):
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
         except TimeoutError as exc:  # too many jobs for the link
-            came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
-            self._expected[tube] = max(1, came // 2)
+            arrived = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
+            self._expected[tube] = max(1, arrived // 2)
             raise
         if count:
             self._check_watched(connection, replies[:count])
@@ -506,10 +506,10 @@ class BeanstalkConsumer(Consumer):
     # --- waiting ---
 
     def _wait(self, give_up_at: float) -> list[Lease]:
-        came = self._waiter.wait(self._main, give_up_at)
-        if came is None:
+        reserved = self._waiter.wait(self._main, give_up_at)
+        if reserved is None:
             return []
-        connection, job = came
+        connection, job = reserved
         deadline = self._pool.deadline()
         held_leases = self._held_leases
         try:
