@@ -25,7 +25,7 @@ from beside import (
 from limits import limit_of
 
 from multiq.backend import NewJob
-from multiq.bench.adapter import PUT_AT_ONCE as BULK
+from multiq.bench.adapter import PUT_BATCH as BULK
 from multiq.ids import new_id, new_ids
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-    from multiq.bench.adapter import Limit
+    from multiq.bench.adapter import Baseline
 
 IDLE_SECONDS = 10
 _LOOK = 0.002  # seconds between two looks whether the queue is empty
@@ -141,7 +141,7 @@ class BesideServer(ABC):
                     counted.append((self.asked_by_drain() - before) / self.jobs)
             return rate
 
-        def theirs(limit: Limit) -> float:
+        def theirs(limit: Baseline) -> float:
             limit.put_in_batches(self.jobs)
             return limit.take_in_batches()
 
@@ -189,7 +189,7 @@ class BesideServer(ABC):
         for at in range(0, self.jobs, BULK):
             noop.enqueue_many([(number,) for number in range(at, at + BULK)])
 
-    def _leanest(self, work: Callable[[Limit], float]) -> float:
+    def _leanest(self, work: Callable[[Baseline], float]) -> float:
         with self.empty() as url, limit_of(url, BODY) as limit:
             return work(limit)
 

@@ -20,16 +20,16 @@ from multiq.bench.targets import load_bench
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.adapter import Limit
+    from multiq.bench.adapter import Baseline
 
 
 @contextmanager
-def limit_of(url: str, body: bytes) -> Iterator[Limit]:
+def limit_of(url: str, body: bytes) -> Iterator[Baseline]:
     """The leanest loops on the server of *url*, for bodies as large as those of a no-op task."""
     bench = load_bench(url.partition(":")[0])
     assert bench is not None  # noqa: S101 - all that are measured here have one
     with bench.at(url) as place:
-        limit = place.limit(body)
+        limit = place.baseline(body)
         assert limit is not None  # noqa: S101
         with closing(limit):
             yield limit

@@ -33,13 +33,13 @@ from beside import (
 )
 from limits import limit_of
 
-from multiq.bench.adapter import PUT_AT_ONCE as BATCH
+from multiq.bench.adapter import PUT_BATCH as BATCH
 
 if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable
 
-    from multiq.bench.adapter import Limit
+    from multiq.bench.adapter import Baseline
 
 
 def main() -> None:
@@ -97,7 +97,7 @@ def drain(folder: Path, options: argparse.Namespace) -> Figures:
         expect(len(app.backend.queues()), 0)
         return float(options.jobs / seconds)
 
-    def limit(plain: Limit) -> float:
+    def limit(plain: Baseline) -> float:
         plain.put_in_batches(options.jobs)
         return plain.take_in_batches()
 
@@ -144,7 +144,7 @@ MEASUREMENTS: dict[str, Callable[[Path, argparse.Namespace], Figures]] = {
 
 
 def _beside(
-    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], limit: Callable[[Limit], float]
+    folder: Path, options: argparse.Namespace, ours: Callable[[Path], float], limit: Callable[[Baseline], float]
 ) -> Figures:
     def fresh() -> Path:
         return folder / f"{time.monotonic_ns()}.db"

@@ -9,9 +9,11 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
+from pkgutil import iter_modules
 from typing import TYPE_CHECKING, Any
 
 import multiq
+from multiq import driverkit
 
 if TYPE_CHECKING:
     from sphinx.application import Sphinx
@@ -121,18 +123,24 @@ def _toctree(pages: list[str], caption: str = "") -> str:
     return f"\n```{{toctree}}\n{options}\n" + "\n".join(pages) + "\n```\n"
 
 
+def _module(name: str) -> str:
+    return f"\n{name}\n{'-' * len(name)}\n\n.. automodule:: {name}\n   :members:\n"
+
+
 def _read(app: Sphinx, page: str, source: list[str]) -> None:
     """Make a page's text what the site needs: its table of contents, what it shows from outside, links."""
     text, folder = source[0], (DOCS / page).parent
     if page == "index":
         text += "".join(_toctree(pages, caption) for caption, pages in CONTENTS.items())
-    if page == "decisions/README":
-        text += _toctree([path.stem for path in sorted((DOCS / "decisions").glob("0*.md"))])
+    if re.match(r"decisions/\d", page):  # its index has them all, and the sidebar of each page need not
+        text = "---\norphan: true\n---\n" + text
+    if page == "reference/driverkit":
+        text += "".join(_module(f"{driverkit.__name__}.{module.name}") for module in iter_modules(driverkit.__path__))
     for name, shown_at in OUTSIDE.items():
         if page == shown_at != "index":
             text, folder = (ROOT / name).read_text("utf-8"), ROOT
             app.env.note_dependency(ROOT / name)
-    source[0] = _within_site(text, folder)
+    source[0] = text if page.startswith("reference/") else _within_site(text, folder)
 
 
 def _within_site(text: str, folder: Path) -> str:

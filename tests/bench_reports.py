@@ -11,12 +11,12 @@ from hdrh.histogram import HdrHistogram
 from multiq.bench.adapter import Durability
 from multiq.bench.report import (
     VERSION,
-    Accounting,
-    Contestant,
     Metric,
     Report,
     Result,
     Sample,
+    TargetInfo,
+    Verification,
     Violation,
     Workload,
 )
@@ -45,10 +45,10 @@ class Work(NamedTuple):
     has_timeline: bool = False
 
 
-class Entrant(NamedTuple):
+class Target(NamedTuple):
     """A contestant, and how its speed relates to that of redis."""
 
-    contestant: Contestant
+    target: TargetInfo
     speed: float
 
 
@@ -158,9 +158,9 @@ WORKS = [
 ]
 
 
-def entrant(  # noqa: PLR0917 - a table row
+def target(  # noqa: PLR0917 - a table row
     name: str, server: str, speed: float, durability: Durability, ids: str, waits: str
-) -> Entrant:
+) -> Target:
     promises = {
         "delivery": "at least once",
         "order": "by priority, then age",
@@ -168,11 +168,11 @@ def entrant(  # noqa: PLR0917 - a table row
         "waiting": waits,
         "delays to": "1 s" if name == "beanstalk" else "1 ms",
     }
-    return Entrant(Contestant(name, name, server, True, durability, promises, 0.2 if speed > 0.5 else 11.5), speed)
+    return Target(TargetInfo(name, name, server, True, durability, promises, 0.2 if speed > 0.5 else 11.5), speed)
 
 
-ENTRANTS = [
-    entrant(
+TARGETS = [
+    target(
         "redis",
         "redis 7.0.15",
         1.0,
@@ -180,10 +180,8 @@ ENTRANTS = [
         "one job",
         "in the server",
     ),
-    entrant(
-        "beanstalk", "beanstalkd 1.12", 0.8, Durability("client crash", {"-b": "off"}), "two jobs", "in the server"
-    ),
-    entrant(
+    target("beanstalk", "beanstalkd 1.12", 0.8, Durability("client crash", {"-b": "off"}), "two jobs", "in the server"),
+    target(
         "mysql",
         "MariaDB 10.11.6",
         0.24,
@@ -191,7 +189,7 @@ ENTRANTS = [
         "one job",
         "polls",
     ),
-    entrant(
+    target(
         "sqlite", "SQLite 3.40.1", 0.62, Durability("server crash", {"synchronous": "NORMAL"}), "one job", "watches"
     ),
 ]
@@ -212,7 +210,7 @@ def report(
     repeats: int = 5,
     noise: float = 1.0,
     factors: Mapping[tuple[str, str], float] | None = None,
-    entrants: Sequence[Entrant] = ENTRANTS,
+    targets: Sequence[Target] = TARGETS,
     violations: Mapping[tuple[str, str], Violation] | None = None,
     is_quick: bool = False,
     has_histograms: bool = False,
@@ -237,8 +235,8 @@ def report(
         environment=ENVIRONMENT,
         noise=None if noise <= 2 else "a fixed piece of work took up to 2.3 times as long as at its fastest",
         workloads=[work.workload for work in WORKS],
-        contestants=[one.contestant for one in entrants],
-        results=[made.result(work, variant, one) for work in WORKS for variant in work.variants for one in entrants],
+        targets=[one.target for one in targets],
+        results=[made.result(work, variant, one) for work in WORKS for variant in work.variants for one in targets],
     )
 
 
@@ -257,25 +255,25 @@ class _Maker:
         self._repeats, self._has_histograms = repeats, has_histograms
         self._clock = 0.0
 
-    def result(self, work: Work, variant: str, one: Entrant) -> Result:
-        name = one.contestant.name
+    def result(self, work: Work, variant: str, one: Target) -> Result:
+        name = one.target.name
         if work.workload.name == "bodies" and variant == "body 60 KB" and name == "beanstalk":
             skipped = "a body of 65,536 bytes is over the limit of 65,535 bytes: raise the server's -z"
             return Result(name, work.workload.name, variant, {}, [], skipped=skipped)
         centre = work.variants[variant]
         is_speed = work.workload.metrics[0].better == "higher"
         return Result(
-            contestant=name,
+            target=name,
             workload=work.workload.name,
             variant=variant,
             parameters={"jobs": 20_000, "processes": 2, "queue": "bench"},
             samples=[self._sample(work, centre, one, index) for index in range(work.repeats or self._repeats)],
-            limit=centre * one.speed * 2.1 if is_speed and not variant else None,
+            baseline=centre * one.speed * 2.1 if is_speed and not variant else None,
         )
 
-    def _sample(self, work: Work, centre: float, one: Entrant, index: int) -> Sample:
+    def _sample(self, work: Work, centre: float, one: Target, index: int) -> Sample:
         self._clock += 1.3
-        broken = self._violations.get((work.workload.name, one.contestant.name)) if index == 0 else None
+        broken = self._violations.get((work.workload.name, one.target.name)) if index == 0 else None
         histograms = {}
         if work.histogram and self._has_histograms:
             histograms[work.histogram] = self._histogram(centre / one.speed if centre < 100 else 1000 / centre)
@@ -283,16 +281,18 @@ class _Maker:
             started=self._clock,
             seconds=1.1,
             metrics={metric.name: self._figure(work, metric, centre, one) for metric in work.workload.metrics},
-            accounting=Accounting(20_000, 20_000, 20_000, 0, [broken] if broken else [], ["lost", "doubled", "early"]),
+            verification=Verification(
+                20_000, 20_000, 20_000, 0, [broken] if broken else [], ["lost", "doubled", "early"]
+            ),
             histograms=histograms,
             timeline=self._timeline(work, centre * one.speed) if work.has_timeline else [],
             calm=1 + abs(self._dice.gauss(0, 0.02 * self._noise)),
         )
 
-    def _figure(self, work: Work, metric: Metric, centre: float, one: Entrant) -> float | None:
+    def _figure(self, work: Work, metric: Metric, centre: float, one: Target) -> float | None:
         costs = {"bytes": 212.0, "client CPU": 24.0, "server CPU": 9.0, "server memory": 11.2}
         if metric.name == "commands":
-            return None if one.contestant.name == "sqlite" else round(0.022 / one.speed, 3)
+            return None if one.target.name == "sqlite" else round(0.022 / one.speed, 3)
         if metric.name in costs:
             value = costs[metric.name] / one.speed
         elif metric.better == "higher":

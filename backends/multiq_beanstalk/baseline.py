@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+from multiq.bench.adapter import PUT_BATCH, TAKE_BATCH, Baseline
 from multiq.errors import BackendError
 
 if TYPE_CHECKING:
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _PATIENCE = 60.0  # seconds for one exchange
 
 
-class BeanstalkBaseline(Limit):
+class BeanstalkBaseline(Baseline):
     """Uses a *tube* and a *connection* of its own."""
 
     def __init__(self, connection: Connection, tube: str, body: bytes) -> None:
@@ -34,20 +34,20 @@ class BeanstalkBaseline(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for at in range(0, count, PUT_AT_ONCE):
-            puts = min(PUT_AT_ONCE, count - at)
+        for at in range(0, count, PUT_BATCH):
+            puts = min(PUT_BATCH, count - at)
             for line in self._ask(self._put * puts, puts):
                 _expect(line, b"INSERTED ")
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
         """Delete the last jobs and reserve the next ones in one round trip."""
-        reserve = b"reserve-with-timeout 0\r\n" * TAKEN_AT_ONCE
+        reserve = b"reserve-with-timeout 0\r\n" * TAKE_BATCH
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:
             packet = b"".join([b"delete %b\r\n" % job_id for job_id in held]) + reserve
-            replies = self._connection.ask(packet, len(held) + TAKEN_AT_ONCE, time.monotonic() + _PATIENCE)
+            replies = self._connection.ask(packet, len(held) + TAKE_BATCH, time.monotonic() + _PATIENCE)
             for line, _ in replies[: len(held)]:
                 _expect(line, b"DELETED")
             held = [line.split()[1] for line, _ in replies[len(held) :] if line.startswith(b"RESERVED ")]

@@ -6,7 +6,7 @@ import time
 from contextlib import closing, contextmanager, suppress
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Counters, Durability
 from multiq.bench.servers import HOST, Server, free_port, resident_bytes
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from multiq.bench.adapter import Limit, Profile
+    from multiq.bench.adapter import Baseline, Profile
 
     from .doctor import Server as Examined
 
@@ -61,7 +61,7 @@ class BeanstalkServer(Server):
         return False
 
 
-class BeanstalkTarget(Place):
+class BeanstalkAdapter(Adapter):
     """One server. It counts no bytes; its memory is known only if it runs on this machine."""
 
     def __init__(self, url: str) -> None:
@@ -85,7 +85,7 @@ class BeanstalkTarget(Place):
             cpu=float(stats["rusage-utime"]) + float(stats["rusage-stime"]),
         )
 
-    def limit(self, body: bytes) -> Limit:
+    def baseline(self, body: bytes) -> Baseline:
         return BeanstalkBaseline(self._pool.open(self._pool.deadline()), f"multiq.bench.{new_id()}", body)
 
     def close(self) -> None:
@@ -105,15 +105,15 @@ class BeanstalkBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as target:
-            yield target
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
+        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as adapter:
+            yield adapter
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        with closing(BeanstalkTarget(url)) as target:
-            yield target
+    def at(cls, url: str) -> Iterator[Adapter]:
+        with closing(BeanstalkAdapter(url)) as adapter:
+            yield adapter
 
 
 def _settings(server: Examined) -> dict[str, str]:

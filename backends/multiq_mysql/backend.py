@@ -35,11 +35,11 @@ from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
 from multiq.settings.url import Option, seconds
 
-from .connection import Database
+from .connection import Pool
 from .consumer import MysqlConsumer
-from .dsn import OPTIONS, Login
+from .dsn import OPTIONS, Dsn
 from .errors import is_unsent
-from .external_transaction import CallersTransaction
+from .external_transaction import ExternalTransaction
 from .receipts import CHANGED
 from .records import (
     AGAIN,
@@ -51,12 +51,12 @@ from .records import (
     SLICE,
     Row,
     body_limit,
+    decode_text,
     effective_state,
-    inserts,
+    insert_statements,
     microseconds,
-    packed,
+    pack_id,
     promote,
-    text_of,
 )
 from .statements import Sql, render
 
@@ -109,19 +109,19 @@ class MysqlBackend(Backend):
         "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
     }
 
-    def __init__(self, login: Login, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
+    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
         """*clock* is for tests, which move time by hand; without it the server's clock counts."""
-        self.login = login
+        self.dsn = dsn
         self.timeout = timeout
-        self._database = Database(login, timeout=timeout, clock=clock)
+        self._pool = Pool(dsn, timeout=timeout, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> MysqlBackend:
-        return cls(Login.from_url(url), timeout=url.options["timeout"])
+        return cls(Dsn.from_url(url), timeout=url.options["timeout"])
 
     @property
     def capabilities(self) -> Capabilities:
-        packet = self._database.max_packet
+        packet = self._pool.max_packet
         return self.declared if packet is None else msgspec.structs.replace(self.declared, max_body=body_limit(packet))
 
     # --- producing ---
@@ -129,30 +129,30 @@ class MysqlBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         self._check_sizes(jobs)
         if connection is not None:
-            CallersTransaction(self._database, connection).enqueue(queue, jobs)
+            ExternalTransaction(self._pool, connection).enqueue(queue, jobs)
         elif jobs:
-            now, preface = self._database.now, []
+            now, preface = self._pool.now, []
             if len(jobs) > 1:  # to tell the time once is quicker than in each row
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
-            insert = _Insert(preface, inserts(queue, jobs, now))
+            insert = _Insert(preface, insert_statements(queue, jobs, now))
             try:
                 self._run(insert.run)
             except BackendError as exc:
                 if insert.may_be_done:
                     raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
                 raise
-            self._database.watch.enqueued(queue, min(job.priority for job in jobs))
+            self._pool.poller.enqueued(queue, min(job.priority for job in jobs))
         return [job.id for job in jobs]
 
     # --- consuming ---
 
     def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
-        return MysqlConsumer(self._database, queues)
+        return MysqlConsumer(self._pool, queues)
 
     # --- looking and managing, from outside ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
-        rows = self._select("peek", queue=queue.encode(), id=packed(job_id))
+        rows = self._select("peek", queue=queue.encode(), id=pack_id(job_id))
         if not rows:
             raise JobNotFound(queue, job_id)
         return Row(*rows[0]).record(queue)
@@ -169,12 +169,12 @@ class MysqlBackend(Backend):
         return Page(shown, None if last is None else f"{last.place}.{last.seq}")
 
     def delete(self, queue: str, job_id: str) -> None:
-        which = {"queue": queue.encode(), "id": packed(job_id)}
+        which = {"queue": queue.encode(), "id": pack_id(job_id)}
 
         def delete(session: Session) -> None:
             if self._is_done(session, which):
                 return
-            gone, *_ = session.commit(render("delete", now=self._database.now, **which), done=CHANGED)
+            gone, *_ = session.commit(render("delete", now=self._pool.now, **which), done=CHANGED)
             if not gone.affected:
                 self._find(session, queue, job_id)
                 raise JobReserved(queue, job_id)
@@ -183,7 +183,7 @@ class MysqlBackend(Backend):
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
-        self._database.watch.made_ready(queue)
+        self._pool.poller.made_ready(queue)
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -191,29 +191,29 @@ class MysqlBackend(Backend):
         ((behind,),) = self._select("last_buried", queue=queue.encode())
         while kicked < limit:
             size = min(SLICE, limit - kicked)
-            slice_ = _Kick(self._database, queue, size, behind)
+            slice_ = _Kick(self._pool, queue, size, behind)
             done = self._run(slice_.run)
             kicked += done
             if done < size:
                 break
-        self._database.watch.made_ready(queue)
+        self._pool.poller.made_ready(queue)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
-        which = {"queue": queue.encode(), "id": packed(job_id)}
+        which = {"queue": queue.encode(), "id": pack_id(job_id)}
 
         def kick_job(session: Session) -> None:
             if self._is_done(session, which):
                 return
-            kicked, *_ = session.commit(render("kick_job", now=self._database.now, **which), done=CHANGED)
+            kicked, *_ = session.commit(render("kick_job", now=self._pool.now, **which), done=CHANGED)
             if not kicked.affected and self._find(session, queue, job_id) is State.RESERVED:
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
-        self._database.watch.made_ready(queue)
+        self._pool.poller.made_ready(queue)
 
     def queues(self) -> list[str]:
-        return [text_of(name) for (name,) in self._select("queues")]
+        return [decode_text(name) for (name,) in self._select("queues")]
 
     def stats(self, queue: str) -> QueueStats:
         ((ready, delayed, reserved, buried, left),) = self._select("stats", queue=queue.encode())
@@ -227,15 +227,15 @@ class MysqlBackend(Backend):
         )
 
     def pause(self, queue: str, seconds: float) -> None:
-        asked = render("pause", queue=queue.encode(), now=self._database.now, pause=microseconds(seconds))
-        forget = render("forget_pauses", now=self._database.now)
+        asked = render("pause", queue=queue.encode(), now=self._pool.now, pause=microseconds(seconds))
+        forget = render("forget_pauses", now=self._pool.now)
         self._run(lambda session: session.commit(forget, asked))
-        self._database.watch.ring()
+        self._pool.poller.notify()
 
     def resume(self, queue: str) -> None:
-        asked = (render("forget_pauses", now=self._database.now), render("resume", queue=queue.encode()))
+        asked = (render("forget_pauses", now=self._pool.now), render("resume", queue=queue.encode()))
         self._run(lambda session: session.commit(*asked))
-        self._database.watch.ring()
+        self._pool.poller.notify()
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
@@ -252,32 +252,32 @@ class MysqlBackend(Backend):
     def schema(self) -> Schema:
         from .schema import MysqlSchema
 
-        return MysqlSchema(self.login, self.timeout)
+        return MysqlSchema(self.dsn, self.timeout)
 
     def make_nothing(self) -> None:
         """From now on a database without tables of ours is ``SchemaNotReady``, and gets none."""
-        self._database.makes = False
+        self._pool.create = False
 
     def close(self) -> None:
-        self._database.close()
+        self._pool.close()
 
     # --- how ---
 
     def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
-        self._database.close()
+        self._pool.close()
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
-        with self._database.borrowed() as connection:
+        with self._pool.borrowed() as connection:
             return connection.run(work)
 
     def _select(self, verb: str, **values: Any) -> tuple[Any, ...]:
-        with self._database.borrowed() as connection:
-            return connection.ask(render(verb, now=self._database.now, **values))
+        with self._pool.borrowed() as connection:
+            return connection.select(render(verb, now=self._pool.now, **values))
 
     def _promote(self, queue: str) -> None:
-        with self._database.borrowed() as connection:
-            (outlook,) = self._database.watch.look(connection, self._database, [queue])
+        with self._pool.borrowed() as connection:
+            (outlook,) = self._pool.poller.look(connection, self._pool, [queue])
             if outlook.has_due:
                 promote(connection, outlook, time.monotonic() + self.timeout)
 
@@ -286,9 +286,9 @@ class MysqlBackend(Backend):
 
         Asked first: what somebody did to the job after that is not to be undone by a second try.
         """
-        if not session.doubt:
+        if not session.unconfirmed:
             return False
-        session.begin(render("take_out", now=self._database.now, **which))
+        session.begin(render("take_out", now=self._pool.now, **which))
         if not session.done_before():
             return False
         session.roll_back()
@@ -296,8 +296,8 @@ class MysqlBackend(Backend):
 
     def _find(self, session: Session, queue: str, job_id: str) -> State:
         """The state of a job. Raises ``JobNotFound``."""
-        asked = render("find", queue=queue.encode(), id=packed(job_id), now=self._database.now)
-        ((rows, _),) = session.ask(asked)
+        asked = render("find", queue=queue.encode(), id=pack_id(job_id), now=self._pool.now)
+        ((rows, _),) = session.execute(asked)
         if not rows:
             raise JobNotFound(queue, job_id)
         ((code, is_due),) = rows
@@ -308,8 +308,8 @@ class MysqlBackend(Backend):
 
         It is put among those that became ready again, which other processes look for from the bottom every second.
         """
-        now = self._database.now
-        ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=packed(job_id), now=now))
+        now = self._pool.now
+        ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now))
         if session.done_before():
             return session.roll_back()
         if not rows:
@@ -318,7 +318,7 @@ class MysqlBackend(Backend):
         if effective_state(code, is_due=bool(is_due)) is State.RESERVED:
             raise JobReserved(queue, job_id)
         job = msgspec.structs.replace(_TEMPLATE, body=body, id=job_id, priority=priority, delay=delay, ttr=ttr / SECOND)
-        session.commit(render("remove", seqs=[seq]), *inserts(queue, [job], now, ready=AGAIN), done=1)
+        session.commit(render("remove", seqs=[seq]), *insert_statements(queue, [job], now, ready=AGAIN), done=1)
         return None
 
     def _purge(self, queue: str, code: int, newest: int) -> int:
@@ -335,9 +335,9 @@ class MysqlBackend(Backend):
         largest = max((len(job.body) for job in jobs), default=0)
         if largest <= _SURELY_FITS:
             return
-        if self._database.max_packet is None:
+        if self._pool.max_packet is None:
             self._select("newest")
-        limit = body_limit(self._database.max_packet or 0)
+        limit = body_limit(self._pool.max_packet or 0)
         if largest > limit:
             raise PayloadTooLarge(
                 largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
@@ -360,7 +360,7 @@ class _Insert:
             return
         session.begin(*self._preface, first)
         for statement in others[:-1]:
-            session.ask(statement)
+            session.execute(statement)
         self._commit(session, others[-1])
 
     def _commit(self, session: Session, *texts: str) -> None:
@@ -375,17 +375,17 @@ class _Insert:
 class _Kick:
     """One slice of a kick, which knows after a lost reply whether it was done."""
 
-    def __init__(self, database: Database, queue: str, size: int, behind: int) -> None:
+    def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
         """*behind* all that were buried when the kick began."""
-        self._database = database
+        self._pool = pool
         self._behind = behind
         self._queue = queue
         self._size = size
         self._seqs: list[int] = []
 
     def run(self, session: Session) -> int:
-        if session.doubt:
-            session.ask(render("lock", seqs=self._seqs))
+        if session.unconfirmed:
+            session.execute(render("lock", seqs=self._seqs))
             if session.done_before():
                 return len(self._seqs)
         ((rows, _),) = session.begin(render("buried", queue=self._queue.encode(), place=self._behind, limit=self._size))

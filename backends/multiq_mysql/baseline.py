@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pymysql.constants import CLIENT
 
-from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+from multiq.bench.adapter import PUT_BATCH, TAKE_BATCH, Baseline
 from multiq.ids import new_id
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ _COLUMNS = (
 )
 
 
-class MysqlLimit(Limit):
+class MysqlBaseline(Baseline):
     """The fewest statements and packets that will do, on a table and a *connection* of its own."""
 
     FLAG: ClassVar[int] = CLIENT.MULTI_STATEMENTS
@@ -48,8 +48,8 @@ class MysqlLimit(Limit):
     def put_in_batches(self, count: int) -> float:
         """Each row is written by itself, as rows that differ would be."""
         start = time.perf_counter()
-        for at in range(0, count, PUT_AT_ONCE):
-            rows = ",".join([self._row for _ in range(min(PUT_AT_ONCE, count - at))])
+        for at in range(0, count, PUT_BATCH):
+            rows = ",".join([self._row for _ in range(min(PUT_BATCH, count - at))])
             self._cursor.execute(f"INSERT INTO {self._table} (body) VALUES {rows}")  # noqa: S608 - hexadecimal
         return count / (time.perf_counter() - start)
 
@@ -59,7 +59,7 @@ class MysqlLimit(Limit):
         while True:
             (*_, taken) = self._ask(
                 f"BEGIN;DELETE FROM {self._table} WHERE id IN ({held});"  # noqa: S608 - numbers
-                f"SELECT id, body FROM {self._table} WHERE taken = 0 ORDER BY id LIMIT {TAKEN_AT_ONCE} "
+                f"SELECT id, body FROM {self._table} WHERE taken = 0 ORDER BY id LIMIT {TAKE_BATCH} "
                 "FOR UPDATE SKIP LOCKED"
             )
             if not taken:

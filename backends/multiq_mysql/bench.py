@@ -17,14 +17,14 @@ import pymysql
 from pymysql.constants import ER
 
 from multiq.bench import servers
-from multiq.bench.adapter import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Counters, Durability
 from multiq.bench.servers import HOST, ServerFailed, cpu_seconds, free_port, resident_bytes
 from multiq.settings.url import parse_url
 
 from .backend import MysqlBackend
-from .baseline import MysqlLimit
+from .baseline import MysqlBaseline
 from .doctor import name_and_version, survives
-from .dsn import Login
+from .dsn import Dsn
 from .errors import explain
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from pymysql.connections import Connection
 
-    from multiq.bench.adapter import Limit, Profile
+    from multiq.bench.adapter import Baseline, Profile
 
 _PACKAGE = "mariadb-server"
 _DATABASE = "multiq_bench"
@@ -93,13 +93,13 @@ class MysqlServer(servers.Server):
         return False
 
 
-class MysqlPlace(Place):
+class MysqlAdapter(Adapter):
     """A database. The server's memory and CPU show only where it runs on this machine, and says as which process."""
 
     def __init__(self, url: str) -> None:
         self.url = url
         parsed = parse_url(url, MysqlBackend.options)
-        self._login = Login.from_url(parsed)
+        self._dsn = Dsn.from_url(parsed)
         self._timeout = parsed.options["timeout"]
         self._connection: Connection[Any] | None = None
         self._asked = 0
@@ -125,10 +125,10 @@ class MysqlPlace(Place):
             cpu=None if pid is None else cpu_seconds(pid),
         )
 
-    def limit(self, body: bytes) -> Limit | None:
+    def baseline(self, body: bytes) -> Baseline | None:
         """In a table of its own; None where this user may make none."""
         try:
-            return MysqlLimit(self._login.connect(60.0, autocommit=True, client_flag=MysqlLimit.FLAG), body)
+            return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
         except pymysql.err.OperationalError as exc:
             if exc.args[0] in _MAY_NOT:
                 return None
@@ -149,21 +149,21 @@ class MysqlPlace(Place):
             return int(Path(told["datadir"], told["pid_file"]).read_text())
         return None
 
-    def _pairs(self, question: str) -> dict[str, str]:
+    def _pairs(self, poll: str) -> dict[str, str]:
         """What ``SHOW`` shows, names in small letters."""
         try:
             if self._connection is None or not self._connection.open:
-                self._connection = self._login.connect(self._timeout, autocommit=True)
+                self._connection = self._dsn.connect(self._timeout, autocommit=True)
                 self._asked += 1  # what opens a session is a question, too
             with self._connection.cursor() as cursor:
-                cursor.execute(question)
+                cursor.execute(poll)
                 self._asked += 1
                 return {str(name).lower(): str(value) for name, value in cursor.fetchall()}
         except (pymysql.MySQLError, OSError) as exc:
             raise self._explained(exc) from exc
 
     def _explained(self, exc: Exception) -> Exception:
-        return explain(exc, self._login.place, self._timeout)
+        return explain(exc, self._dsn.place, self._timeout)
 
 
 class MysqlBench(Bench):
@@ -171,14 +171,14 @@ class MysqlBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
         with MysqlServer(folder, profile) as server, cls.at(server.url) as place:
             yield place
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        with closing(MysqlPlace(url)) as place:
+    def at(cls, url: str) -> Iterator[Adapter]:
+        with closing(MysqlAdapter(url)) as place:
             yield place
 
 

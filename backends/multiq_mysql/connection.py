@@ -32,21 +32,21 @@ from pymysql.constants import CLIENT
 from multiq.errors import MultiqError
 
 from . import receipts, schema
-from .deadlock_retry import REPLAYED, Replays
+from .deadlock_retry import RETRIED, DeadlockRetry
 from .errors import GARBLED, READ_ONLY, code_of, explain, is_lost, malformed
-from .receipts import Book
+from .receipts import ReceiptBook
 from .statements import NOW, TRUE_NOW, Sql
-from .timed_socket import end_at, patience
-from .waiting import watch_of
+from .timed_socket import limit_each_call, set_deadline
+from .waiting import shared_poller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from multiq.driverkit.clock import Clock
 
-    from .dsn import Login
+    from .dsn import Dsn
     from .receipts import Proof, Ticket
-    from .waiting import Watch
+    from .waiting import Poller
 
 _T = TypeVar("_T")
 
@@ -55,13 +55,15 @@ _RECONNECTS = 1  # within one call: a connection that was cut while idle is noti
 _SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
-_FACTS = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
+_SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _COMMAND = 16  # bytes of a packet beside the statements, at most
-_GHOST_LOOKS, _GHOST_NAP = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
-_TIDIED_EACH = 3600.0  # seconds
-_TIDIED_ON = 1.0  # seconds until the next ones are deleted where there were many
-_GHOST = 10  # seconds that a transaction may stand idle: ours never do
-_VANISHED = 600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
+_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
+_CLEANUP_INTERVAL = 3600.0  # seconds
+_CLEANUP_AGAIN = 1.0  # seconds until the next ones are deleted where there were many
+_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: ours never do
+_IDLE_SESSION = (
+    600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
+)
 
 #: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
@@ -69,8 +71,8 @@ _SESSION = (
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
     # inside a transaction MariaDB can tell sooner; a comment for MySQL
-    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_VANISHED}) "
-    f"/*M!100300 , SESSION idle_transaction_timeout = {_GHOST} */"
+    f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
+    f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
     # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
     "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
     # nor of one of more than 32,000 numbers a range
@@ -79,43 +81,43 @@ _SESSION = (
 )
 
 
-class Answer(NamedTuple):
+class Reply(NamedTuple):
     """What one statement answered."""
 
     rows: tuple[Any, ...]
     affected: int
 
 
-class Database:
+class Pool:
     """One database on one server: how to get there, and the connections to it. Does no I/O before the first call."""
 
-    def __init__(self, login: Login, *, timeout: float, clock: Clock | None = None) -> None:
-        self.login = login
+    def __init__(self, dsn: Dsn, *, timeout: float, clock: Clock | None = None) -> None:
+        self.dsn = dsn
         self.timeout = timeout
         """Seconds that a call waits for the server."""
-        self.makes = True
+        self.create = True
         """Whether tables are made in a database that has none."""
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes; None: nobody has asked yet."""
-        self.incarnation: tuple[Any, ...] = ()
+        self.server_identity: tuple[Any, ...] = ()
         """Which server it was that was connected to last, and since when it runs."""
         self._clock = clock
         self._server_began = 0.0
         """The server's time when our monotonic clock was zero, about."""
-        self._tidied_at = float("-inf")
+        self._cleaned_up_at = float("-inf")
         self._idle: deque[Connection] = deque()  # its methods are atomic
         """Those that nobody uses now. The one that was used last is the next one's."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
-        self._guard = threading.Lock()
-        self._watch: tuple[int, Watch] | None = None
+        self._lock = threading.Lock()
+        self._poller: tuple[int, Poller] | None = None
         _forks.add(self)
 
     @property
-    def watch(self) -> Watch:
+    def poller(self) -> Poller:
         """What this process's users of the database share."""
-        if self._watch is None or self._watch[0] != os.getpid():
-            self._watch = (os.getpid(), watch_of((self.login.place, self.login.database)))
-        return self._watch[1]
+        if self._poller is None or self._poller[0] != os.getpid():
+            self._poller = (os.getpid(), shared_poller((self.dsn.place, self.dsn.database)))
+        return self._poller[1]
 
     @property
     def now(self) -> Sql:
@@ -132,23 +134,23 @@ class Database:
         ours: dict[str, Any] = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
         timeout = max(timeout, _SHORTEST_TIMEOUT)
         deadline = time.monotonic() + timeout
-        opened = self.login.connect(timeout, **ours)
+        opened = self.dsn.connect(timeout, **ours)
         try:
-            end_at(opened, deadline)
-            schema.ensure(opened, makes=self.makes)
-            self._ask_facts(opened)
+            set_deadline(opened, deadline)
+            schema.ensure(opened, create=self.create)
+            self._read_server_info(opened)
         except BaseException:
             _drop(opened)
             raise
         return opened
 
-    def _ask_facts(self, opened: pymysql.connections.Connection[Any]) -> None:
+    def _read_server_info(self, opened: pymysql.connections.Connection[Any]) -> None:
         with opened.cursor() as cursor:
-            cursor.execute(_FACTS)
+            cursor.execute(_SERVER_INFO)
             ((self.max_packet, *where, now),) = cursor.fetchall()
             cursor.nextset()
             ((_, uptime),) = cursor.fetchall()
-        self.incarnation = (*where, int(now) - int(uptime))
+        self.server_identity = (*where, int(now) - int(uptime))
         self._server_began = float(now) - time.monotonic()
 
     @property
@@ -156,22 +158,22 @@ class Database:
         """Minutes since 1970 by the server's clock, as far as its last word told: what orders receipts by age."""
         return int((self._server_began + time.monotonic()) // 60)
 
-    def is_untidy(self) -> bool:
+    def is_cleanup_due(self) -> bool:
         """Whether old receipts were not looked for in the last hour. Says so once."""
         now = time.monotonic()
-        if now - self._tidied_at < _TIDIED_EACH:
+        if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
             return False
-        self._tidied_at = now
+        self._cleaned_up_at = now
         return True
 
-    def tidy_on(self) -> None:
+    def clean_up_again_soon(self) -> None:
         """There are more than were deleted: look again soon, and not in an hour."""
-        self._tidied_at = time.monotonic() - _TIDIED_EACH + _TIDIED_ON
+        self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:
         """A connection of one's own, opened when it is first used."""
         connection = Connection(self)
-        with self._guard:
+        with self._lock:
             self._connections.add(connection)
         return connection
 
@@ -197,14 +199,14 @@ class Database:
 
     def close(self) -> None:
         """Close all connections; each opens again if it is used again."""
-        with self._guard:
+        with self._lock:
             connections = list(self._connections)
         for connection in connections:
             connection.close()
 
     def start_over_in_child(self) -> None:
         """After a fork: locks that no other thread holds, and none of the parent's connections."""
-        self._guard = threading.Lock()
+        self._lock = threading.Lock()
         self._idle = deque()
         for connection in list(self._connections):
             connection.start_over_in_child()
@@ -219,10 +221,10 @@ class Session:
         "_packet",
         "_ticket",
         "deadline",
-        "doubt",
         "in_transaction",
         "is_broken",
         "proof",
+        "unconfirmed",
     )
 
     def __init__(
@@ -231,8 +233,8 @@ class Session:
         deadline: float,
         *,
         packet: int,
-        book: Book,
-        doubt: list[Proof],
+        book: ReceiptBook,
+        unconfirmed: list[Proof],
     ) -> None:
         """*packet*: bytes of the largest one that the server takes."""
         self._opened = opened
@@ -240,29 +242,29 @@ class Session:
         self._book = book
         self._ticket: Ticket | None = None
         self.deadline = deadline
-        self.doubt = doubt
+        self.unconfirmed = unconfirmed
         """The proofs of earlier tries of this call that may have been committed, their replies being lost."""
         self.is_broken = False
         self.in_transaction = False
         self.proof: Proof | None = None
         """Of the transaction that is being committed."""
 
-    def ask(self, *texts: str) -> list[Answer]:
+    def execute(self, *texts: str) -> list[Reply]:
         """Run statements, sent in one packet if they fit, and return their answers. The first error ends it."""
         text = ";".join(texts)
         if len(text) >= self._packet and len(texts) > 1:
             middle = len(texts) // 2
-            return self.ask(*texts[:middle]) + self.ask(*texts[middle:])
+            return self.execute(*texts[:middle]) + self.execute(*texts[middle:])
         left = max(self.deadline - time.monotonic(), _SHORTEST_TIMEOUT)
         opened: Any = self._opened
         self.is_broken = True  # until the last reply is here
         try:
-            patience(opened, left)
+            limit_each_call(opened, left)
             opened.query(text)
-            answers = [_answer(opened)]
+            answers = [_read_reply(opened)]
             while opened._result.has_next:  # noqa: SLF001
                 opened.next_result()
-                answers.append(_answer(opened))
+                answers.append(_read_reply(opened))
         except pymysql.MySQLError as exc:
             self.is_broken = is_lost(exc)
             raise
@@ -271,10 +273,10 @@ class Session:
         self.is_broken = False
         return answers
 
-    def begin(self, *texts: str) -> list[Answer]:
+    def begin(self, *texts: str) -> list[Reply]:
         """Begin a transaction with these statements."""
         self.in_transaction = True
-        return self.ask("BEGIN", *texts)[1:]
+        return self.execute("BEGIN", *texts)[1:]
 
     def take_ticket(self) -> Ticket:
         """For the transaction that comes next, and whose statements delete it."""
@@ -282,7 +284,7 @@ class Session:
         while ticket is None:
             keys = self._book.new_stock()
             try:
-                self.ask(receipts.stock(keys), *receipts.discard(self._book.rest()))
+                self.execute(receipts.stock(keys), *receipts.discard(self._book.rest()))
             except pymysql.IntegrityError:  # some of the numbers are taken
                 if time.monotonic() >= self.deadline:
                     raise
@@ -292,7 +294,7 @@ class Session:
         self._ticket = ticket
         return ticket
 
-    def commit(self, *texts: str, done: int | Sql | None = None) -> list[Answer]:
+    def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
         """End the transaction with these statements. Outside of one, each statement is one by itself.
 
         With *done* it leaves a receipt, which says so, if it has no ticket; outside of a transaction the statements are
@@ -306,37 +308,37 @@ class Session:
                 answers = self.begin(*texts, "COMMIT")
                 self.in_transaction, self.proof = False, None
                 return answers
-        answers = self.ask(*texts, "COMMIT") if self.in_transaction else self.ask(*texts)
+        answers = self.execute(*texts, "COMMIT") if self.in_transaction else self.execute(*texts)
         self.in_transaction, self.proof = False, None
         return answers
 
     def roll_back(self) -> None:
         """Forget what was done since ``begin``."""
-        self.ask("ROLLBACK")
+        self.execute("ROLLBACK")
         self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
         """What an earlier try of this call has done, if one was committed. The rows in question must be locked."""
-        if not self.doubt:
+        if not self.unconfirmed:
             return None
-        (answer,) = self.ask(receipts.asked(self.doubt))
-        found = receipts.found(self.doubt, answer)
+        (answer,) = self.execute(receipts.asked(self.unconfirmed))
+        found = receipts.found(self.unconfirmed, answer)
         return sum(found.values()) if found else None
 
 
 class Connection:
     """A connection that opens when it is used, and again after a fork or an error. One thread at a time."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self.idle_since = 0.0
-        self._book = Book(lambda: database.minute)
+        self._book = ReceiptBook(lambda: pool.minute)
         self._opened: pymysql.connections.Connection[Any] | None = None
         self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
-        self._incarnation: tuple[Any, ...] = ()
-        self._ghost: int | None = None
+        self._server_identity: tuple[Any, ...] = ()
+        self._lost_session: int | None = None
         """The number of a session that we lost, and that has its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
@@ -345,19 +347,19 @@ class Connection:
         Work that is run again after a lost reply has ``session.doubt``. *deadline*: of the call that this is a part of,
         if it has begun before. Raises ``BackendError``, and what *work* raises.
         """
-        timeout = self._database.timeout
+        timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
-        replays = Replays(deadline)
+        deadlock_retry = DeadlockRetry(deadline)
         reconnects = 0
-        doubt: list[Proof] = []
+        unconfirmed: list[Proof] = []
         with self._lock:
             while True:
                 session = None
                 try:
                     opened = self._open(deadline)
-                    packet = (self._database.max_packet or 0) - _COMMAND
-                    session = Session(opened, deadline, packet=packet, book=self._book, doubt=doubt)
-                    if not self._tidy(session):
+                    packet = (self._pool.max_packet or 0) - _COMMAND
+                    session = Session(opened, deadline, packet=packet, book=self._book, unconfirmed=unconfirmed)
+                    if not self._clean_up_receipts(session):
                         continue
                     result = work(session)
                 except MultiqError:
@@ -365,40 +367,40 @@ class Connection:
                     raise
                 except (pymysql.MySQLError, OSError) as exc:
                     if session is not None and session.is_broken and session.proof is not None:
-                        doubt.append(session.proof)
+                        unconfirmed.append(session.proof)
                     self._clean_up(session)
-                    if code_of(exc) in REPLAYED and replays.pause(code_of(exc) or 0):
+                    if code_of(exc) in RETRIED and deadlock_retry.pause(code_of(exc) or 0):
                         continue
                     is_demoted = code_of(exc) in READ_ONLY
                     if is_demoted:
-                        self._database.close()  # the address may lead to another server by now
+                        self._pool.close()  # the address may lead to another server by now
                     is_stale = session is not None and (session.is_broken or is_demoted)
                     if is_stale and time.monotonic() < deadline and reconnects < _RECONNECTS:
                         reconnects += 1
                         continue
-                    raise explain(exc, self._database.login.place, timeout) from exc
+                    raise explain(exc, self._pool.dsn.place, timeout) from exc
                 except BaseException:
                     self._drop()  # half a reply may be on its way
                     raise
                 return result
 
-    def _tidy(self, session: Session) -> bool:
+    def _clean_up_receipts(self, session: Session) -> bool:
         """Delete old receipts now and then, before a call: an interrupt loses no answer. False: the session is lost."""
-        if not self._book.is_used or not self._database.is_untidy():
+        if not self._book.is_used or not self._pool.is_cleanup_due():
             return True
         try:
-            (found,) = session.ask(receipts.old(self._database.minute))
+            (found,) = session.execute(receipts.old(self._pool.minute))
             if statement := receipts.tidy(found):
-                session.ask(statement)
+                session.execute(statement)
             if receipts.has_more(found):
-                self._database.tidy_on()
+                self._pool.clean_up_again_soon()
         except (pymysql.MySQLError, OSError):
             self._clean_up(session)
         return not session.is_broken
 
-    def ask(self, text: str) -> tuple[Any, ...]:
+    def select(self, text: str) -> tuple[Any, ...]:
         """The rows of one statement that reads, outside a transaction."""
-        return self.run(lambda session: session.ask(text))[0].rows
+        return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
         """Close until it is used again. A call that another thread is in ends first."""
@@ -427,27 +429,27 @@ class Connection:
             self._drop()
         if self._opened is None:
             self._book.close()
-            self._opened = self._database.open(deadline - time.monotonic())
+            self._opened = self._pool.open(deadline - time.monotonic())
             self._pid = os.getpid()
-            self._lay_ghost(self._opened)
+            self._kill_lost_session(self._opened)
         return self._opened
 
-    def _lay_ghost(self, opened: pymysql.connections.Connection[Any]) -> None:
+    def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
         """End the session that we lost, which needs no right: else its jobs would be skipped as long as it has them.
 
         Only on the same server, and if that was not started anew: else somebody else may have its number. Numbers rise.
         """
-        ghost, self._ghost = self._ghost, None
-        before, self._incarnation = self._incarnation, self._database.incarnation
-        if ghost is None or _number(opened) <= ghost or not _are_same(before, self._incarnation):
+        lost, self._lost_session = self._lost_session, None
+        before, self._server_identity = self._server_identity, self._pool.server_identity
+        if lost is None or _session_id(opened) <= lost or not _is_same_server(before, self._server_identity):
             return
         with contextlib.suppress(pymysql.MySQLError), opened.cursor() as cursor:
-            cursor.execute(f"KILL {ghost:d}")
-            for _ in range(_GHOST_LOOKS):
-                cursor.execute(f"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = {ghost:d}")  # noqa: S608
+            cursor.execute(f"KILL {lost:d}")
+            for _ in range(_KILL_CHECKS):
+                cursor.execute(f"SELECT 1 FROM information_schema.PROCESSLIST WHERE ID = {lost:d}")  # noqa: S608
                 if not cursor.fetchall():
                     break
-                time.sleep(_GHOST_NAP)
+                time.sleep(_KILL_CHECK_PAUSE)
 
     def _clean_up(self, session: Session | None) -> None:
         """After an error: leave no transaction open. Who cannot be sure of that closes."""
@@ -455,7 +457,7 @@ class Connection:
             return
         if session.is_broken:
             if self._opened is not None:
-                self._ghost = _number(self._opened)
+                self._lost_session = _session_id(self._opened)
             self._drop()
         elif session.in_transaction:
             try:
@@ -469,18 +471,18 @@ class Connection:
             _drop(opened)
 
 
-def _answer(opened: Any) -> Answer:
+def _read_reply(opened: Any) -> Reply:
     """What was read last, without the cursor that would copy it."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
-    return Answer(result.rows or (), result.affected_rows)
+    return Reply(result.rows or (), result.affected_rows)
 
 
-def _number(opened: Any) -> int:
+def _session_id(opened: Any) -> int:
     """What the server calls a session."""
     return int(opened.thread_id())
 
 
-def _are_same(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     """Whether it is the same server, and running since the same second or so."""
     return before[:-1] == now[:-1] and abs(before[-1] - now[-1]) <= 1
 
@@ -503,12 +505,12 @@ def _drop(opened: pymysql.connections.Connection[Any]) -> None:
         opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() says farewell
 
 
-_forks: weakref.WeakSet[Database] = weakref.WeakSet()
+_forks: weakref.WeakSet[Pool] = weakref.WeakSet()
 
 
 def _start_over_in_child() -> None:
-    for database in list(_forks):
-        database.start_over_in_child()
+    for pool in list(_forks):
+        pool.start_over_in_child()
 
 
 if hasattr(os, "register_at_fork"):

@@ -19,11 +19,11 @@ from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from .records import AGAIN, READY, SECOND, due, promoted, unhexed
-from .scan_window import BOTTOM, BUSY, IDLE, NOTHING
-from .settle import Batch, Doubts
+from .records import AGAIN, READY, SECOND, due_statements, promote_statements, unpack_hex_id
+from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
+from .settle import Batch, UnconfirmedVerdicts
 from .statements import render, rendered
-from .waiting import Question
+from .waiting import Poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +31,9 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.errors import LeaseLost
 
-    from .connection import Answer, Database, Session
+    from .connection import Pool, Reply, Session
     from .records import Outlook
-    from .scan_window import Lane
+    from .scan_window import ScanCursor
     from .statements import Sql
 
 _START_CLOCK = "SET @multiq_at = SYSDATE(6)"
@@ -41,11 +41,11 @@ _READ_CLOCK = "SELECT TIMESTAMPDIFF(MICROSECOND, @multiq_at, SYSDATE(6))"
 
 _MAKE_READY = frozenset({Release, GiveBack, Abandon})
 
-_LONGEST_SLEEP = 1.0  # seconds until the queues are looked at whatever happens
+_LONGEST_SLEEP = 1.0  # seconds; after that a waiting consumer polls again, whatever happened
 
 
-class _Turn(NamedTuple):
-    """What one transaction did, and saw."""
+class _Outcome(NamedTuple):
+    """The results of one transaction that settles and reserves."""
 
     answers: list[LeaseLost | None]
     leases: list[Lease]
@@ -53,7 +53,7 @@ class _Turn(NamedTuple):
 
 
 class _Row(msgspec.Struct, array_like=True):
-    """A ready job that is locked: first the numbers, in the order in which claim.sql tells them."""
+    """A ready job whose row is locked. The first seven fields are the numbers that claim.sql selects, in its order."""
 
     priority: int
     seq: int
@@ -76,7 +76,7 @@ class _Row(msgspec.Struct, array_like=True):
     def lease(self, token: int) -> Lease:
         return Lease(
             queue=self.queue,
-            id=unhexed(self.id),
+            id=unpack_hex_id(self.id),
             token=f"{self.seq}:{token}",
             body=self.body,
             priority=self.priority,
@@ -94,31 +94,30 @@ _BY_PLACE = operator.attrgetter("place")
 
 @guarded("reserve", "settle", "exchange", server="a MySQL or MariaDB")
 class MysqlConsumer(Consumer):
-    """Reserves from a database's queues. Its connection opens at the first call."""
+    """Reserves jobs from the queues of one database. Its connection opens at the first call."""
 
-    def __init__(self, database: Database, queues: Sequence[str]) -> None:
+    def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
-        self._database = database
-        self._connection = database.connection()
+        self._pool = pool
+        self._connection = pool.connection()
         self._interrupted = False
-        self._hint = self.queues[0]
-        """The queue that had jobs last: it is claimed from without looking first."""
+        self._likely_queue = self.queues[0]
+        """The queue that had jobs last. It is claimed from without polling it first."""
         self._without: frozenset[str] = frozenset()
-        """Queues that had nothing at the last look."""
+        """Queues that had no jobs at the last poll."""
         self._is_busy = False
-        self._claimed: list[Lease] = []
-        """Leases of a transaction of which it is not known whether it was committed."""
-        self._claimed_by = 0
+        self._unconfirmed_leases: list[Lease] = []
+        """Leases of a transaction whose COMMIT had no reply: it may have been carried out or not."""
+        self._unconfirmed_pid = 0
         self._may_forget = True
-        """Whether rows of pauses that are over can be deleted."""
-        self._turn_began = 0.0
-        self._doubts = Doubts()
-        """The same of verdicts."""
+        """Whether this user may delete the rows of pauses that are over."""
+        self._call_began = 0.0
+        self._unconfirmed = UnconfirmedVerdicts()
 
     def reorder(self, queues: Sequence[str]) -> None:
         super().reorder(queues)
-        # rows of a later queue would be locked for nothing while an earlier one has jobs
-        self._hint = next((queue for queue in self.queues if queue not in self._without), self.queues[0])
+        # while an earlier queue has jobs, rows of a later one would be locked for nothing
+        self._likely_queue = next((queue for queue in self.queues if queue not in self._without), self.queues[0])
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
@@ -126,10 +125,10 @@ class MysqlConsumer(Consumer):
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         if not verdicts:
             return []
-        batch = Batch(self._database, verdicts)
+        batch = Batch(self._pool, verdicts)
         answers = self._connection.run(lambda session: self._settle(session, batch))
-        self._doubts.end(batch)
-        self._tell_others(verdicts)
+        self._unconfirmed.end(batch)
+        self._notify_released(verdicts)
         return answers
 
     def exchange(
@@ -138,79 +137,79 @@ class MysqlConsumer(Consumer):
         if not verdicts:
             return [], self.reserve(limit, timeout)
         give_up_at = time.monotonic() + timeout
-        turn = self._turn(verdicts, limit)
-        self._tell_others(verdicts)
-        if turn.leases or timeout <= 0:
+        outcome = self._transact(verdicts, limit)
+        self._notify_released(verdicts)
+        if outcome.leases or timeout <= 0:
             self._interrupted = False
-            return turn.answers, turn.leases
+            return outcome.answers, outcome.leases
         try:
-            return turn.answers, self._wait_or_read_back(limit, give_up_at)
+            return outcome.answers, self._wait_or_read_back(limit, give_up_at)
         except BaseException:
-            self._doubts.begin(Batch(self._database, verdicts), turn.answers, None)  # the caller does not get them
+            self._unconfirmed.begin(Batch(self._pool, verdicts), outcome.answers, None)  # the caller gets no answers
             raise
 
     def interrupt(self) -> None:
         self._interrupted = True
-        self._database.watch.ring()
+        self._pool.poller.notify()
 
     def _discard_connections(self) -> None:
         """A reply was none: those that come after it may be none either."""
         self._connection.close()
-        self._database.close()
+        self._pool.close()
 
     def close(self) -> None:
-        deadline = time.monotonic() + self._database.timeout
-        if leases := self._leases_in_doubt(deadline):
-            batch = Batch(self._database, [GiveBack(lease) for lease in leases])
-            with contextlib.suppress(MultiqError):  # then they end by themselves, and count as crashes
+        deadline = time.monotonic() + self._pool.timeout
+        if leases := self._recover_leases(deadline):
+            batch = Batch(self._pool, [GiveBack(lease) for lease in leases])
+            with contextlib.suppress(MultiqError):  # then the leases run out, and count as crashes
                 self._connection.run(lambda session: self._settle(session, batch), deadline)
-            self._tell_others(batch.verdicts)
+            self._notify_released(batch.verdicts)
         self._connection.close()
 
     # --- waiting ---
 
     def _wait_for_jobs(self, limit: int, give_up_at: float, *, has_looked: bool) -> list[Lease]:
-        """*has_looked*: there was nothing a moment ago."""
-        watch = self._database.watch
+        """Reserve, and wait until *give_up_at* for jobs. *has_looked*: a poll found no jobs just before this call."""
+        poller = self._pool.poller
         while True:
-            rings = watch.rings  # before looking: what is enqueued here after this wakes us
+            notifications = poller.notifications  # read before polling: an enqueue in this process after this wakes us
             outlooks: list[Outlook] = []
-            if self._claimed or (self._is_busy and not has_looked) or self._has_work(outlooks):
-                turn = self._turn((), limit)
-                outlooks = turn.outlooks
-                if turn.leases:
+            if self._unconfirmed_leases or (self._is_busy and not has_looked) or self._has_work(outlooks):
+                outcome = self._transact((), limit)
+                outlooks = outcome.outlooks
+                if outcome.leases:
                     self._interrupted = False
-                    return turn.leases
+                    return outcome.leases
             has_looked = False
             if any(outlook.has_past_pause for outlook in outlooks):
                 self._forget_pauses()
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
-            watch.sleep(self._database, self.queues, rings, self._wake_at(outlooks, give_up_at))
+            poller.sleep(self._pool, self.queues, notifications, self._wake_at(outlooks, give_up_at))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
-        """The verdicts are settled, and must not be again: what is wrong then is for the next reserve to say."""
+        """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
         try:
             return self._wait_for_jobs(limit, give_up_at, has_looked=True)
         except MultiqError:
-            found = self._leases_in_doubt(self._turn_began + self._database.timeout)
-            self._claimed = found[limit:] or self._claimed
+            found = self._recover_leases(self._call_began + self._pool.timeout)
+            self._unconfirmed_leases = found[limit:] or self._unconfirmed_leases
             return found[:limit]
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
-        with self._database.borrowed() as connection:
-            outlooks += self._database.watch.look(connection, self._database, self.queues)
+        with self._pool.borrowed() as connection:
+            outlooks += self._pool.poller.look(connection, self._pool, self.queues)
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
-        """Delete the rows of pauses that are over: once for each, as then there is none. Others may do it, too."""
+        """Delete the rows of pauses that are over, so that polls do not see them again. Other processes may, too."""
         if self._may_forget:
             try:
-                with self._database.borrowed() as connection:
-                    statement = render("forget_pauses", now=self._database.now)
+                with self._pool.borrowed() as connection:
+                    statement = render("forget_pauses", now=self._pool.now)
                     connection.run(lambda session: session.commit(statement))
-            except BackendError:  # a row that is left does no harm, and this user may not have the right
+            except BackendError:  # a row that stays does no harm, and this user may not have the right to DELETE
                 self._may_forget = False
 
     def _wake_at(self, outlooks: Sequence[Outlook], give_up_at: float) -> float:
@@ -218,116 +217,119 @@ class MysqlConsumer(Consumer):
         nap = min([_LONGEST_SLEEP, *(change / SECOND for change in changes if change > 0)])
         return min(give_up_at, time.monotonic() + nap)
 
-    def _tell_others(self, verdicts: Sequence[Verdict]) -> None:
-        """Wake who waits in this process if a verdict may have made a job ready or due."""
+    def _notify_released(self, verdicts: Sequence[Verdict]) -> None:
+        """Wake this process's waiting consumers if a verdict may have made a job ready or due."""
         if not _MAKE_READY.isdisjoint(map(type, verdicts)):
-            self._database.watch.ring()
+            self._pool.poller.notify()
 
     # --- reserving ---
 
-    def _turn(self, verdicts: Sequence[Verdict], limit: int) -> _Turn:
+    def _transact(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         """Settle and reserve in one transaction."""
-        batch = Batch(self._database, verdicts) if verdicts else None
-        self._turn_began = time.monotonic()
-        if not self._claimed:  # those were reserved before
-            self.asked_at = self._turn_began
-        turn = self._connection.run(lambda session: self._take_turn(session, batch, limit))
+        batch = Batch(self._pool, verdicts) if verdicts else None
+        self._call_began = time.monotonic()
+        if not self._unconfirmed_leases:  # those were reserved by an earlier call
+            self.asked_at = self._call_began
+        outcome = self._connection.run(lambda session: self._settle_and_reserve(session, batch, limit))
         if batch is not None:
-            self._doubts.end(batch)
-        self._is_busy = bool(turn.leases)
-        self._without = frozenset(outlook.queue for outlook in turn.outlooks if not outlook.has_work)
-        if turn.leases:
-            self._database.watch.stir()
-        return turn
+            self._unconfirmed.end(batch)
+        self._is_busy = bool(outcome.leases)
+        self._without = frozenset(outlook.queue for outlook in outcome.outlooks if not outlook.has_work)
+        if outcome.leases:
+            self._pool.poller.speed_up()
+        return outcome
 
-    def _take_turn(self, session: Session, batch: Batch | None, limit: int) -> _Turn:
-        if self._claimed_by != os.getpid():
-            self._claimed = []  # before a fork: the parent reads them back
-        if self._claimed and (ours := self._read_back(session)):
+    def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
+        if self._unconfirmed_pid != os.getpid():
+            self._unconfirmed_leases = []  # from before a fork: the parent process reads them back
+        if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
-            self._claimed = ours[limit:]
-            return _Turn(answers, ours[:limit], [])
-        self._claimed = []
-        claims = _Claims(self._database)
+            self._unconfirmed_leases = ours[limit:]
+            return _Outcome(answers, ours[:limit], [])
+        self._unconfirmed_leases = []
+        claims = _Claims(self._pool)
         try:
             return self._settle_and_claim(session, batch, claims, limit)
         finally:
-            claims.drop()  # what is not handed out must be found by whoever looks next
+            claims.drop()  # the next scan must find the rows that were locked and not reserved
 
-    def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Turn:
+    def _settle_and_claim(self, session: Session, batch: Batch | None, claims: _Claims, limit: int) -> _Outcome:
         answers, acks = [], []
-        if batch is not None and batch.is_short and not self._doubts.about(batch):
+        if batch is not None and batch.is_short and not self._unconfirmed.about(batch):
             answers, acks = batch.all_done(), batch.acks(session.take_ticket())
         elif batch is not None:
             answers = self._settle_carefully(session, batch)
-        settled, outlooks = self._look_and_claim(session, acks, claims, limit)
-        if batch is not None and acks and not batch.are_done(settled):
-            session.roll_back()  # some lease has ended, and only the long way tells which
+        polled = self._look_and_claim(session, acks, claims, limit)
+        if batch is not None and acks and not batch.are_done(polled.acks):
+            session.roll_back()  # a lease has ended; locking the rows tells which
             claims.drop()
             answers = self._settle_carefully(session, batch)
-            _, outlooks = self._look_and_claim(session, [], claims, limit)
+            polled = self._look_and_claim(session, [], claims, limit)
+        outlooks = polled.outlooks
         chosen = self._choose(session, outlooks, claims, limit)
-        return _Turn(answers, self._reserve(session, batch, answers, claims, chosen), outlooks)
+        return _Outcome(answers, self._reserve(session, batch, answers, claims, chosen), outlooks)
 
-    def _look_and_claim(
-        self, session: Session, acks: list[str], claims: _Claims, limit: int
-    ) -> tuple[list[Answer], list[Outlook]]:
-        """One packet: what the acks answered, what the queues offer, and rows of the likely queue, locked."""
-        question = Question(self._database.watch, self._database, self.queues, BUSY, claimed_from=self._hint)
-        claim = claims.begin(self._hint, limit)
-        statements = [*acks, question.sql, *claim.sql]
-        answers = session.ask(*statements) if session.in_transaction else session.begin(*statements)
-        settled = answers[: len(acks)]
-        look, *claimed = answers[len(acks) :]
-        outlooks = question.answered(look.rows)
-        rows = claim.answered(session, claimed)
-        outlooks = [
-            outlook._replace(has_ready=bool(rows)) if outlook.queue == self._hint else outlook for outlook in outlooks
-        ]
-        return settled, outlooks
+    def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
+        """Send one packet: the acks, a poll of the queues, and a claim that locks rows of the likely queue."""
+        poll = Poll(self._pool.poller, self._pool, self.queues, BUSY, claimed_from=self._likely_queue)
+        claim = claims.begin(self._likely_queue, limit)
+        statements = [*acks, poll.sql, *claim.sql]
+        replies = iter(session.execute(*statements) if session.in_transaction else session.begin(*statements))
+        acked = [next(replies) for _ in acks]
+        outlooks = poll.read(next(replies).rows)
+        rows = claim.read(session, replies)
+        return _Polled(
+            acked,
+            [
+                outlook._replace(has_ready=bool(rows)) if outlook.queue == self._likely_queue else outlook
+                for outlook in outlooks
+            ],
+        )
 
     def _choose(
         self, session: Session, outlooks: Sequence[Outlook], claims: _Claims, limit: int
     ) -> dict[str, list[_Row]]:
-        """The best rows, queue by queue; those that are not among them are free again with the commit.
+        """The best rows, queue by queue. Rows that are not among them are unlocked by the COMMIT.
 
-        What is due in a queue is made ready when its turn comes, and not before: a queue in front of it with enough
-        jobs does not wait for that. One round, as more may become due all the time.
+        Due jobs of a queue are promoted only when that queue's turn comes: an earlier queue with enough jobs does not
+        wait for it. One round only, as more jobs may become due all the time.
         """
         chosen: dict[str, list[_Row]] = {}
         left = limit
         for outlook in outlooks:
             if not left:
                 break
-            if outlook.has_work and outlook.queue not in chosen:  # it may be named twice
+            if outlook.has_work and outlook.queue not in chosen:  # a consumer may name a queue twice
                 rows = self._best(session, outlook, claims, left)
                 if rows:
                     if not chosen:
-                        self._hint = outlook.queue
+                        self._likely_queue = outlook.queue
                     chosen[outlook.queue] = rows[:left]
                     left -= len(chosen[outlook.queue])
         return chosen
 
     def _best(self, session: Session, outlook: Outlook, claims: _Claims, limit: int) -> list[_Row]:
-        """The best rows of one queue, locked, after what is due there was made ready."""
+        """The best rows of one queue, locked, after its due jobs were promoted."""
         promoting: list[str] = []
         if outlook.has_due:
-            found = session.ask(*due(outlook))
-            promoting = promoted(found)
-            floors = self._database.watch.floors(outlook.queue)
+            found = session.execute(*due_statements(outlook))
+            promoting = promote_statements(found)
+            scan_window = self._pool.poller.scan_window(outlook.queue)
             if promoting:
                 claims.has_promoted = True
-                floors.again.bottom.hurry()
+                scan_window.again.restart.request()
             else:
-                floors.all_due_is_locked()
+                scan_window.mark_due_locked()
         known = claims.of(outlook.queue)
         if known is not None and not promoting:
             return known.rows
         if known is not None:
             known.drop()
         claim = claims.begin(outlook.queue, limit)
-        answers = session.ask(*promoting, *claim.sql)
-        return claim.answered(session, answers[len(promoting) :])
+        replies = iter(session.execute(*promoting, *claim.sql))
+        for _ in promoting:
+            next(replies)
+        return claim.read(session, replies)
 
     def _reserve(
         self,
@@ -337,29 +339,29 @@ class MysqlConsumer(Consumer):
         claims: _Claims,
         chosen: dict[str, list[_Row]],
     ) -> list[Lease]:
-        """Put the rows under leases of one token, and commit."""
+        """Reserve the rows under one token, and commit."""
         rows = [row for found in chosen.values() for row in found]
         if not rows and batch is None and not claims.has_promoted:
             session.roll_back()
             return []
-        token = secrets.randbits(63) | 1  # 0 means none
+        token = secrets.randbits(63) | 1  # 0 is stored for "no lease"
         leases = [row.lease(token) for row in rows]
         seqs = sorted(row.seq for row in rows)
-        statements = [render("reserve", seqs=seqs, token=token, now=self._database.now)] if rows else []
-        self._claimed, self._claimed_by = leases, os.getpid()
+        statements = [render("reserve", seqs=seqs, token=token, now=self._pool.now)] if rows else []
+        self._unconfirmed_leases, self._unconfirmed_pid = leases, os.getpid()
         try:
             self._commit(session, batch, answers, statements)
         except BaseException:
             if not session.is_broken:
-                self._claimed = []  # the server said that it did nothing
+                self._unconfirmed_leases = []  # the server replied with an error: nothing was reserved
             raise
-        self._claimed = []
+        self._unconfirmed_leases = []
         claims.taken(chosen)
         return leases
 
-    def _leases_in_doubt(self, deadline: float) -> list[Lease]:
-        """Those that a failed claim has left to us. Nobody knows of them: they would end, and count as crashes."""
-        if not self._claimed or self._claimed_by != os.getpid():  # what a parent process has claimed is its own
+    def _recover_leases(self, deadline: float) -> list[Lease]:
+        """The leases of an unconfirmed claim that are ours. Left alone, they would run out and count as crashes."""
+        if not self._unconfirmed_leases or self._unconfirmed_pid != os.getpid():  # a parent process's are its own
             return []
         if time.monotonic() >= deadline:
             return []
@@ -367,23 +369,23 @@ class MysqlConsumer(Consumer):
             leases = self._connection.run(self._read_back, deadline)
         except MultiqError:
             return []
-        self._claimed = []
+        self._unconfirmed_leases = []
         return leases
 
     def _read_back(self, session: Session) -> list[Lease]:
-        """Those of the leases in doubt that are ours."""
-        fences = [lease.token.split(":") for lease in self._claimed]
+        """Which of the unconfirmed leases the server has under our token."""
+        fences = [lease.token.split(":") for lease in self._unconfirmed_leases]
         token = int(fences[0][1])
-        asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._database.now)
-        live = {seq for (seq,) in session.ask(asked)[0].rows}
-        return [lease for lease, (seq, _) in zip(self._claimed, fences, strict=True) if int(seq) in live]
+        asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._pool.now)
+        live = {seq for (seq,) in session.execute(asked)[0].rows}
+        return [lease for lease, (seq, _) in zip(self._unconfirmed_leases, fences, strict=True) if int(seq) in live]
 
     # --- settling ---
 
     def _settle(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        if batch.is_short and not self._doubts.about(batch):
+        if batch.is_short and not self._unconfirmed.about(batch):
             done, acks = batch.all_done(), batch.acks(session.take_ticket())
-            if len(done) == 1:  # one statement, which commits by itself
+            if len(done) == 1:  # one statement, committed by itself
                 if batch.are_done(self._commit(session, batch, done, acks)):
                     return done
             elif batch.are_done(session.begin(*acks)):
@@ -391,14 +393,14 @@ class MysqlConsumer(Consumer):
                 return done
             else:
                 session.roll_back()
-        answers, statements = batch.lock(session, self._doubts)
+        answers, statements = batch.lock(session, self._unconfirmed)
         self._commit(session, batch, answers, statements)
         return answers
 
     def _settle_carefully(self, session: Session, batch: Batch) -> list[LeaseLost | None]:
-        answers, statements = batch.lock(session, self._doubts)
+        answers, statements = batch.lock(session, self._unconfirmed)
         if statements:
-            session.ask(*statements)
+            session.execute(*statements)
         return answers
 
     def _commit(
@@ -407,122 +409,152 @@ class MysqlConsumer(Consumer):
         batch: Batch | None,
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
-    ) -> list[Answer]:
-        """Commit. If the reply is lost, the ticket or the receipt tells later whether these are the answers."""
+    ) -> list[Reply]:
+        """Commit. If the reply is lost, the ticket or the receipt tells later whether these answers hold."""
         if batch is None:
             return session.commit(*statements)
         try:
             return session.commit(*statements, done=1)
         except BaseException:
             if session.is_broken and session.proof is not None:
-                self._doubts.begin(batch, answers, session.proof)
+                self._unconfirmed.begin(batch, answers, session.proof)
             raise
 
 
-class _Claims:
-    """The claims of one try of a transaction."""
+class _Polled(NamedTuple):
+    """The replies to one packet of acks, a poll and a claim."""
 
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    acks: list[Reply]
+    outlooks: list[Outlook]
+
+
+class _Claims:
+    """The claims of one attempt of a transaction, the last one of each queue."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
         self._last: dict[str, _Claim] = {}
         self.has_promoted = False
 
     def begin(self, queue: str, limit: int) -> _Claim:
-        """One more, which takes the place of the queue's one before."""
-        self._last[queue] = claim = _Claim(self._database, queue, limit)
+        """A new claim, which replaces the queue's earlier one."""
+        self._last[queue] = claim = _Claim(self._pool, queue, limit)
         return claim
 
     def of(self, queue: str) -> _Claim | None:
-        """The queue's last one."""
+        """The queue's last claim."""
         return self._last.get(queue)
 
     def taken(self, chosen: Mapping[str, list[_Row]]) -> None:
-        """These rows are under leases, and the transaction is committed."""
+        """The transaction is committed, and these rows are reserved."""
         for queue, rows in chosen.items():
             self._last[queue].taken(rows)
 
     def drop(self) -> None:
-        """What is left of the rows was locked for nothing."""
+        """The other rows were locked and not reserved."""
         for claim in self._last.values():
             claim.drop()
 
 
 class _Claim:
-    """The best ready jobs of a queue, of both kinds: a pair of statements, and the rows that they locked."""
+    """Locks the best ready jobs of a queue: one scan for jobs that are ready again, one for the other ready jobs."""
 
-    def __init__(self, database: Database, queue: str, limit: int) -> None:
-        self._database = database
-        self._queue = queue
+    def __init__(self, pool: Pool, queue: str, limit: int) -> None:
         self._limit = limit
         self.rows: list[_Row] = []
-        """What it has found, in their order, as far as they are not handed out."""
-        self._below: list[_Row] = []
-        """What it has found beyond its limit."""
-        self._floors = floors = database.watch.floors(queue)
-        self._lanes = ((AGAIN, floors.again, floors.again.sql), (READY, floors.ready, floors.ready.sql))
+        """The rows that were found and are not reserved, best first."""
+        self._surplus: list[_Row] = []
+        """Rows that were found and locked beyond the limit."""
+        self._window = window = pool.poller.scan_window(queue)
+        self._again = _Scan(pool, queue, limit, state=AGAIN, cursor=window.again, condition=window.again.sql)
+        self._ready = _Scan(pool, queue, limit, state=READY, cursor=window.ready, condition=window.ready.sql)
 
     @property
     def sql(self) -> list[str]:
-        """A statement for each lane, and those that tell how long it took, where that matters."""
-        return [text for lane in self._lanes for text in self._scan(*lane)]
+        """The statements of both scans."""
+        return [*self._again.statements, *self._ready.statements]
 
-    def answered(self, session: Session, answers: Sequence[Answer]) -> list[_Row]:
-        """The rows in their order."""
-        left = iter(answers)
-        again, ready = (self._found(lane, left) for lane in self._lanes)
+    def read(self, session: Session, replies: Iterator[Reply]) -> list[_Row]:
+        """The rows, best first, from the replies to ``sql``."""
+        again, ready = self._again.read(replies), self._ready.read(replies)
         if not again and not ready:
-            again, ready = (self._look_below(session, lane) for lane in self._lanes)
+            again, ready = self._again.restart(session), self._ready.restart(session)
         found = sorted([*again, *ready], key=_BY_PLACE) if again else ready
-        self.rows, self._below = found[: self._limit], found[self._limit :]
+        self.rows, self._surplus = found[: self._limit], found[self._limit :]
         return self.rows
 
     def taken(self, rows: Sequence[_Row]) -> None:
-        """The first ones of its rows are handed out: what comes next is behind them."""
-        for lane, is_again in ((self._floors.ready, False), (self._floors.again, True)):
+        """The first of its rows are reserved: later scans can go on behind them."""
+        for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             last = next((row for row in reversed(rows) if row.is_again is is_again), None)
             if last is not None:
-                lane.taken(last.place)
-        self._floors.taken(len(rows))
+                cursor.taken(last.place)
+        self._window.taken(len(rows))
         self.rows = self.rows[len(rows) :]
 
     def drop(self) -> None:
-        """The rows that are left are handed out to nobody: the next look must come upon them."""
-        dropped, self.rows, self._below = [*self.rows, *self._below], [], []
-        for lane, is_again in ((self._floors.ready, False), (self._floors.again, True)):
+        """The rows that are left were not reserved: the next scan must find them."""
+        dropped, self.rows, self._surplus = [*self.rows, *self._surplus], [], []
+        for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             first = next((row for row in dropped if row.is_again is is_again), None)
             if first is not None:
-                lane.dropped(first.place)
+                cursor.dropped(first.place)
 
-    def _scan(self, state: int, lane: Lane, floor: Sql) -> list[str]:
-        select = rendered(
-            "claim", queue=self._queue.encode(), state=state, floor=floor, limit=self._limit, now=self._database.now
-        )
-        if floor is BOTTOM and lane.bottom.is_suspect:
-            return [_START_CLOCK, select, _READ_CLOCK]
-        return [select]
 
-    def _found(self, asked: tuple[int, Lane, Sql], answers: Iterator[Answer]) -> list[_Row]:
-        """The rows of one lane, from which its floor learns."""
-        state, lane, floor = asked
-        read = [next(answers) for _ in self._scan(*asked)]
-        rows = read[len(read) // 2].rows
-        if floor is BOTTOM:
-            lane.looked(read[2].rows[0][0] / SECOND if len(read) > 1 else None, len(rows))
-        elif floor is not NOTHING and len(rows) < self._limit:
-            lane.bottom.hurry()  # what was left of this priority is taken: on to the next one
-        return [self._row(row, is_again=state == AGAIN) for row in rows]
+class _ScanReply(NamedTuple):
+    """The replies to one scan."""
 
-    def _look_below(self, session: Session, asked: tuple[int, Lane, Sql]) -> list[_Row]:
-        """Who finds nothing anywhere looks from the bottom, where that was not done just now."""
-        state, lane, floor = asked
-        if floor is BOTTOM or not lane.bottom.is_due(IDLE):
+    rows: Sequence[tuple[str, bytes]]
+    took: float | None
+    """Seconds on the server; None: not measured."""
+
+
+class _Scan:
+    """One scan of a queue's ready jobs in one state, with the statements that measure it where that is needed.
+
+    The statements are rendered once: whether to measure depends on counts that other threads change.
+    """
+
+    __slots__ = ("_condition", "_cursor", "_limit", "_pool", "_queue", "_state", "statements")
+
+    def __init__(self, pool: Pool, queue: str, limit: int, *, state: int, cursor: ScanCursor, condition: Sql) -> None:
+        self._pool = pool
+        self._queue = queue
+        self._limit = limit
+        self._state = state
+        self._cursor = cursor
+        self._condition = condition
+        select = rendered("claim", queue=queue.encode(), state=state, condition=condition, limit=limit, now=pool.now)
+        is_measured = condition is FROM_START and cursor.restart.must_measure
+        self.statements = [_START_CLOCK, select, _READ_CLOCK] if is_measured else [select]
+
+    def read(self, replies: Iterator[Reply]) -> list[_Row]:
+        """The rows, from the next of the replies; the cursor learns from them."""
+        reply = self._reply(replies)
+        if self._condition is FROM_START:
+            self._cursor.scanned(reply.took, len(reply.rows))
+        elif self._condition is not NO_SCAN and len(reply.rows) < self._limit:
+            self._cursor.restart.request()  # all of this priority is taken: on to the next one
+        return [self._row(row) for row in reply.rows]
+
+    def restart(self, session: Session) -> list[_Row]:
+        """Scan from the start, unless that was just done: both scans of the claim have found nothing."""
+        if self._condition is FROM_START or not self._cursor.restart.is_due(IDLE):
             return []
-        below = (state, lane, BOTTOM)
-        return self._found(below, iter(session.ask(*self._scan(*below))))
+        restarted = _Scan(
+            self._pool, self._queue, self._limit, state=self._state, cursor=self._cursor, condition=FROM_START
+        )
+        return restarted.read(iter(session.execute(*restarted.statements)))
 
-    def _row(self, answer: tuple[str, bytes], *, is_again: bool) -> _Row:
-        head, body = answer
+    def _reply(self, replies: Iterator[Reply]) -> _ScanReply:
+        if len(self.statements) == 1:
+            return _ScanReply(next(replies).rows, None)
+        _clock_set, selected, ((micros,),) = next(replies), next(replies), next(replies).rows
+        return _ScanReply(selected.rows, micros / SECOND)
+
+    def _row(self, columns: tuple[str, bytes]) -> _Row:
+        head, body = columns
         job_id, _, numbers = head.partition(",")
-        row = _with_numbers(f"[{numbers}]")  # a JSON list is read at once, in less time than two numbers by int()
-        row.id, row.body, row.queue, row.is_again = job_id, body, self._queue, is_again
+        row = _with_numbers(f"[{numbers}]")  # one JSON list is decoded in less time than two numbers by int()
+        row.id, row.body, row.queue, row.is_again = job_id, body, self._queue, self._state == AGAIN
         return row

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from multiq.bench.adapter import Survives
 
-    from .dsn import Login
+    from .dsn import Dsn
 
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes a few round trips per batch of jobs
@@ -41,39 +41,39 @@ _NEARLY_ALL = 0.9  # of max_connections
 _OLDEST_MARIADB = (10, 6)
 _OLDEST_MYSQL = (8, 0, 1)
 
-_ASK_WHO_RUNS_IT = "ask who runs the server, or GRANT this user PROCESS"
+_ASK_ADMIN = "ask who runs the server, or GRANT this user PROCESS"
 _ON = frozenset({"1", "ON", "YES"})
 
 
-class Patient(Protocol):
+class Examinable(Protocol):
     """What of a backend is looked at."""
 
-    login: Login
+    dsn: Dsn
     timeout: float
 
 
-def examine(patient: Patient) -> list[Finding]:
+def examine(backend: Examinable) -> list[Finding]:
     """What there is to say of the server, the database and the way there. Raises ``BackendError``."""
-    login = patient.login
+    dsn = backend.dsn
     try:
-        with contextlib.closing(login.connect(patient.timeout, autocommit=True)) as connection:
-            return list(_findings(_Server(connection, login)))
+        with contextlib.closing(dsn.connect(backend.timeout, autocommit=True)) as connection:
+            return list(_findings(_Server(connection, dsn)))
     except (pymysql.MySQLError, OSError) as exc:
-        raise explain(exc, login.place, patient.timeout) from exc
+        raise explain(exc, dsn.place, backend.timeout) from exc
 
 
 class _Server(NamedTuple):
     """One session."""
 
     connection: Connection[Any]
-    login: Login
+    dsn: Dsn
 
     def rows(self, text: str) -> tuple[tuple[Any, ...], ...]:
         with self.connection.cursor() as cursor:
             cursor.execute(text)
             return tuple(cursor.fetchall())
 
-    def may(self, text: str) -> tuple[tuple[Any, ...], ...] | None:
+    def rows_or_none(self, text: str) -> tuple[tuple[Any, ...], ...] | None:
         """The rows; None where this user may not ask, or where this kind of server does not know."""
         try:
             return self.rows(text)
@@ -93,10 +93,10 @@ def _findings(server: _Server) -> Iterator[Finding]:
     yield from _writable(settings)
     yield from _sessions(settings)
     yield from _purge(server)
-    yield from _room(server, settings)
+    yield from _limits(server, settings)
     yield _polling()
     yield from _access(server)
-    yield _promise(settings)
+    yield _durability_summary(settings)
 
 
 # --- the way there ---------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def _engine(server: _Server) -> Finding:
 def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
-        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_WHO_RUNS_IT)
+        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_ADMIN)
     elif flush in {"1", "3"}:
         yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
     else:
@@ -277,7 +277,7 @@ def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
 def _purge(server: _Server) -> Iterator[Finding]:
     length = _history(server)
     if length is None:
-        yield Finding("unknown", "history list", "this user may not ask how far purge lags behind", _ASK_WHO_RUNS_IT)
+        yield Finding("unknown", "history list", "this user may not ask how far purge lags behind", _ASK_ADMIN)
     elif length > _LONG_HISTORY:
         yield Finding(
             "warn",
@@ -287,12 +287,12 @@ def _purge(server: _Server) -> Iterator[Finding]:
         )
     else:
         yield Finding("ok", "history list", f"{length:,} transactions wait to be purged")
-    snapshots = server.may(
+    snapshots = server.rows_or_none(
         "SELECT trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, trx_started, NOW()) FROM information_schema.innodb_trx "
         "WHERE trx_mysql_thread_id NOT IN (0, CONNECTION_ID()) ORDER BY trx_started LIMIT 1"
     )
     if snapshots is None:
-        yield Finding("unknown", "oldest snapshot", "this user may not see others' transactions", _ASK_WHO_RUNS_IT)
+        yield Finding("unknown", "oldest snapshot", "this user may not see others' transactions", _ASK_ADMIN)
         return
     if not snapshots:
         yield Finding("ok", "oldest snapshot", "no transaction is open")
@@ -310,17 +310,17 @@ def _purge(server: _Server) -> Iterator[Finding]:
 
 
 def _history(server: _Server) -> int | None:
-    for question in (
+    for poll in (
         "SHOW GLOBAL STATUS LIKE 'Innodb_history_list_length'",  # MariaDB
         "SELECT name, count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'",
     ):
-        rows = server.may(question)
+        rows = server.rows_or_none(poll)
         if rows:
             return int(rows[0][1])
     return None
 
 
-def _room(server: _Server, settings: Mapping[str, str]) -> Iterator[Finding]:
+def _limits(server: _Server, settings: Mapping[str, str]) -> Iterator[Finding]:
     packet = int(settings.get("max_allowed_packet", 0))
     found = f"{packet:,} bytes: a body may have {body_limit(packet):,}"
     if packet < _SMALL_PACKET:
@@ -352,18 +352,18 @@ def _polling() -> Finding:
 
 
 def _access(server: _Server) -> Iterator[Finding]:
-    login = server.login
-    if login.host is None or _is_loopback(login.host):
+    dsn = server.dsn
+    if dsn.host is None or _is_loopback(dsn.host):
         yield Finding("ok", "address", "this machine only, as far as this URL goes")
         return
-    cipher = server.may("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
+    cipher = server.rows_or_none("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
     if not cipher or not cipher[0][1]:
         yield Finding(
             "warn", "encryption", "jobs cross the network in the clear", "add ?tls=yes to the URL, or use a tunnel"
         )
     else:
         yield Finding("ok", "encryption", str(cipher[0][1]))
-    if not login.password:
+    if not dsn.password:
         yield Finding(
             "bad",
             "password",
@@ -394,10 +394,10 @@ def survives(settings: Mapping[str, str]) -> Survives:
     return "server crash" if flush == "2" else "client crash"
 
 
-def _promise(settings: Mapping[str, str]) -> Finding:
+def _durability_summary(settings: Mapping[str, str]) -> Finding:
     """The column of ``docs/durability.md`` that the server keeps as it is set."""
     if "innodb_flush_log_at_trx_commit" not in settings:
-        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_WHO_RUNS_IT)
+        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_ADMIN)
     level: Literal["ok", "warn"] = "ok"
     outlived = survives(settings)
     if outlived == "power loss":

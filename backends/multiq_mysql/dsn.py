@@ -18,7 +18,7 @@ from multiq.settings.passwords import password_of_environment, password_of_file
 from multiq.settings.url import Option, choice
 
 from .errors import malformed
-from .timed_socket import TimedTls, TimedTlsSocket, patience, timed
+from .timed_socket import TimedTlsContext, TimedTlsSocket, limit_each_call, timed_socket
 
 if TYPE_CHECKING:
     import socket
@@ -118,7 +118,7 @@ class _Connection(_PyMySQL):
         self._key = key
 
 
-class Login(NamedTuple):
+class Dsn(NamedTuple):
     """All that is needed to open a connection."""
 
     database: str
@@ -154,7 +154,7 @@ class Login(NamedTuple):
                 "or a password_env"
             )
         return cls(
-            database=_database(url),
+            database=_pool(url),
             host=url.host,
             port=url.port or PORT,
             unix_socket=given["unix_socket"],
@@ -168,7 +168,7 @@ class Login(NamedTuple):
 
     def __repr__(self) -> str:
         """Without the password."""
-        return f"Login({self.username or ''}@{self.place}/{self.database})"
+        return f"Dsn({self.username or ''}@{self.place}/{self.database})"
 
     def __rich_repr__(self) -> Iterator[str]:
         """For ``rich``, which else goes by the fields."""
@@ -219,8 +219,8 @@ class Login(NamedTuple):
         inside: Any = connection
         inside._secure = self.unix_socket is not None  # noqa: SLF001 - as PyMySQL does for a socket that it opens itself
         if self.tls is not None:
-            inside.ctx = TimedTls(self.tls)
-        sock = timed(self._socket(deadline), deadline)
+            inside.ctx = TimedTlsContext(self.tls)
+        sock = timed_socket(self._socket(deadline), deadline)
         try:
             connection.connect(sock)
         except (pymysql.MySQLError, OSError, MultiqError):
@@ -229,7 +229,7 @@ class Login(NamedTuple):
             raise BackendUnavailable(f"{self.place} cannot be logged in to: {exc}") from exc
         except Exception as exc:  # whatever a garbled greeting leads to in PyMySQL
             raise malformed(exc) from exc
-        patience(connection, timeout if period is None else period)
+        limit_each_call(connection, timeout if period is None else period)
         if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
             connection.close()
             why = f"{self.place} offers no TLS, which tls=yes needs"
@@ -254,7 +254,7 @@ class Login(NamedTuple):
             raise pymysql.err.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
 
 
-def _database(url: BackendUrl) -> str:
+def _pool(url: BackendUrl) -> str:
     name = url.path.removeprefix("/")
     if not name or "/" in name or len(name) > _LONGEST_NAME:
         raise UrlInvalid(f"{url} cannot be used: name a database, as in mysql://user@host/jobs")

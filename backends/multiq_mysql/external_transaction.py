@@ -21,7 +21,7 @@ from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
 from .deadlock_retry import CHANGED, DEADLOCK, REFUSED_BY_GROUP
 from .errors import code_of, explain
-from .records import AGAIN, inserts
+from .records import AGAIN, insert_statements
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -29,35 +29,35 @@ if TYPE_CHECKING:
     from multiq.backend import NewJob
     from multiq.driverkit.external_transaction import ExternalConnection
 
-    from .connection import Database
-    from .dsn import Login
+    from .connection import Pool
+    from .dsn import Dsn
 
-_WANTED = (
+_ACCEPTED = (
     "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
     "(mysql+pymysql, mysql+mysqldb; mysql+aiomysql and mysql+asyncmy through run_sync), or Django's connection"
 )
 
 
-class CallersTransaction:
+class ExternalTransaction:
     """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one."""
 
-    def __init__(self, database: Database, connection: Any) -> None:
-        self._database = database
+    def __init__(self, pool: Pool, connection: Any) -> None:
+        self._pool = pool
         with self._explained():
-            theirs = unwrap(connection, (pymysql.connections.Connection, *_mysqlclients()), _WANTED)
+            theirs = unwrap(connection, (pymysql.connections.Connection, *_mysqlclients()), _ACCEPTED)
             self._driver = theirs.driver
-            self._execute = _way_in(theirs)
+            self._execute = _statement_runner(theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
         """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
-        if self._database.max_packet is None:
-            with self._database.borrowed() as ours:  # makes the tables, which would end the caller's transaction
-                ours.ask("SELECT 1")
+        if self._pool.max_packet is None:
+            with self._pool.borrowed() as ours:  # makes the tables, which would end the caller's transaction
+                ours.select("SELECT 1")
         with self._explained():
             self._check_server()
-        table = f"`{self._database.login.database.replace('`', '``')}`.multiq_jobs"
-        chunk = (self._database.max_packet or 0) // 2
-        statements = inserts(queue, jobs, self._database.true_now, ready=AGAIN, table=table, chunk=chunk)
+        table = f"`{self._pool.dsn.database.replace('`', '``')}`.multiq_jobs"
+        chunk = (self._pool.max_packet or 0) // 2
+        statements = insert_statements(queue, jobs, self._pool.true_now, ready=AGAIN, table=table, chunk=chunk)
         with self._explained(), self._whole(len(statements)):
             for statement in statements:
                 self._execute(statement)
@@ -96,12 +96,12 @@ class CallersTransaction:
         Asked once for each of the caller's sessions, with statements that read no table: that would begin a snapshot.
         """
         session = self._driver.thread_id()
-        if _checked.get(self._driver) == (self._database.login, session):
+        if _checked.get(self._driver) == (self._pool.dsn, session):
             return
         (theirs,) = self._execute(_WHERE)
-        if theirs != self._database.incarnation[:-1]:
-            with self._database.borrowed() as connection:
-                ours, groups = connection.ask(_WHERE)[0], [connection.ask(text) for text in _GROUPS]
+        if theirs != self._pool.server_identity[:-1]:
+            with self._pool.borrowed() as connection:
+                ours, groups = connection.select(_WHERE)[0], [connection.select(text) for text in _GROUPS]
             same_group = any(
                 rows and rows[0][1] and rows == tuple(self._execute(text))
                 for text, rows in zip(_GROUPS, groups, strict=True)
@@ -109,9 +109,9 @@ class CallersTransaction:
             if theirs != ours and not same_group:
                 raise OptionInvalid(
                     f"connection= leads to the server {theirs[0]}:{theirs[1]}, and the URL to {ours[0]}:{ours[1]} "
-                    f"({self._database.login.place}): pass a connection to the URL's server, or name the other one"
+                    f"({self._pool.dsn.place}): pass a connection to the URL's server, or name the other one"
                 )
-        _checked[self._driver] = (self._database.login, session)
+        _checked[self._driver] = (self._pool.dsn, session)
 
     @contextlib.contextmanager
     def _explained(self) -> Iterator[None]:
@@ -131,7 +131,7 @@ class CallersTransaction:
                 raise BackendTimeout(
                     f"the server has rolled back the transaction of connection= ({cause}): run all of it again"
                 ) from exc
-            raise explain(cause, f"connection= to {self._database.login.place}", self._database.timeout) from exc
+            raise explain(cause, f"connection= to {self._pool.dsn.place}", self._pool.timeout) from exc
 
 
 _READ_ONLY = 1792
@@ -144,7 +144,7 @@ _GROUPS = (
 )
 """Nodes of one cluster have the same rows."""
 
-_checked: weakref.WeakKeyDictionary[Any, tuple[Login, int]] = weakref.WeakKeyDictionary()
+_checked: weakref.WeakKeyDictionary[Any, tuple[Dsn, int]] = weakref.WeakKeyDictionary()
 """Sessions of callers that lead to the server of this login."""
 
 _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
@@ -156,7 +156,7 @@ def _mysqlclients() -> tuple[type, ...]:
     return (module.Connection,) if module is not None else ()
 
 
-def _way_in(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
+def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
     """How to run a statement: as the library around the driver does it, else that knows of no transaction."""
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):
@@ -168,7 +168,7 @@ def _way_in(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, .
     library = type(driver).__module__.partition(".")[0]
     if library in _ASYNCIO and theirs.execute is not None:
         return theirs.execute
-    raise OptionInvalid(f"connection= must be {_WANTED}, not one over a {library} {type(driver).__name__}")
+    raise OptionInvalid(f"connection= must be {_ACCEPTED}, not one over a {library} {type(driver).__name__}")
 
 
 def _rows(cursor: Any, text: str) -> list[tuple[Any, ...]]:

@@ -29,7 +29,7 @@ from .statements import Sql, render
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
-    from .connection import Answer
+    from .connection import Reply
 
 CHANGED = Sql("ROW_COUNT()")
 """How many rows the statement before has changed."""
@@ -81,7 +81,7 @@ class Ticket(NamedTuple):
 Proof: TypeAlias = "Receipt | Ticket"
 
 
-class Book:
+class ReceiptBook:
     """The receipts and the tickets of one connection. *minute* tells the server's, since 1970."""
 
     def __init__(self, minute: Callable[[], int]) -> None:
@@ -151,7 +151,7 @@ def asked(proofs: Iterable[Proof]) -> str:
     return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}))
 
 
-def found(proofs: Iterable[Proof], answer: Answer) -> dict[Proof, int]:
+def found(proofs: Iterable[Proof], answer: Reply) -> dict[Proof, int]:
     """Those of transactions that were committed, and how much was done."""
     rows = {writer: (number, done) for writer, number, done in answer.rows}
     return {proof: done for proof in proofs if (done := proof.done(rows)) is not None}
@@ -162,11 +162,11 @@ def old(minute: int) -> str:
     return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT, limit=_SLICE)
 
 
-def has_more(answer: Answer) -> bool:
+def has_more(answer: Reply) -> bool:
     """Whether there may be more than ``old`` has found."""
     return len(answer.rows) == _SLICE
 
 
-def tidy(answer: Answer) -> str | None:
+def tidy(answer: Reply) -> str | None:
     """The statement that deletes what ``old`` has found."""
     return render("tidy", writers=sorted(writer for (writer,) in answer.rows)) if answer.rows else None

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import NewJob
 
-    from .connection import Answer, Connection, Database, Session
+    from .connection import Connection, Pool, Reply, Session
 
 READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
 
@@ -44,25 +44,25 @@ def microseconds(seconds: float) -> int:
 # --- ids -------------------------------------------------------------------------------------------------
 
 
-def packed(job_id: str) -> bytes:
+def pack_id(job_id: str) -> bytes:
     """An id as the table keeps it: a UUID in 16 bytes, anything else in as many as it has and one or two more."""
-    return bytes.fromhex(_packed_hex(job_id))
+    return bytes.fromhex(_pack_id_hex(job_id))
 
 
-def unpacked(kept: bytes) -> str:
+def unpack_id(kept: bytes) -> str:
     """The id that ``packed`` was given."""
-    return unhexed(kept.hex())
+    return unpack_hex_id(kept.hex())
 
 
-def unhexed(kept: str) -> str:
+def unpack_hex_id(kept: str) -> str:
     """``unpacked`` of bytes in hex."""
     if len(kept) == 2 * _UUID_BYTES:
         text = kept.lower()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
-    return text_of(bytes.fromhex(kept).lstrip(_NO_UUID))
+    return decode_text(bytes.fromhex(kept).lstrip(_NO_UUID))
 
 
-def text_of(kept: bytes) -> str:
+def decode_text(kept: bytes) -> str:
     """A text as multiq stores it; what another program has written may be none, and is told with escapes."""
     try:
         return kept.decode("utf-8", "surrogatepass")
@@ -70,7 +70,7 @@ def text_of(kept: bytes) -> str:
         return kept.decode("utf-8", "backslashreplace")
 
 
-def _packed_hex(job_id: str) -> str:
+def _pack_id_hex(job_id: str) -> str:
     if _is_uuid(job_id):
         return job_id.replace("-", "")
     text = _NO_UUID + job_id.encode("utf-8", "surrogatepass")
@@ -80,7 +80,7 @@ def _packed_hex(job_id: str) -> str:
 # --- enqueue ---------------------------------------------------------------------------------------------
 
 
-def inserts(
+def insert_statements(
     queue: str, jobs: Sequence[NewJob], now: Sql, *, ready: int = READY, table: str = "multiq_jobs", chunk: int = _CHUNK
 ) -> list[str]:
     """The statements that add jobs in their order: one, unless it would be longer than about *chunk* bytes.
@@ -117,7 +117,7 @@ def _insert_into(table: str) -> tuple[str, str]:
 
 
 def _row(name: str, job: NewJob, now: str, ready: int) -> str:
-    job_id = _packed_hex(job.id)
+    job_id = _pack_id_hex(job.id)
     if len(job_id) > 2 * _LONGEST_ID:
         raise OptionInvalid(f"the id {job.id[:40]!r}... is too long: an id has at most {_LONGEST_ID - 1} bytes")
     return f"({name},x'{job_id}',{_settings(job.priority, job.delay, job.ttr, now, ready)},x'{job.body.hex()}')"
@@ -178,15 +178,15 @@ class Outlook(NamedTuple):
         return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
 
 
-def look(database: Database, queues: Sequence[str], floors: Sequence[dict[str, Sql]], horizon: int) -> str:
+def look(pool: Pool, queues: Sequence[str], scan_window: Sequence[dict[str, Sql]], horizon: int) -> str:
     """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead.
 
     Without a horizon nobody asks for the first of what is due, only whether there is anything.
     """
     order = Sql("ASC" if horizon else "DESC")
     parts = [
-        rendered("look", number=number, queue=queue.encode(), now=database.now, horizon=horizon, order=order, **floor)
-        for number, (queue, floor) in enumerate(zip(queues, floors, strict=True))
+        rendered("look", number=number, queue=queue.encode(), now=pool.now, horizon=horizon, order=order, **floor)
+        for number, (queue, floor) in enumerate(zip(queues, scan_window, strict=True))
     ]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
 
@@ -206,13 +206,13 @@ def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, 
 # --- what is due becomes ready ---------------------------------------------------------------------------
 
 
-def due(outlook: Outlook) -> list[str]:
+def due_statements(outlook: Outlook) -> list[str]:
     """The statements that lock a slice of what is due in a queue, as it was at the time of the look."""
     states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
     return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
 
 
-def promoted(found: Sequence[Answer]) -> list[str]:
+def promote_statements(found: Sequence[Reply]) -> list[str]:
     """The statement that makes ready what ``due`` has found; none for nothing."""
     seqs = sorted(seq for rows, _ in found for (seq,) in rows)
     return [render("promote", seqs=seqs)] if seqs else []
@@ -233,7 +233,7 @@ def _due(queue: str, state: int, now: int) -> str:
 def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
     """One slice, one transaction. Returns how many."""
     found = session.begin(_due(queue, state, now))
-    promoting = promoted(found)
+    promoting = promote_statements(found)
     if promoting:
         session.commit(*promoting)
     else:
@@ -266,7 +266,7 @@ class Row(NamedTuple):
         state = effective_state(self.state, is_due=self.left <= 0)
         return JobRecord(
             queue=queue,
-            id=unpacked(self.id),
+            id=unpack_id(self.id),
             state=state,
             body=self.body,
             priority=self.priority,
@@ -276,7 +276,7 @@ class Row(NamedTuple):
             kicks=self.kicks,
             due_in={State.READY: 0.0, State.BURIED: None}.get(state, self.left / SECOND),
             age=self.age / SECOND,
-            reason=None if self.reason is None else text_of(self.reason),
+            reason=None if self.reason is None else decode_text(self.reason),
         )
 
 

@@ -1,4 +1,4 @@
-"""Floors: from where on the index is worth reading while InnoDB cannot purge it.
+"""ScanWindow: from where on the index is worth reading while InnoDB cannot purge it.
 
 A job that leaves its place leaves an entry behind, until InnoDB purges it, and it purges nothing that the oldest open
 snapshot on the server might read. Behind somebody's long report every job of the last hour is still there for a scan to
@@ -24,13 +24,13 @@ LOCKED = 0.05  # seconds until due jobs are tried again that somebody has locked
 _LONGEST = 0.8  # seconds between two looks from the bottom of who has nothing to do, or as long as one takes
 _LONGEST_BUSY = 10.0  # the same of who takes one job after another
 
-BOTTOM = Sql("TRUE")
+FROM_START = Sql("TRUE")
 """The condition of a scan that begins at the bottom."""
-NOTHING = Sql("FALSE")
+NO_SCAN = Sql("FALSE")
 """The condition of one that is not made."""
 
 
-class Bottom:
+class ScanRestart:
     """When to begin at the bottom again."""
 
     def __init__(self, *, may_wait: bool) -> None:
@@ -38,10 +38,10 @@ class Bottom:
         self._took = 0.0
         self._looked_at = 0.0
         self._taken = 0
-        self._has_arrived = False
+        self._has_job_arrived = False
 
     @property
-    def is_suspect(self) -> bool:
+    def must_measure(self) -> bool:
         """Whether enough was taken for it to have become slow: how long it takes has to be measured."""
         return self._taken >= MANY
 
@@ -49,16 +49,16 @@ class Bottom:
         """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
-        if self._has_arrived and share != BUSY:
+        if self._has_job_arrived and share != BUSY:
             return True
         longest = _LONGEST_BUSY if share == BUSY and self._may_wait else _LONGEST
         return time.monotonic() >= self._looked_at + min(share * self._took, max(longest, self._took))
 
-    def looked(self, took: float) -> None:
+    def scanned(self, took: float) -> None:
         """It took so many seconds to find something, or nothing."""
         self._took = took
         self._looked_at = time.monotonic()
-        self._has_arrived = False
+        self._has_job_arrived = False
         if took <= CHEAP:
             self._taken = 0
 
@@ -66,39 +66,39 @@ class Bottom:
         """So many entries more were left behind."""
         self._taken += jobs
 
-    def arrived(self) -> None:
+    def job_arrived(self) -> None:
         """This process has brought something: who finds nothing else should look."""
-        self._has_arrived = True
+        self._has_job_arrived = True
 
-    def hurry(self) -> None:
+    def request(self) -> None:
         """Begin there next time."""
         self._took = 0.0
 
 
-class Lane:
+class ScanCursor:
     """One kind of a queue's ready jobs: the floor below which this process has taken them all."""
 
     def __init__(self, *, may_wait: bool) -> None:
-        self.bottom = Bottom(may_wait=may_wait)
+        self.restart = ScanRestart(may_wait=may_wait)
         self._last: tuple[int, int] | None = None
         self._is_empty = False
 
     @property
     def sql(self) -> Sql:
         """The condition of a scan: from the bottom, or from the floor on, or none where nothing was."""
-        if self.bottom.is_due(BUSY):
-            return BOTTOM
+        if self.restart.is_due(BUSY):
+            return FROM_START
         if self._is_empty:
-            return NOTHING
+            return NO_SCAN
         if self._last is None:
-            return BOTTOM
+            return FROM_START
         priority, seq = self._last
         return Sql(f"place = {priority} AND seq > {seq}")
 
-    def looked(self, took: float | None, rows: int) -> None:
+    def scanned(self, took: float | None, rows: int) -> None:
         """A scan from the bottom took so many seconds (None: nobody suspected it) and found so many rows."""
         if took is not None:
-            self.bottom.looked(took)
+            self.restart.scanned(took)
         self._is_empty = not rows
 
     def taken(self, last: tuple[int, int]) -> None:
@@ -108,35 +108,35 @@ class Lane:
     def dropped(self, first: tuple[int, int]) -> None:
         """A scan found this one, and somebody else is to have it: is it where the next scan looks?"""
         if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
-            self.bottom.hurry()
+            self.restart.request()
 
     def enqueued(self, priority: int) -> None:
         """This process has enqueued something: more urgent than where the floor is?"""
         if self._is_empty or (self._last is not None and priority < self._last[0]):
-            self.bottom.hurry()
-        self.bottom.arrived()
+            self.restart.request()
+        self.restart.job_arrived()
 
 
-class Floors:
+class ScanWindow:
     """One queue's floors."""
 
     def __init__(self) -> None:
-        self.ready = Lane(may_wait=True)
-        self.again = Lane(may_wait=False)
-        self.due = Bottom(may_wait=False)
+        self.ready = ScanCursor(may_wait=True)
+        self.again = ScanCursor(may_wait=False)
+        self.due = ScanRestart(may_wait=False)
         """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
         self._locked_until = 0.0
 
     @property
-    def is_all_due_locked(self) -> bool:
+    def is_due_locked(self) -> bool:
         """Whether what is due was just found to be in somebody's hands."""
         return self._locked_until > time.monotonic()
 
-    def all_due_is_locked(self) -> None:
+    def mark_due_locked(self) -> None:
         """Somebody else has locked what is due: that is no work for now, however often it is seen."""
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:
         """So many jobs have left entries behind: among the ready ones, and soon among the reserved ones."""
-        for bottom in (self.ready.bottom, self.again.bottom, self.due):
-            bottom.taken(jobs)
+        for restart in (self.ready.restart, self.again.restart, self.due):
+            restart.taken(jobs)

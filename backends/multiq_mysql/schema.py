@@ -23,7 +23,7 @@ from multiq.driverkit.replies import guarded
 from multiq.errors import BackendCorrupt, BackendTimeout, SchemaNotReady
 
 from .errors import explain
-from .timed_socket import end_at
+from .timed_socket import set_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from pymysql.connections import Connection
 
-    from .dsn import Login
+    from .dsn import Dsn
 
 _MIGRATIONS = importlib.resources.files(__package__) / "migrations"
 _FILE = re.compile(r"(\d{4})_([a-z0-9_]+)\.sql")
@@ -80,15 +80,15 @@ class Found(NamedTuple):
     doing: int | None
 
 
-NOTHING = Found(0, 0, None)
+NO_SCAN = Found(0, 0, None)
 
 
 @guarded("check", "up", server="a MySQL or MariaDB")
 class MysqlSchema(Schema):
     """The tables of one database, on connections of its own."""
 
-    def __init__(self, login: Login, timeout: float) -> None:
-        self._login = login
+    def __init__(self, dsn: Dsn, timeout: float) -> None:
+        self._dsn = dsn
         self._timeout = timeout
 
     def check(self) -> SchemaState:
@@ -112,10 +112,10 @@ class MysqlSchema(Schema):
     def _connection(self, **options: Any) -> Iterator[Connection[Any]]:
         ours = {"autocommit": True, "init_command": PLAIN_MODE, **options}
         try:
-            with contextlib.closing(self._login.connect(self._timeout, **ours)) as connection:
+            with contextlib.closing(self._dsn.connect(self._timeout, **ours)) as connection:
                 yield connection
         except (pymysql.MySQLError, OSError) as exc:
-            raise explain(exc, self._login.place, self._timeout) from exc
+            raise explain(exc, self._dsn.place, self._timeout) from exc
 
 
 @functools.cache
@@ -144,7 +144,7 @@ def ensure(
     connection: Connection[Any],
     *,
     timeout: float = 5.0,
-    makes: bool = True,
+    create: bool = True,
     migrations: Sequence[Migration] | None = None,
 ) -> None:
     """Make sure, with one question, that the tables are fit for this multiq; make them where there are none at all.
@@ -155,26 +155,26 @@ def ensure(
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
-    if not found.version and not makes:
+    if not found.version and not create:
         raise SchemaNotReady(
-            f"the database {_database(connection)} has no tables of multiq's: nothing was enqueued there yet, and no "
+            f"the database {_pool(connection)} has no tables of multiq's: nothing was enqueued there yet, and no "
             "worker has run; if your jobs are elsewhere, say where, with multiq -c mysql://user@host/database or in "
             "MULTIQ_URL"
         )
     if not found.version:
-        end_at(connection, time.monotonic() + max(timeout, _MAKING))
+        set_deadline(connection, time.monotonic() + max(timeout, _MAKING))
         try:
-            with _alone(connection, timeout):
-                bring_up(connection, known, upgrade=False)
+            with _migration_lock(connection, timeout):
+                apply_missing(connection, known, upgrade=False)
         except pymysql.MySQLError as exc:
             if exc.args and exc.args[0] in _FORBIDDEN:
                 raise SchemaNotReady(_missing(connection)) from exc
             raise
         found = look(connection)
-    judge(found, known, _database(connection))
+    check_version(found, known, _pool(connection))
 
 
-def judge(found: Found, known: Sequence[Migration], database: str) -> None:
+def check_version(found: Found, known: Sequence[Migration], database: str) -> None:
     """Raises ``SchemaNotReady`` if the tables are too old for this multiq, ``BackendCorrupt`` if they are too new."""
     version = len(known)
     if found.version < version:
@@ -195,16 +195,16 @@ def look(connection: Connection[Any]) -> Found:
         rows = _rows(connection, _READ)
     except pymysql.err.ProgrammingError as exc:
         if exc.args[0] == _NO_SUCH_TABLE:
-            return NOTHING
+            return NO_SCAN
         raise
     except pymysql.err.OperationalError as exc:
         if exc.args[0] == _NO_SUCH_COLUMN:
             raise BackendCorrupt(
-                f"database {_database(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
+                f"database {_pool(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
                 "another database"
             ) from exc
         raise
-    return Found(*rows[0]) if rows else NOTHING
+    return Found(*rows[0]) if rows else NO_SCAN
 
 
 def up(
@@ -216,22 +216,22 @@ def up(
     """
     known = shipped() if migrations is None else migrations
     try:
-        with _alone(connection, timeout):
-            done = bring_up(connection, known, upgrade=True)
+        with _migration_lock(connection, timeout):
+            done = apply_missing(connection, known, upgrade=True)
     except pymysql.MySQLError as exc:
         if exc.args and exc.args[0] in _FORBIDDEN:
             raise SchemaNotReady(_missing(connection)) from exc
         raise
-    judge(look(connection), known, _database(connection))
+    check_version(look(connection), known, _pool(connection))
     return done
 
 
-def bring_up(connection: Connection[Any], known: Sequence[Migration], *, upgrade: bool) -> list[str]:
+def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, upgrade: bool) -> list[str]:
     """What is missing, while nobody else changes the tables; without *upgrade*, only where there are none."""
     found = look(connection)
     if found.version >= len(known) or (found.version and not upgrade):
         return []
-    if found == NOTHING:
+    if found == NO_SCAN:
         for text in _BOOKKEEPING:
             _run(connection, text)
     doing = found.doing
@@ -263,7 +263,7 @@ def _migrate(connection: Connection[Any], migration: Migration, doing: int | Non
             continue
         _run(connection, f"UPDATE multiq_schema SET doing = {number} WHERE only_one = 1")  # noqa: S608 - a number
         try:
-            _patiently(connection, text)
+            _run_with_retries(connection, text)
         except pymysql.MySQLError as exc:
             if number != doing or exc.args[0] not in _DONE_ALREADY:
                 raise
@@ -275,7 +275,7 @@ def _finished(migration: Migration) -> str:
     return f"UPDATE multiq_schema SET {to} WHERE only_one = 1"  # noqa: S608 - two numbers
 
 
-def _patiently(connection: Connection[Any], text: str) -> None:
+def _run_with_retries(connection: Connection[Any], text: str) -> None:
     """Try again and again to get the table for a moment, rather than have everybody queue up behind one long wait."""
     give_up_at = time.monotonic() + _PATIENCE
     while True:
@@ -290,12 +290,12 @@ def _patiently(connection: Connection[Any], text: str) -> None:
 
 
 @contextlib.contextmanager
-def _alone(connection: Connection[Any], timeout: float) -> Iterator[None]:
+def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[None]:
     """While this holds nobody else migrates this database. A runner that dies lets go."""
-    name = f"multiq schema {hashlib.sha256(_database(connection).encode()).hexdigest()[:32]}"
+    name = f"multiq schema {hashlib.sha256(_pool(connection).encode()).hexdigest()[:32]}"
     if _rows(connection, "SELECT GET_LOCK(%s, %s)", name, max(1, int(timeout))) != ((1,),):
         raise BackendTimeout(
-            f"somebody else has been changing the tables in database {_database(connection)} for {timeout:g} s: try "
+            f"somebody else has been changing the tables in database {_pool(connection)} for {timeout:g} s: try "
             "again later (SHOW PROCESSLIST shows who)"
         )
     try:
@@ -320,12 +320,12 @@ def _parse(version: int, name: str, text: str) -> Migration:
 
 def _missing(connection: Connection[Any]) -> str:
     return (
-        f"the tables in database {_database(connection)} are missing or too old, and this user may not make them: run "
+        f"the tables in database {_pool(connection)} are missing or too old, and this user may not make them: run "
         "multiq schema up with the URL of one who may, or have somebody run what multiq schema show-sql prints"
     )
 
 
-def _database(connection: Connection[Any]) -> str:
+def _pool(connection: Connection[Any]) -> str:
     name = connection.db
     return name.decode() if isinstance(name, bytes) else str(name)
 

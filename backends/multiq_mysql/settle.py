@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from multiq.backend import Verdict
 
-    from .connection import Answer, Database, Session
+    from .connection import Pool, Reply, Session
     from .receipts import Proof, Ticket
 
 Fence = tuple[int, int]
@@ -32,7 +32,7 @@ Key = tuple[Fence, type]
 
 _CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
 
-_MOST_DOUBTS = 100_000  # verdicts
+_MAX_UNCONFIRMED = 100_000  # verdicts
 
 _ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
 
@@ -46,7 +46,7 @@ def fence_of(verdict: Verdict) -> Fence:
         return 0, 0
 
 
-class Doubts:
+class UnconfirmedVerdicts:
     """Verdicts of transactions of which nobody knows whether they were committed, until their caller has the answer.
 
     Other calls of the same consumer may come between a lost reply and its repetition.
@@ -72,7 +72,7 @@ class Doubts:
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MOST_DOUBTS:  # callers that never came back
+        while len(self._pending) > _MAX_UNCONFIRMED:  # callers that never came back
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:
@@ -85,10 +85,10 @@ class Doubts:
 class Batch:
     """The verdicts of one call."""
 
-    def __init__(self, database: Database, verdicts: Sequence[Verdict]) -> None:
+    def __init__(self, pool: Pool, verdicts: Sequence[Verdict]) -> None:
         self.verdicts = verdicts
         self.fences = [fence_of(verdict) for verdict in verdicts]
-        self._database = database
+        self._pool = pool
 
     def named(self) -> list[Key]:
         """What tells the verdicts apart when they are repeated."""
@@ -103,7 +103,7 @@ class Batch:
 
     def acks(self, ticket: Ticket) -> list[str]:
         """The short way's statements, one for each reserve that the jobs came from. The first takes the ticket."""
-        now = self._database.now
+        now = self._pool.now
         if len(self.fences) == 1:
             ((seq, token),) = self.fences
             return [render("ack_with_ticket", seqs=seq, token=token, now=now, ticket=ticket.writer)]
@@ -119,7 +119,7 @@ class Batch:
                 statements.append(render("ack_with_ticket", seqs=numbers, token=token, now=now, ticket=ticket.writer))
         return statements
 
-    def are_done(self, acks: Iterable[Answer]) -> bool:
+    def are_done(self, acks: Iterable[Reply]) -> bool:
         """Whether the short way has deleted all jobs. The ticket counts as one."""
         return sum(ack.affected for ack in acks) == len(self.fences) + 1
 
@@ -127,38 +127,38 @@ class Batch:
         """The answers if all went well."""
         return [None] * len(self.verdicts)
 
-    def lock(self, session: Session, doubts: Doubts) -> tuple[list[LeaseLost | None], list[str]]:
+    def lock(self, session: Session, unconfirmed: UnconfirmedVerdicts) -> tuple[list[LeaseLost | None], list[str]]:
         """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
 
         *doubts* are about verdicts that may have been carried out by an earlier call.
         """
-        now = self._database.now
+        now = self._pool.now
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
-        expected = doubts.proofs(self)
+        expected = unconfirmed.proofs(self)
         if expected:  # behind the lock, which waits for a transaction that is still going on
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
         proofs = receipts.found(expected, more.pop()) if expected else {}
         places = {queue: answer.rows[0][0] for queue, answer in zip(queues, more, strict=True)}
-        return self._judge({row[0]: row[1:] for row in found.rows}, places, doubts, proofs)
+        return self._judge({row[0]: row[1:] for row in found.rows}, places, unconfirmed, proofs)
 
     def _judge(
         self,
         rows: dict[int, tuple[int, int, int]],
         places: dict[str, int],
-        doubts: Doubts,
+        unconfirmed: UnconfirmedVerdicts,
         proofs: Mapping[Proof, int],
     ) -> tuple[list[LeaseLost | None], list[str]]:
         answers: list[LeaseLost | None] = []
         steps: dict[tuple[Any, ...], list[int]] = defaultdict(list)
         repeated: Counter[Key] = Counter()
-        is_doubtful = doubts.about(self)
-        longest = (self._database.max_packet or 0) // 4
+        is_doubtful = unconfirmed.about(self)
+        longest = (self._pool.max_packet or 0) // 4
         for verdict, key in zip(self.verdicts, self.named(), strict=True):
             seq, token = key[0]
             found_token, state, is_live = rows.get(seq, (0, -1, 0))
-            if is_doubtful and (given := doubts.answers(key, proofs)):
+            if is_doubtful and (given := unconfirmed.answers(key, proofs)):
                 answers.append(given[min(repeated[key], len(given) - 1)])
                 repeated[key] += 1
             elif found_token == token and state == RESERVED and is_live:
@@ -174,7 +174,7 @@ class Batch:
 
     def _statement(self, step: tuple[Any, ...], seqs: list[int]) -> str:
         verb, *values = step
-        return render(verb, seqs=sorted(seqs), now=self._database.now, **dict(values))
+        return render(verb, seqs=sorted(seqs), now=self._pool.now, **dict(values))
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:

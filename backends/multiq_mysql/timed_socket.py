@@ -23,7 +23,7 @@ _SLACK = 0.1  # seconds that a read may end later than the deadline
 _LARGEST_REPLY = 640_000_000  # bytes, as in the Redis driver
 
 
-class _Bounds(socket.socket):
+class _Deadline(socket.socket):
     """What both kinds of socket have in common."""
 
     deadline = math.inf
@@ -59,7 +59,7 @@ class _Bounds(socket.socket):
 _recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
 
 
-class TimedSocket(_Bounds):
+class TimedSocket(_Deadline):
     """TCP without TLS, or a UNIX socket."""
 
     def recv_into(self, *args: Any) -> int:
@@ -71,7 +71,7 @@ class TimedSocket(_Bounds):
         _sendall(self, *args)  # its timeout is that of all of it
 
 
-class TimedTlsSocket(_Bounds, ssl.SSLSocket):
+class TimedTlsSocket(_Deadline, ssl.SSLSocket):
     """TLS."""
 
     def recv_into(self, *args: Any) -> int:
@@ -87,7 +87,7 @@ class TimedTlsSocket(_Bounds, ssl.SSLSocket):
         return super().send(*args)
 
 
-class TimedTls:
+class TimedTlsContext:
     """Stands for the ``SSLContext`` of one connection, of which PyMySQL calls nothing but ``wrap_socket``."""
 
     def __init__(self, context: ssl.SSLContext) -> None:
@@ -101,28 +101,28 @@ class TimedTls:
         return wrapped
 
 
-def timed(sock: socket.socket, deadline: float) -> TimedSocket:
+def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
     """The same connection as one that keeps a deadline; *sock* is of no use after this."""
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     made.deadline = deadline
     return made
 
 
-def patience(connection: Connection[Any], seconds: float) -> None:
+def limit_each_call(connection: Connection[Any], seconds: float) -> None:
     """From now on each statement and its whole reply may take so many *seconds*."""
     sock = _socket_of(connection)
     if sock is not None:
         sock.period = seconds
 
 
-def end_at(connection: Connection[Any], deadline: float) -> None:
+def set_deadline(connection: Connection[Any], deadline: float) -> None:
     """From now on all statements together have to end at *deadline*."""
     sock = _socket_of(connection)
     if sock is not None:
         sock.deadline, sock.period = deadline, None
 
 
-def _socket_of(connection: Any) -> _Bounds | None:
+def _socket_of(connection: Any) -> _Deadline | None:
     """None: it is closed, or its socket is not one of ours."""
     sock = connection._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
-    return sock if isinstance(sock, _Bounds) else None
+    return sock if isinstance(sock, _Deadline) else None

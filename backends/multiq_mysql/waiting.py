@@ -14,14 +14,14 @@ import weakref
 from typing import TYPE_CHECKING
 
 from .records import SECOND, look, outlooks
-from .scan_window import BOTTOM, BUSY, IDLE, NOTHING, POLL, Floors
+from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN, POLL, ScanWindow
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .connection import Connection, Database
+    from .connection import Connection, Pool
     from .records import Outlook
-    from .scan_window import Bottom
+    from .scan_window import ScanRestart
     from .statements import Sql
 
 IDLE_POLL = 0.047  # seconds between two looks of an idle process: another process's job is at most about this late
@@ -36,162 +36,161 @@ class Waiter:
 
     def __init__(self, queues: Sequence[str]) -> None:
         self.queues = queues
-        self._ear = threading.Lock()
-        self._ear.acquire()
+        self._wakeup = threading.Lock()
+        self._wakeup.acquire()
         self._is_woken = False
 
     def wake(self) -> None:
         """Once is enough. Called under the watch's guard."""
         if not self._is_woken:
             self._is_woken = True
-            self._ear.release()
+            self._wakeup.release()
 
     def sleep(self, seconds: float) -> bool:
         """Whether it was woken within so many seconds."""
-        return seconds > 0 and self._ear.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
+        return seconds > 0 and self._wakeup.acquire(timeout=min(seconds, threading.TIMEOUT_MAX))
 
 
-class Watch:
+class Poller:
     """What a process's consumers and producers of one database share: the bell, the looking, and the floors."""
 
     def __init__(self) -> None:
-        self.rings = 0
-        self._guard = threading.Lock()
+        self.notifications = 0
+        self._lock = threading.Lock()
         self._waiters: list[Waiter] = []
-        self._looking: Waiter | None = None
-        self._stirred_at = 0.0
-        self._floors: dict[str, Floors] = {}
+        self._polling_waiter: Waiter | None = None
+        self._active_at = 0.0
+        self._scan_windows: dict[str, ScanWindow] = {}
 
-    def floors(self, queue: str) -> Floors:
+    def scan_window(self, queue: str) -> ScanWindow:
         """The queue's floors."""
-        return self._floors.setdefault(queue, Floors())
+        return self._scan_windows.setdefault(queue, ScanWindow())
 
     def enqueued(self, queue: str, priority: int) -> None:
         """This process has enqueued something: whoever waits wakes, and whoever works looks at what is more urgent."""
-        if queue in self._floors:  # who only produces needs none
-            self._floors[queue].ready.enqueued(priority)
-        self.ring()
+        if queue in self._scan_windows:  # who only produces needs none
+            self._scan_windows[queue].ready.enqueued(priority)
+        self.notify()
 
     def made_ready(self, queue: str) -> None:
         """This process has made jobs ready again: the next look begins below them."""
-        if queue in self._floors:
-            self._floors[queue].again.bottom.hurry()
-        self.ring()
+        if queue in self._scan_windows:
+            self._scan_windows[queue].again.restart.request()
+        self.notify()
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         """Wake all who wait in this process."""
-        with self._guard:
-            self.rings += 1
+        with self._lock:
+            self.notifications += 1
             for waiter in self._waiters:
                 waiter.wake()
 
-    def stir(self) -> None:
+    def speed_up(self) -> None:
         """Something happened: look often for a while."""
-        self._stirred_at = time.monotonic()
+        self._active_at = time.monotonic()
 
-    def look(
-        self, connection: Connection, database: Database, queues: Sequence[str], share: int = IDLE
-    ) -> list[Outlook]:
+    def look(self, connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
         """What the queues have to offer, without a lock."""
-        question = Question(self, database, queues, share)
-        return question.answered(connection.ask(question.sql))
+        poll = Poll(self, pool, queues, share)
+        return poll.read(connection.select(poll.sql))
 
-    def sleep(self, database: Database, queues: Sequence[str], rings: int, until: float) -> None:
+    def sleep(self, pool: Pool, queues: Sequence[str], notifications: int, until: float) -> None:
         """Until the bell has rung more often than *rings*, or there is work in *queues*, or the clock says *until*."""
         waiter = Waiter(queues)
-        with self._guard:
-            if self.rings != rings:
+        with self._lock:
+            if self.notifications != notifications:
                 return
             self._waiters.append(waiter)
         try:
-            self._wait(database, waiter, until)
+            self._wait(pool, waiter, until)
         finally:
-            with self._guard:
+            with self._lock:
                 self._waiters.remove(waiter)
-                if self._looking is waiter:
-                    self._looking = None
-                if self._looking is None and self._waiters:
+                if self._polling_waiter is waiter:
+                    self._polling_waiter = None
+                if self._polling_waiter is None and self._waiters:
                     self._waiters[0].wake()  # it sees that nobody looks, comes back here, and does
 
-    def _wait(self, database: Database, waiter: Waiter, until: float) -> None:
-        with self._guard:
-            is_looking = self._looking is None
+    def _wait(self, pool: Pool, waiter: Waiter, until: float) -> None:
+        with self._lock:
+            is_looking = self._polling_waiter is None
             if is_looking:
-                self._looking = waiter
+                self._polling_waiter = waiter
         if not is_looking:
             waiter.sleep(until - time.monotonic())
             return
         changes_in: float = IDLE_POLL
-        with database.borrowed() as connection:
+        with pool.borrowed() as connection:
             while not waiter.sleep(min(self._nap(), changes_in, until - time.monotonic())):
                 if time.monotonic() >= until:
                     return
-                outlooks = self.look(connection, database, self._everybodys_queues(), POLL)
-                if waiter in self._wake_who_has_work(outlooks):
+                outlooks = self.look(connection, pool, self._awaited_queues(), POLL)
+                if waiter in self._wake_waiters_with_work(outlooks):
                     return
                 changes_in = _first_change(outlooks)
 
     def _nap(self) -> float:
-        idle = time.monotonic() - self._stirred_at
+        idle = time.monotonic() - self._active_at
         nap = min(IDLE_POLL, _FIRST_NAP + idle * _NAP_GROWTH)
         return nap * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spreads the looks, guards nothing
 
-    def _everybodys_queues(self) -> list[str]:
-        with self._guard:
+    def _awaited_queues(self) -> list[str]:
+        with self._lock:
             return list(dict.fromkeys(queue for waiter in self._waiters for queue in waiter.queues))
 
-    def _wake_who_has_work(self, outlooks: Sequence[Outlook]) -> list[Waiter]:
+    def _wake_waiters_with_work(self, outlooks: Sequence[Outlook]) -> list[Waiter]:
         working = {outlook.queue for outlook in outlooks if outlook.has_work}
-        with self._guard:
+        with self._lock:
             woken = [waiter for waiter in self._waiters if not working.isdisjoint(waiter.queues)]
             for waiter in woken:
                 waiter.wake()
         return woken
 
 
-class Question:
+class Poll:
     """One look at some queues: the statement, and what the floors learn from its answer.
 
     Who is at work leaves out the queue from which it claims in the same packet.
     """
 
     def __init__(
-        self, watch: Watch, database: Database, queues: Sequence[str], share: int, *, claimed_from: str | None = None
+        self, poller: Poller, pool: Pool, queues: Sequence[str], share: int, *, claimed_from: str | None = None
     ) -> None:
         self._queues = queues
-        self._floors = [watch.floors(queue) for queue in queues]
-        self._bottoms: list[Bottom] = []
+        self._scan_windows = [poller.scan_window(queue) for queue in queues]
+        self._restarts: list[ScanRestart] = []
         claimed = [queue == claimed_from for queue in queues]
         values = [
-            self._values(floors, share, is_claimed=is_claimed)
-            for floors, is_claimed in zip(self._floors, claimed, strict=True)
+            self._values(scan_window, share, is_claimed=is_claimed)
+            for scan_window, is_claimed in zip(self._scan_windows, claimed, strict=True)
         ]
-        self.sql = look(database, queues, values, 0 if share == BUSY else _HORIZON)
+        self.sql = look(pool, queues, values, 0 if share == BUSY else _HORIZON)
 
-    def answered(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
+    def read(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
         """The outlooks."""
         took, found = outlooks(rows, self._queues)
-        for bottom in self._bottoms:
-            bottom.looked(took)
-        for number, (floors, outlook) in enumerate(zip(self._floors, found, strict=True)):
-            if outlook.has_due and floors.is_all_due_locked:
+        for restart in self._restarts:
+            restart.scanned(took)
+        for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
+            if outlook.has_due and scan_window.is_due_locked:
                 found[number] = outlook.without_due
             if outlook.has_ready:  # who comes to take it has to find it
-                floors.ready.bottom.hurry()
-                floors.again.bottom.hurry()
+                scan_window.ready.restart.request()
+                scan_window.again.restart.request()
         return found
 
-    def _values(self, floors: Floors, share: int, *, is_claimed: bool) -> dict[str, Sql]:
+    def _values(self, scan_window: ScanWindow, share: int, *, is_claimed: bool) -> dict[str, Sql]:
         ready, again = (
-            NOTHING if is_claimed else self._scan(lane.bottom, share) for lane in (floors.ready, floors.again)
+            NO_SCAN if is_claimed else self._scan(cursor.restart, share)
+            for cursor in (scan_window.ready, scan_window.again)
         )
-        return {"again": again, "ready": ready, "due": self._scan(floors.due, share)}
+        return {"again": again, "ready": ready, "due": self._scan(scan_window.due, share)}
 
-    def _scan(self, bottom: Bottom, share: int) -> Sql:
-        if not bottom.is_due(share):
-            return NOTHING
-        self._bottoms.append(bottom)
-        return BOTTOM
+    def _scan(self, restart: ScanRestart, share: int) -> Sql:
+        if not restart.is_due(share):
+            return NO_SCAN
+        self._restarts.append(restart)
+        return FROM_START
 
 
 def _first_change(outlooks: Sequence[Outlook]) -> float:
@@ -200,9 +199,9 @@ def _first_change(outlooks: Sequence[Outlook]) -> float:
     return min((change / SECOND for change in changes if change is not None and change > 0), default=IDLE_POLL)
 
 
-def watch_of(key: tuple[str, str]) -> Watch:
+def shared_poller(key: tuple[str, str]) -> Poller:
     """The one watch of a database in this process. A fork gets its own: its lock might be another thread's."""
-    return _watches.setdefault((os.getpid(), *key), Watch())
+    return _pollers.setdefault((os.getpid(), *key), Poller())
 
 
-_watches: weakref.WeakValueDictionary[tuple[int, str, str], Watch] = weakref.WeakValueDictionary()
+_pollers: weakref.WeakValueDictionary[tuple[int, str, str], Poller] = weakref.WeakValueDictionary()

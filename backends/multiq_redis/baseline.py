@@ -6,7 +6,7 @@ import hashlib
 import time
 from typing import TYPE_CHECKING, Any
 
-from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+from multiq.bench.adapter import PUT_BATCH, TAKE_BATCH, Baseline
 
 from .connection import pack
 
@@ -40,7 +40,7 @@ _TAKE = """
 """
 
 
-class RedisBaseline(Limit):
+class RedisBaseline(Baseline):
     """A list for single jobs; a hash and two sorted sets, in two scripts, for batches. It owns the *connection*.
 
     Runs each command once at first, and so raises ``hiredis.ReplyError`` where an account may not.
@@ -66,9 +66,9 @@ class RedisBaseline(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for first in range(0, count, PUT_AT_ONCE):
+        for first in range(0, count, PUT_BATCH):
             jobs: list[Word] = []
-            for number in range(first, min(first + PUT_AT_ONCE, count)):
+            for number in range(first, min(first + PUT_BATCH, count)):
                 jobs += (number, self._body)
             self._run(_PUT, *jobs)
         return count / (time.perf_counter() - start)
@@ -78,7 +78,7 @@ class RedisBaseline(Limit):
         start, count = time.perf_counter(), 0
         held: list[bytes] = []
         while True:
-            answer = self._run(_TAKE, TAKEN_AT_ONCE, *held)
+            answer = self._run(_TAKE, TAKE_BATCH, *held)
             if not answer:
                 return count / (time.perf_counter() - start)
             held = answer[0]

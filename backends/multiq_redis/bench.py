@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import hiredis
 
-from multiq.bench.adapter import Bench, Counters, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Counters, Durability
 from multiq.bench.servers import HOST, Server, free_port
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
-    from multiq.bench.adapter import Limit, Profile, Survives
+    from multiq.bench.adapter import Baseline, Profile, Survives
     from multiq.driverkit.net import Address
 
     from .connection import Connection, Word
@@ -73,7 +73,7 @@ class RedisServer(Server):
         return False
 
 
-class RedisTarget(Place):
+class RedisAdapter(Adapter):
     """All servers of a URL; their counters are added up."""
 
     def __init__(self, url: str) -> None:
@@ -109,7 +109,7 @@ class RedisTarget(Place):
             cpu=sum(float(value) for info in infos for name, value in info.items() if name in _CPU),
         )
 
-    def limit(self, body: bytes) -> Limit | None:
+    def baseline(self, body: bytes) -> Baseline | None:
         """On one of several nodes; None where this account may not run the loops' commands."""
         partition = f"multiq.bench.{new_id()}"
         connection = self._open(self._servers.address(partition, self._deadline()))
@@ -163,14 +163,14 @@ class RedisBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
         with RedisServer(folder, profile) as server, cls.at(server.url) as place:
             yield place
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        with closing(RedisTarget(url)) as place:
+    def at(cls, url: str) -> Iterator[Adapter]:
+        with closing(RedisAdapter(url)) as place:
             yield place
 
 

@@ -9,13 +9,13 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import PUT_AT_ONCE, TAKEN_AT_ONCE, Limit
+from multiq.bench.adapter import PUT_BATCH, TAKE_BATCH, Baseline
 
 if TYPE_CHECKING:
     from os import PathLike
 
 
-class SqliteBaseline(Limit):
+class SqliteBaseline(Baseline):
     """WAL mode and one table, in a file of its own in *folder*; *synchronous* is ``full`` or ``normal``."""
 
     def __init__(self, folder: PathLike[str] | str, synchronous: str, body: bytes) -> None:
@@ -35,9 +35,9 @@ class SqliteBaseline(Limit):
 
     def put_in_batches(self, count: int) -> float:
         start = time.perf_counter()
-        for at in range(0, count, PUT_AT_ONCE):
+        for at in range(0, count, PUT_BATCH):
             self._db.execute("BEGIN IMMEDIATE")
-            self._db.executemany("INSERT INTO jobs (body) VALUES (?)", [(self._body,)] * min(PUT_AT_ONCE, count - at))
+            self._db.executemany("INSERT INTO jobs (body) VALUES (?)", [(self._body,)] * min(PUT_BATCH, count - at))
             self._db.execute("COMMIT")
         return count / (time.perf_counter() - start)
 
@@ -50,7 +50,7 @@ class SqliteBaseline(Limit):
             taken = self._db.execute(
                 "UPDATE jobs SET taken = 1 WHERE id IN (SELECT id FROM jobs WHERE taken = 0 ORDER BY id LIMIT ?)"
                 " RETURNING id, body",
-                (TAKEN_AT_ONCE,),
+                (TAKE_BATCH,),
             ).fetchall()
             self._db.execute("COMMIT")
             if not taken:

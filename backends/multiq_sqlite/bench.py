@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from multiq.bench.adapter import Bench, Durability, Place
+from multiq.bench.adapter import Adapter, Bench, Durability
 from multiq.settings.url import parse_url
 
 from .backend import SqliteBackend
@@ -17,12 +17,12 @@ from .doctor import survives
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from multiq.bench.adapter import Limit, Profile
+    from multiq.bench.adapter import Baseline, Profile
 
 _SYNCHRONOUS = {"fast": "normal", "durable": "full"}
 
 
-class SqliteTarget(Place):
+class SqliteAdapter(Adapter):
     """A file. There is no server with counters: all costs are the clients'."""
 
     def __init__(self, url: str) -> None:
@@ -38,7 +38,7 @@ class SqliteTarget(Place):
         settings = {"synchronous": self._synchronous, "journal_mode": "wal"}  # the driver requires it
         return Durability(survives(self._synchronous, self._path.parent), settings)
 
-    def limit(self, body: bytes) -> Limit:
+    def baseline(self, body: bytes) -> Baseline:
         """Return the baseline, in a file of its own beside the measured one, on the same disk."""
         return SqliteBaseline(self._path.parent, self._synchronous, body)
 
@@ -48,10 +48,10 @@ class SqliteBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:
-        yield SqliteTarget(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
+        yield SqliteAdapter(f"sqlite:///{folder.absolute()}/jobs.db?synchronous={_SYNCHRONOUS[profile]}")
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        yield SqliteTarget(url)
+    def at(cls, url: str) -> Iterator[Adapter]:
+        yield SqliteAdapter(url)

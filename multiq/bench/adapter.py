@@ -27,10 +27,10 @@ spoken to over loopback TCP, as are the limits."""
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
 """The worst that an acknowledged job outlives; where there is no server, ``server crash`` is that all processes die."""
 
-PUT_AT_ONCE = 1000
+PUT_BATCH = 1000
 """Jobs that a limit puts in one go, as many as multiq in the same workload."""
 
-TAKEN_AT_ONCE = 100
+TAKE_BATCH = 100
 """Jobs that it takes in one go."""
 
 
@@ -70,7 +70,7 @@ class Counters(msgspec.Struct, frozen=True):
         )
 
 
-class Limit(ABC):
+class Baseline(ABC):
     """The leanest loops that the store and its client library allow: no fence, no delays, no counters, one client.
 
     They do only what cannot be left out: write a job as durably as the server is set, mark it taken, delete it. Keys
@@ -83,18 +83,18 @@ class Limit(ABC):
 
     @abstractmethod
     def put_in_batches(self, count: int) -> float:
-        """Jobs per second, ``PUT_AT_ONCE`` in one go."""
+        """Jobs per second, ``PUT_BATCH`` in one go."""
 
     @abstractmethod
     def take_in_batches(self) -> float:
-        """Jobs per second: forget the last ``TAKEN_AT_ONCE`` and take as many, until none that was put is left."""
+        """Jobs per second: forget the last ``TAKE_BATCH`` and take as many, until none that was put is left."""
 
     @abstractmethod
     def close(self) -> None:
         """Remove what it made, and disconnect."""
 
 
-class Place(ABC):
+class Adapter(ABC):
     """A server, or file, that a run measures. The same as a URL, and what is known beside it."""
 
     url: str
@@ -112,7 +112,7 @@ class Place(ABC):
         """The counts now; cheap."""
         return Counters()
 
-    def limit(self, body: bytes) -> Limit | None:  # noqa: ARG002 - a hook
+    def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
         """The limit on this server for jobs of this *body*, or None where there is none."""
         return None
 
@@ -125,7 +125,7 @@ class Bench(ABC):
 
     @classmethod
     @abstractmethod
-    def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Place]:
+    def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
         """A server of our own in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
 
         Raises ``ServerMissing``, which names the program and how to install it.
@@ -133,7 +133,7 @@ class Bench(ABC):
 
     @classmethod
     @abstractmethod
-    def at(cls, url: str) -> AbstractContextManager[Place]:
+    def at(cls, url: str) -> AbstractContextManager[Adapter]:
         """Somebody's server. Changes no setting of it."""
 
 

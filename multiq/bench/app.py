@@ -10,7 +10,7 @@ from multiq.errors import ArgumentsInvalid
 from multiq.events import WorkerStarted, WorkerStopped
 from multiq.settings.model import Settings
 
-from .run_log import Journal
+from .run_log import RunLog
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ class BenchApp(App):
         self._planted = _open_planted(url) if url.startswith(PLANTED) else None
         self._folder = folder
         self._capacity = capacity
-        self._journal: Journal | None = None
+        self._run_log: RunLog | None = None
         self.noop = self.task(name="noop", max_attempts=20)(self._noop)
         self.padded = self.task(name="padded")(self._padded)
         self.nap = self.task(name="nap", max_crashes=20)(self._nap)
@@ -42,43 +42,43 @@ class BenchApp(App):
         return super().backend if self._planted is None else self._planted
 
     @property
-    def journal(self) -> Journal:
-        """This process's. Raises ``JournalFull`` if nobody said where."""
-        if self._journal is None:
+    def run_log(self) -> RunLog:
+        """This process's. Raises ``RunLogFull`` if nobody said where."""
+        if self._run_log is None:
             if self._folder is None:
                 raise ArgumentsInvalid("this app only enqueues: it was given no folder for a journal")
-            self._journal = Journal(self._folder, self._capacity)
-        return self._journal
+            self._run_log = RunLog(self._folder, self._capacity)
+        return self._run_log
 
     # --- tasks ---
 
     def _noop(self, number: int) -> None:
-        journal = self.journal
-        journal.end(journal.begin(number, current_job().attempt))
+        run_log = self.run_log
+        run_log.end(run_log.begin(number, current_job().attempt))
 
     def _padded(self, number: int, padding: str) -> None:  # noqa: ARG002 - it is there to be carried
         self._noop(number)
 
     def _nap(self, number: int, seconds: float) -> None:
-        offset = self.journal.begin(number, current_job().attempt)
+        offset = self.run_log.begin(number, current_job().attempt)
         time.sleep(seconds)
-        self.journal.end(offset)
+        self.run_log.end(offset)
 
     def _flaky(self, number: int, failures: int) -> None:
         attempt = current_job().attempt
-        offset = self.journal.begin(number, attempt, fails=attempt <= failures)
-        self.journal.end(offset)
+        offset = self.run_log.begin(number, attempt, fails=attempt <= failures)
+        self.run_log.end(offset)
         if attempt <= failures:
             raise PlannedFailure(number)
 
     # --- the journal ---
 
     def _open(self, _event: WorkerStarted) -> None:
-        self._journal = None  # a forked child's is its own
-        self.journal  # noqa: B018 - made before the first job, so that its CPU time counts from here
+        self._run_log = None  # a forked child's is its own
+        self.run_log  # noqa: B018 - made before the first job, so that its CPU time counts from here
 
     def _close(self, _event: WorkerStopped) -> None:
-        self.journal.close()
+        self.run_log.close()
 
 
 class PlannedFailure(Exception):
@@ -92,13 +92,13 @@ def _open_planted(url: str) -> Backend:
     """``planted://NAME``, a bug of the conformance suite's or a lie to the bench; ``planted://LIE@URL``: over that."""
     from multiq.conformance import PLANTED as BUGS
 
-    from .planted import LIES
+    from .planted import PLANTED_BUGS
 
     name, _, inner = url.removeprefix(PLANTED).partition("@")
-    if name in LIES:
-        return LIES[name].open(name="bench", url=inner)
+    if name in PLANTED_BUGS:
+        return PLANTED_BUGS[name].open(name="bench", url=inner)
     bug = BUGS.get(name.replace("-", " "))
     if bug is None or inner:
-        known = sorted([*LIES, *(other.replace(" ", "-") for other in BUGS)])
+        known = sorted([*PLANTED_BUGS, *(other.replace(" ", "-") for other in BUGS)])
         raise ArgumentsInvalid(f"no bug {name!r} is planted; there are: {', '.join(known)}")
     return bug.open(name="bench")

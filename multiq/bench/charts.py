@@ -13,7 +13,7 @@ from hdrh.histogram import HdrHistogram
 
 from multiq.formatting import safe
 
-from .figures import label, number, share_of_limit, summary
+from .figures import label, number, share_of_baseline, summary
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -69,16 +69,16 @@ def bars(
         found = summary(result, metric)
         if found is None:
             continue
-        share = share_of_limit(result, metric) if has_limit else None
-        told = f", {share:.0%} of the limit" if share else ""
+        share = share_of_baseline(result, metric) if has_limit else None
+        told = f", {share:.0%} of the baseline" if share else ""
         rows.append({
-            "who": safe(result.contestant),
+            "who": safe(result.target),
             "value": found.median,
             "repeats": result.figures(metric.name),
-            "limit": result.limit if share else None,
+            "limit": result.baseline if share else None,
             "text": number(found.median),
             "share": f"{share:.0%}" if share else "",
-            "told": safe(f"{result.contestant}: {label(metric)} {found}{told}"),
+            "told": safe(f"{result.target}: {label(metric)} {found}{told}"),
         })  # fmt: skip
     if not rows:
         return None
@@ -139,10 +139,10 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
                 break  # a percentile finer than the count only repeats the largest value
             value = max(1, merged.get_value_at_percentile(percentile)) / 1000
             rows.append({
-                "who": safe(result.contestant),
+                "who": safe(result.target),
                 "rarity": 1 / (1 - percentile / 100),
                 "value": value,
-                "told": safe(f"{result.contestant}: p{percentile:g} {number(value)} ms"),
+                "told": safe(f"{result.target}: p{percentile:g} {number(value)} ms"),
             })  # fmt: skip
     if not rows:
         return None
@@ -177,7 +177,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
 def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> str | None:
     """Jobs per second from start to end, a strip for each contestant, a line for each repeat; None without any."""
     rows = [
-        {"who": safe(result.contestant), "repeat": repeat, "second": second, "rate": rate}
+        {"who": safe(result.target), "repeat": repeat, "second": second, "rate": rate}
         for result in results
         for repeat, sample in enumerate(result.samples)
         for second, rate in sample.timeline
@@ -213,9 +213,9 @@ def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) ->
         for order, metric in enumerate(metrics):
             found = summary(result, metric)
             if found is not None:
-                told = safe(f"{result.contestant}: {label(metric)} {found}")
+                told = safe(f"{result.target}: {label(metric)} {found}")
                 rows.append({
-                    "who": safe(result.contestant),
+                    "who": safe(result.target),
                     "part": safe(metric.name),
                     "order": order,
                     "value": found.median,
@@ -245,7 +245,7 @@ def calm(report: Report, title: str) -> str | None:
         {
             "second": sample.started,
             "calm": sample.calm,
-            "who": safe(result.contestant),
+            "who": safe(result.target),
         }
         for result in report.results
         for sample in result.samples
@@ -260,7 +260,7 @@ def calm(report: Report, title: str) -> str | None:
             "scale": {"zero": False, "nice": True},
             "axis": {"title": "times the fastest", "tickCount": 4},
         },
-        "color": _colour([contestant.name for contestant in report.contestants]),
+        "color": _colour([target.name for target in report.targets]),
     }
     mark = {"type": "point", "filled": True, "size": 22, "opacity": 0.8, "aria": False}
     return _draw({"data": {"values": rows}, "width": _WIDTH, "height": 150, "mark": mark, "encoding": encoding}, title)

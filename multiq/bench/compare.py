@@ -24,7 +24,7 @@ from .report import Metric  # noqa: TC001 - msgspec looks it up
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from .report import Contestant, Report, Result
+    from .report import Report, Result, TargetInfo
 
 THRESHOLD = 0.10
 """How much worse a figure may be and still be called the same."""
@@ -61,7 +61,7 @@ class Row(msgspec.Struct, frozen=True):
 
     workload: str
     variant: str
-    contestant: str
+    target: str
     metric: Metric
     old: float
     """The median of its repeats."""
@@ -79,7 +79,7 @@ class Row(msgspec.Struct, frozen=True):
     @property
     def title(self) -> str:
         """Which figure it is, in a line."""
-        place = " ".join(filter(None, (self.contestant, self.workload, self.variant)))
+        place = " ".join(filter(None, (self.target, self.workload, self.variant)))
         return f"{place}: {label(self.metric)}"
 
     @property
@@ -199,11 +199,11 @@ def _obstacles(old: Report, new: Report) -> Iterator[str]:
         mine, theirs = old.environment.get(key), new.environment.get(key)
         if mine != theirs:
             yield f"{key}: {mine or 'unknown'} against {theirs or 'unknown'}"
-    before = {contestant.name: contestant for contestant in old.contestants}
-    for contestant in new.contestants:
-        other = before.get(contestant.name)
-        if other is not None and other.durability != contestant.durability:
-            yield f"{contestant.name} keeps jobs differently: {_keeps(other)} against {_keeps(contestant)}"
+    before = {target.name: target for target in old.targets}
+    for target in new.targets:
+        other = before.get(target.name)
+        if other is not None and other.durability != target.durability:
+            yield f"{target.name} keeps jobs differently: {_keeps(other)} against {_keeps(target)}"
     for was, now in _shared(old, new):
         if was.parameters != now.parameters:
             yield f"{_title(was)} was run with {_only(was, now)} against {_only(now, was)}"
@@ -213,13 +213,13 @@ def _length(report: Report) -> str:
     return "quick" if report.is_quick else "full"
 
 
-def _keeps(contestant: Contestant) -> str:
-    settings = ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items())
-    return f"{contestant.durability.survives} ({settings})" if settings else contestant.durability.survives
+def _keeps(target: TargetInfo) -> str:
+    settings = ", ".join(f"{name} {value}" for name, value in target.durability.settings.items())
+    return f"{target.durability.survives} ({settings})" if settings else target.durability.survives
 
 
 def _title(result: Result) -> str:
-    return " ".join(filter(None, (result.workload, result.variant, "on", result.contestant)))
+    return " ".join(filter(None, (result.workload, result.variant, "on", result.target)))
 
 
 def _only(one: Result, other: Result) -> str:
@@ -234,11 +234,11 @@ def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
         mine, theirs = old.environment.get(key), new.environment.get(key)
         if mine != theirs and key not in _SAME_MACHINE and not key.startswith(_PASSING):
             yield f"{key}: {mine or 'unknown'} against {theirs or 'unknown'}"
-    before = {contestant.name: contestant.server for contestant in old.contestants}
-    for contestant in new.contestants:
-        server = before.get(contestant.name, contestant.server)
-        if server != contestant.server:
-            yield f"{contestant.name} was {server}, and is {contestant.server}"
+    before = {target.name: target.server for target in old.targets}
+    for target in new.targets:
+        server = before.get(target.name, target.server)
+        if server != target.server:
+            yield f"{target.name} was {server}, and is {target.server}"
     if drift:
         change = "slower" if drift > 0 else "faster"
         yield f"the machine itself was {abs(drift):.1%} {change} in the new run: times may differ by as much more"
@@ -256,7 +256,7 @@ def _left_out(old: Report, new: Report) -> Iterator[str]:
     was, now = ({_key(result) for result in report.results if result.samples} for report in (old, new))
     for word, only in (("old", was - now), ("new", now - was)):
         if only:
-            titles = sorted({f"{workload} on {contestant}" for contestant, workload, _ in only})
+            titles = sorted({f"{workload} on {target}" for target, workload, _ in only})
             yield f"only in the {word} run: {', '.join(titles)}"
 
 
@@ -289,7 +289,7 @@ class _Test(NamedTuple):
 
 
 def _key(result: Result) -> tuple[str, str, str]:
-    return result.contestant, result.workload, result.variant
+    return result.target, result.workload, result.variant
 
 
 def _shared(old: Report, new: Report) -> Iterator[tuple[Result, Result]]:
@@ -319,7 +319,7 @@ def _missing(old: Report, new: Report) -> Iterator[str]:
     for before, after in _shared(old, new):
         for metric in defined.get(after.workload, ()):
             if metric.counts and before.figures(metric.name) and not after.figures(metric.name):
-                yield f"{' '.join(filter(None, (after.contestant, after.workload, after.variant)))}: {label(metric)}"
+                yield f"{' '.join(filter(None, (after.target, after.workload, after.variant)))}: {label(metric)}"
 
 
 def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]:
@@ -351,7 +351,7 @@ def _row(pair: _Pair, test: _Test | None, verdict: Verdict, why: str) -> Row:
     return Row(
         workload=pair.result.workload,
         variant=pair.result.variant,
-        contestant=pair.result.contestant,
+        target=pair.result.target,
         metric=pair.metric,
         old=old,
         new=new,

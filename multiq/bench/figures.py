@@ -35,7 +35,7 @@ class Summary(NamedTuple):
         return f"{number(self.median)} ±{spread}%" if spread else number(self.median)
 
 
-class Proof(NamedTuple):
+class VerificationSummary(NamedTuple):
     """What became of all jobs of a run."""
 
     enqueued: int
@@ -64,12 +64,12 @@ def label(metric: Metric) -> str:
     return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
 
 
-def share_of_limit(result: Result, headline: Metric) -> float | None:
+def share_of_baseline(result: Result, headline: Metric) -> float | None:
     """How much of what the leanest loop reaches: 0.48 is 48 %. None where there is no limit."""
     found = summary(result, headline)
-    if found is None or not result.limit or not found.median:
+    if found is None or not result.baseline or not found.median:
         return None
-    return found.median / result.limit if headline.better == "higher" else result.limit / found.median
+    return found.median / result.baseline if headline.better == "higher" else result.baseline / found.median
 
 
 def is_cost(metric: Metric) -> bool:
@@ -90,7 +90,7 @@ def costs(workload: Workload) -> list[Metric]:
 
 def best(results: Sequence[Result], metric: Metric) -> str | None:
     """The contestant with the best median, or None if fewer than two have one."""
-    medians = {result.contestant: found.median for result in results if (found := summary(result, metric))}
+    medians = {result.target: found.median for result in results if (found := summary(result, metric))}
     if len(medians) < 2:
         return None
     choose = max if metric.better == "higher" else min
@@ -99,19 +99,21 @@ def best(results: Sequence[Result], metric: Metric) -> str | None:
 
 def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
     """The workload's results by variant, contestants in the run's order."""
-    order = {contestant.name: place for place, contestant in enumerate(report.contestants)}
+    order = {target.name: place for place, target in enumerate(report.targets)}
     found: dict[str, list[Result]] = {}
     for result in report.results:
         if result.workload == workload.name:
             found.setdefault(result.variant, []).append(result)
-    return {variant: sorted(results, key=lambda one: order[one.contestant]) for variant, results in found.items()}
+    return {variant: sorted(results, key=lambda one: order[one.target]) for variant, results in found.items()}
 
 
-def proof(report: Report) -> Proof:
+def proof(report: Report) -> VerificationSummary:
     """All repeats' accounts in one."""
-    accounts = [sample.accounting for result in [*report.warm_ups, *report.results] for sample in result.samples]
+    accounts = [sample.verification for result in [*report.warm_ups, *report.results] for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
-    return Proof(sum(one.enqueued for one in accounts), sum(one.explained for one in accounts), list(checked))
+    return VerificationSummary(
+        sum(one.enqueued for one in accounts), sum(one.explained for one in accounts), list(checked)
+    )
 
 
 def when(report: Report) -> str:
@@ -122,4 +124,4 @@ def when(report: Report) -> str:
 def sentence(result: Result, violation: Violation) -> str:
     """A broken promise, with where it was broken and an example."""
     place = " ".join(filter(None, (result.workload, result.variant)))
-    return f"{violation.kind}: {violation.count:,} on {result.contestant} in {place}: {violation.example}"
+    return f"{violation.kind}: {violation.count:,} on {result.target} in {place}: {violation.example}"

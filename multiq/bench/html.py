@@ -20,7 +20,7 @@ from .figures import (
     number,
     proof,
     sentence,
-    share_of_limit,
+    share_of_baseline,
     speeds,
     summary,
     variants,
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from .compare import Comparison
-    from .report import Contestant, Metric, Report, Result, Workload
+    from .report import Metric, Report, Result, TargetInfo, Workload
 
 _CODE = re.compile(r"`([^`]+)`")
 
@@ -59,7 +59,7 @@ class _Section(NamedTuple):
 
     workload: Workload
     charts: list[_Chart]
-    contestants: list[str]
+    targets: list[str]
     lines: list[_Line]
     skipped: list[str]
     parameters: list[str]
@@ -68,7 +68,7 @@ class _Section(NamedTuple):
 def page(report: Report, comparison: Comparison | None = None) -> str:
     """The page, with the comparison of this run with an older one if there is one."""
     suspects = comparison.suspects() if comparison else []
-    names = [contestant.name for contestant in report.contestants]
+    names = [target.name for target in report.targets]
     environment = Environment(
         loader=FileSystemLoader(Path(__file__).parent),
         autoescape=True,
@@ -82,7 +82,7 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
         proof=proof(report),
         violations=[sentence(*found) for found in report.violations],
         glance=[_glance(report, workload) for workload in report.workloads],
-        promises=list(_promises(report.contestants)),
+        promises=list(_promises(report.targets)),
         sections=[_section(report, workload, names) for workload in report.workloads],
         calm=_svg(charts.calm(report, "How calm the machine was beside each repeat")),
         comparison=comparison,
@@ -121,18 +121,18 @@ def _glance(report: Report, workload: Workload) -> _Line:
     return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
 
 
-def _promises(contestants: Sequence[Contestant]) -> Iterator[_Line]:
-    yield _Line("server", [one.server if one.is_ours else f"{one.server}, yours" for one in contestants])
-    yield _Line("what it has acknowledged survives", [one.durability.survives for one in contestants])
-    yield _Line("by its settings", [_settings(one) for one in contestants])
-    for promise in dict.fromkeys(key for one in contestants for key in one.promises):
-        yield _Line(promise, [one.promises.get(promise, UNKNOWN) for one in contestants])
-    idle = [UNKNOWN if one.idle_commands is None else number(one.idle_commands) for one in contestants]
+def _promises(targets: Sequence[TargetInfo]) -> Iterator[_Line]:
+    yield _Line("server", [one.server if one.is_ours else f"{one.server}, yours" for one in targets])
+    yield _Line("what it has acknowledged survives", [one.durability.survives for one in targets])
+    yield _Line("by its settings", [_settings(one) for one in targets])
+    for promise in dict.fromkeys(key for one in targets for key in one.promises):
+        yield _Line(promise, [one.promises.get(promise, UNKNOWN) for one in targets])
+    idle = [UNKNOWN if one.idle_commands is None else number(one.idle_commands) for one in targets]
     yield _Line("commands a second of an idle worker", idle)
 
 
-def _settings(contestant: Contestant) -> str:
-    return ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items()) or UNKNOWN
+def _settings(target: TargetInfo) -> str:
+    return ", ".join(f"{name} {value}" for name, value in target.durability.settings.items()) or UNKNOWN
 
 
 # --- a workload ------------------------------------------------------------------------------------------
@@ -144,10 +144,10 @@ def _section(report: Report, workload: Workload, names: Sequence[str]) -> _Secti
     return _Section(
         workload=workload,
         charts=list(_charts(workload, by_variant, names)),
-        contestants=_names(report),
+        targets=_names(report),
         lines=list(_lines(workload, by_variant, _names(report))),
         skipped=[
-            f"{', '.join(filter(None, (result.contestant, result.variant)))}: {result.skipped}"
+            f"{', '.join(filter(None, (result.target, result.variant)))}: {result.skipped}"
             for result in results
             if result.skipped
         ],
@@ -156,7 +156,7 @@ def _section(report: Report, workload: Workload, names: Sequence[str]) -> _Secti
 
 
 def _names(report: Report) -> list[str]:
-    return [contestant.name for contestant in report.contestants]
+    return [target.name for target in report.targets]
 
 
 def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequence[str]) -> Iterator[_Chart]:
@@ -200,16 +200,16 @@ def _lines(workload: Workload, by_variant: dict[str, list[Result]], names: Seque
             yield _Line(variant, [], kind="variant")
         for metric in speeds(workload):
             yield _line(label(metric), results, metric, names)
-            if metric is headline and any(result.limit for result in results):
-                shares = {result.contestant: share_of_limit(result, headline) for result in results}
+            if metric is headline and any(result.baseline for result in results):
+                shares = {result.target: share_of_baseline(result, headline) for result in results}
                 cells = [UNKNOWN if (share := shares.get(name)) is None else f"{share:.0%}" for name in names]
-                yield _Line("of the limit", cells)
+                yield _Line("of the baseline", cells)
         for metric in costs(workload):
             yield _line(label(metric), results, metric, names)._replace(best=None, kind="cost")
 
 
 def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence[str]) -> _Line:
-    found = {result.contestant: summary(result, metric) for result in results}
+    found = {result.target: summary(result, metric) for result in results}
     winner = best(results, metric)
     cells = [UNKNOWN if (one := found.get(name)) is None else str(one) for name in names]
     return _Line(title, cells, names.index(winner) if winner is not None else None)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from multiq.ids import new_id
 
-from .adapter import Bench, Durability, Place
+from .adapter import Adapter, Bench, Durability
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .adapter import Profile
 
 
-class MemoryPlace(Place):
+class MemoryAdapter(Adapter):
     """This process's memory. No other process sees its jobs."""
 
     def __init__(self, url: str) -> None:
@@ -35,10 +35,10 @@ class MemoryBench(Bench):
 
     @classmethod
     @contextmanager
-    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Place]:  # noqa: ARG003
-        yield MemoryPlace(f"memory://{new_id()}")
+    def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:  # noqa: ARG003
+        yield MemoryAdapter(f"memory://{new_id()}")
 
     @classmethod
     @contextmanager
-    def at(cls, url: str) -> Iterator[Place]:
-        yield MemoryPlace(url)
+    def at(cls, url: str) -> Iterator[Adapter]:
+        yield MemoryAdapter(url)

@@ -27,7 +27,7 @@ _KEPT_BACK = 10  # of so many jobs, one is handed out
 _FOR_GOOD = 10**8  # seconds: no run waits for such a delay
 
 
-class Lie(NamedTuple):
+class PlantedBug(NamedTuple):
     """How a backend lies."""
 
     does: str
@@ -39,18 +39,18 @@ class Lie(NamedTuple):
 
 
 #: name -> lie
-LIES: dict[str, Lie] = {}
+PLANTED_BUGS: dict[str, PlantedBug] = {}
 
 
-def _lie(name: str, does: str) -> Callable[[type[_Liar]], type[_Liar]]:
-    def register(wrap: type[_Liar]) -> type[_Liar]:
-        LIES[name] = Lie(does, wrap)
+def _plant(name: str, does: str) -> Callable[[type[_BuggyBackend]], type[_BuggyBackend]]:
+    def register(wrap: type[_BuggyBackend]) -> type[_BuggyBackend]:
+        PLANTED_BUGS[name] = PlantedBug(does, wrap)
         return wrap
 
     return register
 
 
-class _Liar(Backend):
+class _BuggyBackend(Backend):
     """Passes everything on to another backend; a lie changes some of it."""
 
     def __init__(self, inner: Backend) -> None:
@@ -95,7 +95,7 @@ class _Liar(Backend):
         return [job.id for job in jobs]
 
     def consumer(self, queues: Sequence[str]) -> Consumer:
-        return _LyingConsumer(self, self._inner.consumer(queues))
+        return _BuggyConsumer(self, self._inner.consumer(queues))
 
     def stats(self, queue: str) -> QueueStats:
         return self._inner.stats(queue)
@@ -134,8 +134,8 @@ class _Liar(Backend):
         self._inner.close()
 
 
-class _LyingConsumer(Consumer):
-    def __init__(self, backend: _Liar, inner: Consumer) -> None:
+class _BuggyConsumer(Consumer):
+    def __init__(self, backend: _BuggyBackend, inner: Consumer) -> None:
         self._backend = backend
         self._inner = inner
         self.queues = inner.queues
@@ -166,39 +166,39 @@ class _LyingConsumer(Consumer):
         self._inner.close()
 
 
-@_lie("half-lost", "loses every second job, and stores the others twice: as many are run as were enqueued")
-class _HalfLost(_Liar):
+@_plant("half-lost", "loses every second job, and stores the others twice: as many are run as were enqueued")
+class _HalfLost(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [] if self.next() % 2 else [job, _twin(job)]
 
 
-@_lie("stored-twice", "stores every job twice")
-class _StoredTwice(_Liar):
+@_plant("stored-twice", "stores every job twice")
+class _StoredTwice(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job, _twin(job)]
 
 
-@_lie("twin-left", "stores every job a second time, where nobody will ever see it run")
-class _TwinLeft(_Liar):
+@_plant("twin-left", "stores every job a second time, where nobody will ever see it run")
+class _TwinLeft(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job, NewJob(job.body, new_id(), job.priority, _FOR_GOOD, job.ttr)]
 
 
-@_lie("twin-uncounted", "stores every job a second time, where nobody will ever see it run, and counts none of these")
+@_plant("twin-uncounted", "stores every job a second time, where nobody will ever see it run, and counts none of these")
 class _TwinUncounted(_TwinLeft):
     def stats(self, queue: str) -> QueueStats:
         return msgspec.structs.replace(self._inner.stats(queue), delayed=0)
 
 
-@_lie("shadowed", "stores every job a second time in another queue, which nobody works off")
-class _Shadowed(_Liar):
+@_plant("shadowed", "stores every job a second time in another queue, which nobody works off")
+class _Shadowed(_BuggyBackend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         self._inner.enqueue(f"{queue}.shadow", [_twin(job) for job in jobs])
         return super().enqueue(queue, jobs, connection=connection)
 
 
-@_lie("buried-for-acked", "buries every second job that is acked, and cannot say what it holds")
-class _BuriedForAcked(_Liar):
+@_plant("buried-for-acked", "buries every second job that is acked, and cannot say what it holds")
+class _BuriedForAcked(_BuggyBackend):
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         return [
             Bury(verdict.lease) if isinstance(verdict, Ack) and self.next() % 2 else verdict for verdict in verdicts
@@ -208,8 +208,10 @@ class _BuriedForAcked(_Liar):
         return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES), paused_for=None)
 
 
-@_lie("kept-back", "never hands out nine of ten jobs to a worker or to whoever asks for several, and still counts them")
-class _KeptBack(_Liar):
+@_plant(
+    "kept-back", "never hands out nine of ten jobs to a worker or to whoever asks for several, and still counts them"
+)
+class _KeptBack(_BuggyBackend):
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:
         if limit == 1:
             return leases
@@ -221,13 +223,13 @@ class _KeptBack(_Liar):
         return Bury(lease)
 
 
-@_lie("swallowed", "deletes nine of ten jobs when a worker asks for them, or somebody asks for several")
+@_plant("swallowed", "deletes nine of ten jobs when a worker asks for them, or somebody asks for several")
 class _Swallowed(_KeptBack):
     def hidden(self, lease: Lease) -> Verdict:
         return Ack(lease)
 
 
-@_lie(
+@_plant(
     "kept-secretly",
     "never hands out nine of ten jobs to a worker or to whoever asks for several, and counts none at all",
 )
@@ -236,8 +238,8 @@ class _KeptSecretly(_KeptBack):
         return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES, 0), paused_for=None)
 
 
-@_lie("counts-nothing", "loses every tenth job, and cannot say what it holds")
-class _CountsNothing(_Liar):
+@_plant("counts-nothing", "loses every tenth job, and cannot say what it holds")
+class _CountsNothing(_BuggyBackend):
     def stored(self, job: NewJob) -> list[NewJob]:
         return [job] if self.next() % 10 else []
 
@@ -245,8 +247,8 @@ class _CountsNothing(_Liar):
         return QueueStats(queue=queue, **dict.fromkeys(STORED_STATES), paused_for=None)
 
 
-@_lie("acks-forgotten", "says yes to every second ack, and hands the job out again")
-class _AcksForgotten(_Liar):
+@_plant("acks-forgotten", "says yes to every second ack, and hands the job out again")
+class _AcksForgotten(_BuggyBackend):
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:
         return [
             GiveBack(verdict.lease) if isinstance(verdict, Ack) and self.next() % 2 else verdict for verdict in verdicts

@@ -38,7 +38,7 @@ _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 _processes = multiprocessing.get_context("forkserver")
 
 
-class HandFailed(MultiqError, RuntimeError):
+class ProcessFailed(MultiqError, RuntimeError):
     """A process or thread of the bench could not do its work; the message is its last words."""
 
 
@@ -69,7 +69,7 @@ def preload(modules: Sequence[str]) -> None:
     process.join()
 
 
-class Hand(Generic[R]):
+class LoadProcess(Generic[R]):
     """Does one function's work: gets ready, waits to be let go, brings back its result."""
 
     def __init__(self, url: str, function: Callable[..., R], arguments: tuple[Any, ...], *, is_process: bool) -> None:
@@ -89,7 +89,7 @@ class Hand(Generic[R]):
         self._line.send(None)
 
     def result(self, patience: float) -> Done[R]:
-        """What it brought back. Raises ``HandFailed``, also when that takes longer than *patience* seconds."""
+        """What it brought back. Raises ``ProcessFailed``, also when that takes longer than *patience* seconds."""
         done: Done[R] = self._receive(patience)
         self._line.close()
         self._runner.join()
@@ -105,16 +105,16 @@ class Hand(Generic[R]):
     def _receive(self, patience: float) -> Any:
         try:
             if not self._line.poll(patience):
-                raise HandFailed(f"nothing came back within {patience:.0f} s")
+                raise ProcessFailed(f"nothing came back within {patience:.0f} s")
             answer = self._line.recv()
         except (EOFError, OSError) as exc:
-            raise HandFailed("a process of the bench died in its work") from exc
+            raise ProcessFailed("a process of the bench died in its work") from exc
         if isinstance(answer, str):
-            raise HandFailed(answer)
+            raise ProcessFailed(answer)
         return answer
 
 
-class WorkerHand:
+class WorkerProcess:
     """A ``multiq.Worker`` with its supervisor; without processes, as many threads of this process."""
 
     def __init__(self, url: str, options: WorkerOptions, *, is_process: bool) -> None:
@@ -135,7 +135,7 @@ class WorkerHand:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """As SIGTERM does, and wait for its end. Raises ``HandFailed`` if it does not end, or not well."""
+        """As SIGTERM does, and wait for its end. Raises ``ProcessFailed`` if it does not end, or not well."""
         for worker in self._workers:
             worker.stop()
         for thread in self._threads:
@@ -146,7 +146,7 @@ class WorkerHand:
             code = self._process.exitcode
             if code != 0:
                 self.end()
-                raise HandFailed(f"the worker ended with {code}{self._last_words()}")
+                raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
         """End it, whatever it does; well, if it can be had quickly: so it leaves no folder and no keeper behind."""
@@ -165,26 +165,26 @@ class WorkerHand:
         return ""
 
 
-class Hands:
+class RunProcesses:
     """All hands of one repeat: those that are left are ended with it."""
 
     def __init__(self, url: str, *, are_processes: bool) -> None:
         self._url = url
         self.are_processes = are_processes
-        self._all: list[Hand[Any] | WorkerHand] = []
+        self._all: list[LoadProcess[Any] | WorkerProcess] = []
 
-    def take(self, function: Callable[..., R], *arguments: Any) -> Hand[R]:
+    def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
         """A hand for *function*, which gets an app, what it calls when it is ready, and *arguments*.
 
-        Raises ``HandFailed``.
+        Raises ``ProcessFailed``.
         """
-        hand: Hand[R] = Hand(self._url, function, arguments, is_process=self.are_processes)
-        self._all.append(hand)
-        return hand
+        process: LoadProcess[R] = LoadProcess(self._url, function, arguments, is_process=self.are_processes)
+        self._all.append(process)
+        return process
 
-    def hire(self, options: WorkerOptions) -> WorkerHand:
+    def start_worker(self, options: WorkerOptions) -> WorkerProcess:
         """A worker, not yet at work when this returns."""
-        worker = WorkerHand(self._url, options, is_process=self.are_processes)
+        worker = WorkerProcess(self._url, options, is_process=self.are_processes)
         self._all.append(worker)
         return worker
 
@@ -192,8 +192,8 @@ class Hands:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for hand in self._all:
-            hand.end()
+        for process in self._all:
+            process.end()
 
 
 # --- in the process of a hand ----------------------------------------------------------------------------

@@ -42,7 +42,7 @@ class Violation(msgspec.Struct, frozen=True):
     """One of them, in a sentence: job, times, who."""
 
 
-class Accounting(msgspec.Struct, frozen=True):
+class Verification(msgspec.Struct, frozen=True):
     """What became of the jobs of one repeat."""
 
     enqueued: int
@@ -56,7 +56,7 @@ class Accounting(msgspec.Struct, frozen=True):
     """What was looked for: an order that nobody promised is not."""
 
 
-class Sample(msgspec.Struct, frozen=True):
+class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"}):
     """One repeat of one workload on one contestant."""
 
     started: float
@@ -64,7 +64,7 @@ class Sample(msgspec.Struct, frozen=True):
     seconds: float
     metrics: dict[str, float | None]
     """By the metric's name; None: this server does not tell."""
-    accounting: Accounting
+    verification: Verification
     histograms: dict[str, str]
     """By name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64; values in microseconds."""
     timeline: list[tuple[float, float]]
@@ -73,17 +73,17 @@ class Sample(msgspec.Struct, frozen=True):
     """How long a fixed piece of work took beside it, relative to the fastest of the run: 1.0 is a machine at rest."""
 
 
-class Result(msgspec.Struct, frozen=True):
+class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "baseline": "limit"}):
     """All repeats of a workload on a contestant."""
 
-    contestant: str
+    target: str
     workload: str
     """``drain``, ``backlog``...: a page of docs/bench.md has its definition."""
     variant: str
     """What varies within a workload: ``10k``, ``body 64 KB``; empty where nothing does."""
     parameters: dict[str, str | int | float]
     samples: list[Sample]
-    limit: float | None = None
+    baseline: float | None = None
     """What the leanest loop reached, in the unit of the workload's first metric; None: there is none."""
     skipped: str | None = None
     """Why there are no samples: a power that this backend lacks, with its reason."""
@@ -94,7 +94,7 @@ class Result(msgspec.Struct, frozen=True):
         return [value for value in found if value is not None]
 
 
-class Contestant(msgspec.Struct, frozen=True):
+class TargetInfo(msgspec.Struct, frozen=True):
     """A backend in a run."""
 
     name: str
@@ -122,7 +122,7 @@ class Workload(msgspec.Struct, frozen=True):
     """The first one is the headline."""
 
 
-class Report(msgspec.Struct, frozen=True):
+class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     """A whole run."""
 
     version: int
@@ -139,7 +139,7 @@ class Report(msgspec.Struct, frozen=True):
     noise: str | None
     """Why the figures are to be taken with care; None: the machine was calm."""
     workloads: list[Workload]
-    contestants: list[Contestant]
+    targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
     """Jobs that no figure is of: what came before the workloads, and idle workers."""
@@ -153,7 +153,7 @@ class Report(msgspec.Struct, frozen=True):
             (result, violation)
             for result in [*self.warm_ups, *self.results]
             for sample in result.samples
-            for violation in sample.accounting.violations
+            for violation in sample.verification.violations
         ]
 
 

@@ -43,11 +43,11 @@ class Run(NamedTuple):
         return self.end != 0 and not self.failed
 
 
-class JournalFull(RuntimeError):
+class RunLogFull(RuntimeError):
     """More runs than anybody counted on: something hands out the same jobs again and again."""
 
 
-class Journal:
+class RunLog:
     """Where one worker process writes its runs. Its threads may share it; a file is as large as *capacity* says."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
@@ -68,10 +68,10 @@ class Journal:
         Path(name).rename(self.path)  # nobody sees one without its head: a process 0 would be all of the reader's own
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
-        """A run starts now. Returns what ``end`` wants. Raises ``JournalFull``."""
+        """A run starts now. Returns what ``end`` wants. Raises ``RunLogFull``."""
         index = next(self._next)
         if index >= self._capacity:
-            raise JournalFull(f"{self._capacity} runs were expected at most, and this is one more: of job {number}")
+            raise RunLogFull(f"{self._capacity} runs were expected at most, and this is one more: of job {number}")
         offset = _HEAD.size + index * _RECORD.size
         _RECORD.pack_into(self._map, offset, number, time.monotonic_ns(), 0, attempt, fails)
         return offset
@@ -86,7 +86,7 @@ class Journal:
         struct.pack_into("<d", self._map, 16, self._cpu())
 
 
-class JournalReader:
+class RunLogReader:
     """A journal as others see it, also while it is written."""
 
     def __init__(self, path: Path) -> None:
@@ -119,18 +119,18 @@ class JournalReader:
         self._map.close()
 
 
-class Journals:
+class RunLogs:
     """All journals of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._readers: dict[Path, JournalReader] = {}
+        self._readers: dict[Path, RunLogReader] = {}
 
-    def look(self) -> list[JournalReader]:
+    def look(self) -> list[RunLogReader]:
         """Those there are now."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if path not in self._readers:
-                self._readers[path] = JournalReader(path)
+                self._readers[path] = RunLogReader(path)
         return list(self._readers.values())
 
     def ended(self) -> int:

@@ -17,20 +17,20 @@ from multiq.job import describe
 from . import processes
 from .adapter import Profile  # noqa: TC001 - msgspec looks it up
 from .app import BenchApp
-from .report import VERSION, Contestant, Report, Result, Sample
-from .scenario import Stage
+from .report import VERSION, Report, Result, Sample, TargetInfo
+from .scenario import Scenario
 from .targets import PLANTED
-from .verification import account
-from .work import enqueue_in_bulk, leanest
-from .workloads import WORKLOADS, Outcome, Unfit
+from .verification import verify
+from .work import enqueue_in_bulk, measure_baseline
+from .workloads import WORKLOADS, Infeasible, Outcome
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from .environment import Meter
-    from .report import Accounting
-    from .targets import Entrant
+    from .report import Verification
+    from .targets import Target
     from .workloads import Variant, Workload
 
 _UNITS = {"s": 1, "ms": 1000, "us": 1_000_000}
@@ -50,7 +50,7 @@ class Options(msgspec.Struct, frozen=True):
 class Setting(NamedTuple):
     """Where a run happens."""
 
-    entrants: Sequence[Entrant]
+    targets: Sequence[Target]
     folder: Path
     """For journals: on a file system in memory, if there is one."""
     meter: Meter
@@ -69,10 +69,10 @@ class Step(NamedTuple):
         return f"{self.workload.title} ({name})" if name else self.workload.title
 
 
-class Listener(Protocol):
+class OnProgress(Protocol):
     """Hears how a run gets on: what is done on whom, and how many of all seconds, as estimated, are behind it."""
 
-    def __call__(self, what: str, contestant: str, seconds: float, /) -> object: ...
+    def __call__(self, what: str, target: str, seconds: float, /) -> object: ...
 
 
 def steps(options: Options) -> list[Step]:
@@ -87,221 +87,219 @@ def steps(options: Options) -> list[Step]:
     ]
 
 
-def estimate(options: Options, contestants: int) -> float:
+def estimate(options: Options, targets: int) -> float:
     """About how many seconds a run takes, its servers' start aside."""
-    return _idle(options) + contestants * (1.0 + sum(step.variant.seconds for step in steps(options)))
+    return _idle(options) + targets * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
-def run(setting: Setting, options: Options, tell: Listener) -> Report:
+def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
     """Run it all. What one contestant cannot carry out is a violation of its own, and the others go on."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
     with ExitStack() as stack:
         stack.enter_context(_without_warnings())
-        race = _Race(setting, options, tell, stack)
-        results = race.results()
+        in_progress = _RunInProgress(setting, options, on_progress, stack)
+        results = in_progress.results()
     return Report(
         version=VERSION,
         multiq=__version__,
         started_at=began_at.isoformat(timespec="seconds"),
         seconds=time.monotonic() - began,
-        profile=options.profile if any(entrant.is_ours for entrant in setting.entrants) else "as set",
+        profile=options.profile if any(target.is_ours for target in setting.targets) else "as set",
         is_quick=options.is_quick,
         repeats=options.repeats,
         environment=setting.environment,
         noise=setting.meter.verdict(),
         workloads=[workload.definition() for workload in options.workloads],
-        contestants=race.contestants,
+        targets=in_progress.targets,
         results=results,
-        warm_ups=race.warm_ups,
+        warm_ups=in_progress.warm_ups,
         reference=setting.meter.reference,
     )
 
 
-class _Race:
+class _RunInProgress:
     """A run in progress."""
 
-    def __init__(self, setting: Setting, options: Options, tell: Listener, stack: ExitStack) -> None:
-        self._entrants = entrants = setting.entrants
+    def __init__(self, setting: Setting, options: Options, on_progress: OnProgress, stack: ExitStack) -> None:
+        self._targets = targets = setting.targets
         self._options = options
         self._meter = setting.meter
         self._reading = setting.meter.read()  # between two repeats: the end of the one, the beginning of the other
         self._folder = setting.folder
-        self._tell = tell
+        self._on_progress = on_progress
         self._began = time.monotonic()
         self._seconds = 0.0
         self._count = 0
-        self._apps = {entrant.name: stack.enter_context(BenchApp(entrant.url)) for entrant in entrants}
+        self._apps = {target.name: stack.enter_context(BenchApp(target.url)) for target in targets}
         self._samples: dict[tuple[str, str, str], list[Sample]] = {}
-        self._unfit: dict[tuple[str, str, str], str] = {}
-        self._limits: dict[tuple[str, str], list[float]] = {}
+        self._infeasible: dict[tuple[str, str, str], str] = {}
+        self._baselines: dict[tuple[str, str], list[float]] = {}
         processes.preload(sorted({type(app.backend).__module__ for app in self._apps.values()}))
         self.warm_ups: list[Result] = []
-        for entrant in entrants:
-            self._say("warming up", entrant)
-            self._warm_up(entrant)
+        for target in targets:
+            self._say("warming up", target)
+            self._warm_up(target)
         idle = self._watch_idle()
-        self.contestants = [self._contestant(entrant, idle.get(entrant.name)) for entrant in entrants]
+        self.targets = [self._target_info(target, idle.get(target.name)) for target in targets]
 
     def results(self) -> list[Result]:
-        """Take all repeats; the limits before them, and in a full run after them, too."""
-        self._take_limits()
+        """Take all repeats; the baselines before them, and in a full run after them, too."""
+        self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
-            start = index % len(self._entrants)  # nobody is always the one after the idle machine
-            for entrant in [*self._entrants[start:], *self._entrants[:start]]:
-                self._take(step, entrant)
+            start = index % len(self._targets)  # nobody is always the one after the idle machine
+            for target in [*self._targets[start:], *self._targets[:start]]:
+                self._take(step, target)
         if not self._options.is_quick:
-            self._take_limits()
+            self._measure_baselines()
         return [
-            self._result(entrant, workload, variant)
+            self._result(target, workload, variant)
             for workload in self._options.workloads
             for variant in workload.variants(is_quick=self._options.is_quick)
-            for entrant in self._entrants
+            for target in self._targets
         ]
 
     # --- repeats ---
 
-    def _take(self, step: Step, entrant: Entrant) -> None:
+    def _take(self, step: Step, target: Target) -> None:
         workload, variant = step
-        if workload.lacks(self._apps[entrant.name].backend.capabilities, variant.parameters) is None:
-            self._say(step.title, entrant)
-            key = (entrant.name, workload.name, variant.name)
+        if workload.lacks(self._apps[target.name].backend.capabilities, variant.parameters) is None:
+            self._say(step.title, target)
+            key = (target.name, workload.name, variant.name)
             try:
-                self._samples.setdefault(key, []).append(self._sample(step, entrant))
-            except Unfit as exc:
-                self._unfit[key] = str(exc)
+                self._samples.setdefault(key, []).append(self._sample(step, target))
+            except Infeasible as exc:
+                self._infeasible[key] = str(exc)
         self._seconds += variant.seconds
 
-    def _sample(self, step: Step, entrant: Entrant) -> Sample:
+    def _sample(self, step: Step, target: Target) -> Sample:
         before = self._reading
         started = time.monotonic() - self._began
-        outcome, accounting = self._perform(step, entrant)
+        outcome, verification = self._perform(step, target)
         seconds = time.monotonic() - self._began - started
         self._reading = self._meter.read()
         return Sample(
             started=started,
             seconds=seconds,
             metrics={metric.name: outcome.metrics.get(metric.name) for metric in step.workload.metrics},
-            accounting=accounting,
+            verification=verification,
             histograms=outcome.histograms,
             timeline=outcome.timeline,
             calm=self._meter.calm([before, self._reading]),
         )
 
-    def _perform(self, step: Step, entrant: Entrant) -> tuple[Outcome, Accounting]:
+    def _perform(self, step: Step, target: Target) -> tuple[Outcome, Verification]:
         """The work itself, with its proof, in a queue and a folder of its own."""
         outcome = Outcome({})
-        stage = self._stage(entrant, step.workload.name)
+        scenario = self._scenario(target, step.workload.name)
         try:
-            outcome = step.workload.run(stage, step.variant.parameters)
-        except Unfit:
-            stage.empty()  # what was put until then
-            self._note_aside(entrant, step.workload.name, account(stage.close()))
+            outcome = step.workload.run(scenario, step.variant.parameters)
+        except Infeasible:
+            scenario.empty()  # what was put until then
+            self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it was: this figure cannot be had, and the report says why
-            stage.evidence.complaint = describe(exc)
-        return outcome, account(stage.close())
+            scenario.evidence.complaint = describe(exc)
+        return outcome, verify(scenario.close())
 
-    def _result(self, entrant: Entrant, workload: Workload, variant: Variant) -> Result:
-        key = (entrant.name, workload.name, variant.name)
-        lacks = workload.lacks(self._apps[entrant.name].backend.capabilities, variant.parameters)
-        limits = self._limits.get((entrant.name, workload.limit)) if workload.limit is not None else None
+    def _result(self, target: Target, workload: Workload, variant: Variant) -> Result:
+        key = (target.name, workload.name, variant.name)
+        lacks = workload.lacks(self._apps[target.name].backend.capabilities, variant.parameters)
+        baselines = self._baselines.get((target.name, workload.baseline)) if workload.baseline is not None else None
         return Result(
-            contestant=entrant.name,
+            target=target.name,
             workload=workload.name,
             variant=variant.name,
             parameters=dict(variant.parameters),
             samples=self._samples.get(key, []),
-            limit=median(limits) if limits else None,
-            skipped=lacks or self._unfit.get(key),
+            baseline=median(baselines) if baselines else None,
+            skipped=lacks or self._infeasible.get(key),
         )
 
     # --- what belongs to a contestant ---
 
-    def _warm_up(self, entrant: Entrant) -> None:
+    def _warm_up(self, target: Target) -> None:
         """Connections, scripts, tables, and the first pages of everything: nobody's first repeat pays for them."""
-        stage = self._stage(entrant, "warm-up")
+        scenario = self._scenario(target, "warm-up")
         try:
-            stage.enqueue(enqueue_in_bulk, 0, _WARM_UP)
-            with stage.working(1) as crew:
-                stage.drain(crew)
+            scenario.enqueue(enqueue_in_bulk, 0, _WARM_UP)
+            with scenario.working(1) as running:
+                scenario.drain(running)
         finally:
-            evidence = stage.close()
-        self._note_aside(entrant, "warm-up", account(evidence))
+            evidence = scenario.close()
+        self._record_aside(target, "warm-up", verify(evidence))
 
-    def _note_aside(self, entrant: Entrant, what: str, accounting: Accounting) -> None:
+    def _record_aside(self, target: Target, what: str, verification: Verification) -> None:
         """Jobs that no figure is of: they are accounted for as all others are."""
         sample = Sample(
             started=time.monotonic() - self._began,
             seconds=0.0,
             metrics={},
-            accounting=accounting,
+            verification=verification,
             histograms={},
             timeline=[],
             calm=1.0,
         )
-        self.warm_ups.append(
-            Result(contestant=entrant.name, workload=what, variant="", parameters={}, samples=[sample])
-        )
+        self.warm_ups.append(Result(target=target.name, workload=what, variant="", parameters={}, samples=[sample]))
 
     def _watch_idle(self) -> dict[str, float | None]:
         """Requests a second of one idle worker each, all of them at the same time: that takes nobody's time."""
         seconds = _idle(self._options)
         if not seconds:
             return {}
-        stages = {}
+        adapters = {}
         with ExitStack() as stack:
-            for entrant in self._entrants:
-                self._say("starting an idle worker", entrant)
-                stage = self._stage(entrant, "idle")
-                stack.callback(self._close_idle, stage, entrant)
-                crew = stack.enter_context(stage.working(1))
-                crew.wait_until_ready(1)
-                stages[entrant.name] = entrant.place
-            before = {name: place.counters() for name, place in stages.items()}
-            self._tell("watching idle workers", "", self._seconds)
+            for target in self._targets:
+                self._say("starting an idle worker", target)
+                scenario = self._scenario(target, "idle")
+                stack.callback(self._close_idle, scenario, target)
+                running = stack.enter_context(scenario.working(1))
+                running.wait_until_ready(1)
+                adapters[target.name] = target.adapter
+            before = {name: adapter.counters() for name, adapter in adapters.items()}
+            self._on_progress("watching idle workers", "", self._seconds)
             time.sleep(seconds)
-            spent = {name: place.counters().since(before[name]).commands for name, place in stages.items()}
+            spent = {name: adapter.counters().since(before[name]).commands for name, adapter in adapters.items()}
         self._seconds += seconds
         return {name: None if commands is None else commands / seconds for name, commands in spent.items()}
 
-    def _close_idle(self, stage: Stage, entrant: Entrant) -> None:
-        self._note_aside(entrant, "idle", account(stage.close()))
+    def _close_idle(self, scenario: Scenario, target: Target) -> None:
+        self._record_aside(target, "idle", verify(scenario.close()))
 
-    def _take_limits(self) -> None:
+    def _measure_baselines(self) -> None:
         """The leanest loops on each server, where a workload of this run is set beside one."""
-        wanted = [workload.limit for workload in self._options.workloads if workload.limit is not None]
-        for entrant in self._entrants if wanted else ():
-            if entrant.backend == PLANTED:
+        wanted = [workload.baseline for workload in self._options.workloads if workload.baseline is not None]
+        for target in self._targets if wanted else ():
+            if target.backend == PLANTED:
                 continue
-            self._say("the limit", entrant)
+            self._say("baseline", target)
             scale = 1 if self._options.is_quick else 10
-            with processes.Hands(entrant.url, are_processes=True) as own:
-                hand = own.take(leanest, entrant.backend, 300 * scale, 2_000 * scale)
-                hand.go()
-                for name, speed in hand.result(120.0).result.items():
-                    self._limits.setdefault((entrant.name, name), []).append(speed)
+            with processes.RunProcesses(target.url, are_processes=True) as own:
+                process = own.take(measure_baseline, target.backend, 300 * scale, 2_000 * scale)
+                process.go()
+                for name, speed in process.result(120.0).result.items():
+                    self._baselines.setdefault((target.name, name), []).append(speed)
             self._seconds += 0.5
 
-    def _contestant(self, entrant: Entrant, idle: float | None) -> Contestant:
-        return Contestant(
-            name=entrant.name,
-            backend=entrant.backend,
-            server=entrant.place.version(),
-            is_ours=entrant.is_ours,
-            durability=entrant.place.durability(),
-            promises=_promises(self._apps[entrant.name]),
+    def _target_info(self, target: Target, idle: float | None) -> TargetInfo:
+        return TargetInfo(
+            name=target.name,
+            backend=target.backend,
+            server=target.adapter.version(),
+            is_ours=target.is_ours,
+            durability=target.adapter.durability(),
+            promises=_promises(self._apps[target.name]),
             idle_commands=idle,
         )
 
-    def _stage(self, entrant: Entrant, word: str) -> Stage:
+    def _scenario(self, target: Target, word: str) -> Scenario:
         self._count += 1
         word = f"{word}-{self._count}"
-        own = "" if entrant.is_ours else entrant.prefix
-        return Stage(self._apps[entrant.name], entrant.place, entrant.queue(word), self._folder / word, own=own)
+        own = "" if target.is_ours else target.prefix
+        return Scenario(self._apps[target.name], target.adapter, target.queue(word), self._folder / word, own=own)
 
-    def _say(self, what: str, entrant: Entrant) -> None:
-        self._tell(what, entrant.name, self._seconds)
+    def _say(self, what: str, target: Target) -> None:
+        self._on_progress(what, target.name, self._seconds)
 
 
 def _step(seconds: float) -> str:

@@ -12,8 +12,8 @@ import msgspec
 from multiq.backend import STORED_STATES, State
 
 from .adapter import Counters
-from .processes import Hands, WorkerOptions
-from .run_log import Journals
+from .processes import RunProcesses, WorkerOptions
+from .run_log import RunLogs
 from .verification import Evidence, Sent
 from .work import numbers_of, sweep
 
@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from multiq.backend.capabilities import Capabilities
 
-    from .adapter import Place
+    from .adapter import Adapter
     from .app import BenchApp
-    from .processes import Hand, WorkerHand
+    from .processes import LoadProcess, WorkerProcess
     from .run_log import Run
 
 R = TypeVar("R")
@@ -67,12 +67,12 @@ class Cost(msgspec.Struct):
         }
 
 
-class Crew:
+class RunningWorker:
     """A worker and its journals."""
 
-    def __init__(self, worker: WorkerHand, journals: Journals) -> None:
+    def __init__(self, worker: WorkerProcess, run_logs: RunLogs) -> None:
         self.worker = worker
-        self.journals = journals
+        self.run_logs = run_logs
 
     def wait_until_ready(self, processes: int) -> None:
         """Until all of its processes have begun to reserve."""
@@ -82,7 +82,7 @@ class Crew:
     def wait_until_begun(self, processes: int = 1) -> None:
         """Until so many of its processes have a journal."""
         give_up_at = time.monotonic() + _START
-        while len(self.journals.look()) < processes and time.monotonic() < give_up_at:
+        while len(self.run_logs.look()) < processes and time.monotonic() < give_up_at:
             time.sleep(_LOOK)
 
     def wait_until_ended(self, runs: int) -> None:
@@ -91,26 +91,26 @@ class Crew:
         ended, changed_at = 0, time.monotonic()
         while ended < runs and time.monotonic() - changed_at < PATIENCE:
             time.sleep(_LOOK)
-            before, ended = ended, self.journals.ended()
+            before, ended = ended, self.run_logs.ended()
             if ended != before:
                 changed_at = time.monotonic()
 
 
-class Stage:
+class Scenario:
     """What a workload works with. *app* is this process's own, for looking and tidying up; *folder* is made here."""
 
-    def __init__(self, app: BenchApp, place: Place, queue: str, folder: Path, *, own: str = "") -> None:
+    def __init__(self, app: BenchApp, adapter: Adapter, queue: str, folder: Path, *, own: str = "") -> None:
         """*own* is what the names of queues begin with that nobody but this run can have made."""
         self.app = app
         self.queue = queue
         self._own = own
         self._there_before = set(app.backend.queues())
         self.evidence = Evidence(sent=[], runs=[])
-        self._place = place
+        self._adapter = adapter
         self._folder = folder
         folder.mkdir()
-        self._hands = Hands(app.url, are_processes=self.capabilities.shared is True)
-        self._journals: list[Journals] = []
+        self._processes = RunProcesses(app.url, are_processes=self.capabilities.shared is True)
+        self._run_logs: list[RunLogs] = []
 
     @property
     def capabilities(self) -> Capabilities:
@@ -123,17 +123,17 @@ class Stage:
 
     # --- doing ---
 
-    def take(self, function: Callable[..., R], *arguments: Any) -> Hand[R]:
+    def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
         """A hand, ready to do *function* on this repeat's queue."""
-        return self._hands.take(function, self.queue, *arguments)
+        return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
         """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
-        hand = self.take(function, *arguments)
+        process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
-            hand.go()
-            done = hand.result(patience)
+            process.go()
+            done = process.result(patience)
         cost.cpu = done.cpu
         cost.seconds = (done.result[-1].returned - done.result[0].called) / 1e9
         self.evidence.sent += done.result
@@ -142,41 +142,43 @@ class Stage:
     @contextlib.contextmanager
     def measured(self, cost: Cost) -> Iterator[None]:
         """Note what the server counts meanwhile, and the time."""
-        cost.before = self._place.counters()
+        cost.before = self._adapter.counters()
         began = time.monotonic()
         yield
         cost.seconds = time.monotonic() - began
-        cost.after = self._place.counters()
+        cost.after = self._adapter.counters()
 
     @contextlib.contextmanager
-    def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[Crew]:
+    def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
         """A worker of so many processes, stopped at the end. Its runs, and its CPU time, are noted then.
 
         *runs* is how many to expect, if not one for each job that was enqueued already.
         """
-        folder = self._folder / f"journals-{len(self._journals)}"
+        folder = self._folder / f"journals-{len(self._run_logs)}"
         folder.mkdir()
-        journals = Journals(folder)
-        self._journals.append(journals)
+        run_logs = RunLogs(folder)
+        self._run_logs.append(run_logs)
         capacity = 4 * (self.enqueued if runs is None else runs) + 1000
-        crew = Crew(self._hands.hire(WorkerOptions(self.queue, folder, capacity, processes)), journals)
+        running = RunningWorker(
+            self._processes.start_worker(WorkerOptions(self.queue, folder, capacity, processes)), run_logs
+        )
         try:
-            yield crew
-            crew.worker.stop()
+            yield running
+            running.worker.stop()
         finally:
-            self.evidence.runs += journals.runs()
+            self.evidence.runs += run_logs.runs()
         if cost is not None and cost.cpu is not None:
-            cpu = journals.cpu()
+            cpu = run_logs.cpu()
             cost.cpu = None if cpu is None else cost.cpu + cpu
 
-    def drain(self, crew: Crew, runs: int | None = None) -> None:
+    def drain(self, running: RunningWorker, runs: int | None = None) -> None:
         """Wait until *runs* of them (if not one for each job) have ended and the store has nothing left."""
         expected = self.enqueued if runs is None else runs
-        crew.wait_until_begun()
+        running.wait_until_begun()
         ended, changed_at = -1, time.monotonic()
         while ended <= _again_and_again(expected):
             now, before = time.monotonic(), ended
-            ended = crew.journals.ended()
+            ended = running.run_logs.ended()
             if ended != before:
                 changed_at = now
             if ended < expected and now - changed_at < _QUIET:
@@ -214,9 +216,9 @@ class Stage:
 
     def close(self) -> Evidence:
         """End all hands, ask the store what it has left, and remove that. Returns all that is known."""
-        self._hands.__exit__()
-        for journals in self._journals:
-            journals.close()
+        self._processes.__exit__()
+        for run_logs in self._run_logs:
+            run_logs.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.evidence.left = self._counts()
         found = self._numbers()  # asked for, whatever the store counts

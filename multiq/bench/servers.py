@@ -35,7 +35,7 @@ _ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed, and us
 _LOG_SHOWN = 3000  # characters
 
 #: reads "+pid" or "+folder" for what begins to be, "-pid" or "-folder" for what has ended
-_SHEPHERD = """
+_REAPER = """
 import os, shutil, signal, sys
 alive = set()
 for line in sys.stdin:
@@ -218,7 +218,7 @@ class Server(ABC):
         _shepherd.tell(f"-{process.pid}")
 
 
-class _Shepherd:
+class _Reaper:
     """Ends and removes what is left when this process dies without a chance to tidy up, as by SIGKILL."""
 
     def __init__(self) -> None:
@@ -229,7 +229,7 @@ class _Shepherd:
         if self._is_over:
             return  # this process tidies up at its very end, and there is nothing left to do
         if self._process is None:
-            command = [sys.executable, "-S", "-c", _SHEPHERD]
+            command = [sys.executable, "-S", "-c", _REAPER]
             self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
                 command, stdin=subprocess.PIPE, text=True, start_new_session=True
             )
@@ -243,4 +243,4 @@ class _Shepherd:
         process.communicate()
 
 
-_shepherd = _Shepherd()
+_shepherd = _Reaper()

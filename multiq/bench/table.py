@@ -17,7 +17,7 @@ from .figures import (
     number,
     proof,
     sentence,
-    share_of_limit,
+    share_of_baseline,
     speeds,
     summary,
     variants,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from .compare import Comparison, Row
-    from .report import Contestant, Metric, Report, Result, Workload
+    from .report import Metric, Report, Result, TargetInfo, Workload
 
 _GAP = 2  # columns between columns
 _SUSPECTS = 10  # figures that look worse and may not be: the worst of them are shown
@@ -76,18 +76,18 @@ def _head(report: Report) -> Iterator[RenderableType]:
     yield Text(safe(", ".join(f"{name} {value}" for name, value in report.environment.items())), style="dim")
     yield Text()
     grid = _grid("", "SERVER", "WHAT IT HAS ACKNOWLEDGED SURVIVES")
-    for contestant in report.contestants:
-        grid.add_row(Text(safe(contestant.name), style="bold"), safe(_server(contestant)), _durability(contestant))
+    for target in report.targets:
+        grid.add_row(Text(safe(target.name), style="bold"), safe(_server(target)), _durability(target))
     yield grid
 
 
-def _server(contestant: Contestant) -> str:
-    return contestant.server if contestant.is_ours else f"{contestant.server}, yours"
+def _server(target: TargetInfo) -> str:
+    return target.server if target.is_ours else f"{target.server}, yours"
 
 
-def _durability(contestant: Contestant) -> Text:
-    settings = ", ".join(f"{name} {value}" for name, value in contestant.durability.settings.items())
-    text = Text(safe(contestant.durability.survives))
+def _durability(target: TargetInfo) -> Text:
+    settings = ", ".join(f"{name} {value}" for name, value in target.durability.settings.items())
+    text = Text(safe(target.durability.survives))
     return text.append(f" ({safe(settings)})", style="dim") if settings else text
 
 
@@ -98,7 +98,7 @@ def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int
     """The workload's table, as several below each other if the contestants do not fit beside each other."""
     rows = _rows(workload, by_variant)
     first = max(row[0].cell_len for row in rows)
-    names = list(dict.fromkeys(result.contestant for results in by_variant.values() for result in results))
+    names = list(dict.fromkeys(result.target for results in by_variant.values() for result in results))
     cells = [max(len(name), *(row[1][name].cell_len for row in rows if name in row[1])) for name in map(safe, names)]
     for start, end in _chunks(first, cells, width):
         grid = _grid("", *map(safe, names[start:end]), right=True)
@@ -127,8 +127,8 @@ def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple
             rows.append((Text(safe(variant), style="italic"), {}))
         for metric in speeds(workload):
             rows.append((Text(safe(label(metric))), _cells(results, metric)))
-            if metric is workload.metrics[0] and any(result.limit for result in results):
-                rows.append((Text("of the limit"), _shares(results, metric)))
+            if metric is workload.metrics[0] and any(result.baseline for result in results):
+                rows.append((Text("of the baseline"), _shares(results, metric)))
         if index == 0:
             rows += [
                 (Text(safe(label(metric)), style="dim"), _cells(results, metric, style="dim"))
@@ -143,12 +143,12 @@ def _cells(results: Sequence[Result], metric: Metric, style: str = "") -> dict[s
     for result in results:
         found = summary(result, metric)
         text = UNKNOWN if found is None else (number(found.median) if style else str(found))
-        cells[safe(result.contestant)] = Text(text, style="bold green" if result.contestant == winner else style)
+        cells[safe(result.target)] = Text(text, style="bold green" if result.target == winner else style)
     return cells
 
 
 def _shares(results: Sequence[Result], headline: Metric) -> dict[str, Text]:
-    shares = {safe(result.contestant): share_of_limit(result, headline) for result in results}
+    shares = {safe(result.target): share_of_baseline(result, headline) for result in results}
     return {name: Text(UNKNOWN if share is None else f"{share:.0%}") for name, share in shares.items()}
 
 
@@ -156,7 +156,7 @@ def _skipped(by_variant: dict[str, list[Result]]) -> Iterator[Text]:
     for variant, results in by_variant.items():
         for result in results:
             if result.skipped:
-                place = f"{result.contestant}, {variant}" if variant else result.contestant
+                place = f"{result.target}, {variant}" if variant else result.target
                 yield Text(safe(f"not on {place}: {result.skipped}"), style="yellow")
 
 

@@ -18,7 +18,7 @@ from multiq.backend.registry import ALIASES, installed, load, load_driver, open_
 from multiq.errors import BackendNotInstalled, MultiqError
 from multiq.settings.url import redact, split
 
-from .adapter import GROUP, Bench, Durability, Place
+from .adapter import GROUP, Adapter, Bench, Durability
 from .environment import file_system_of, is_volatile
 
 if TYPE_CHECKING:
@@ -48,29 +48,29 @@ class QueueLeftBehind(MultiqError):
     """A run's queue could not be removed from a server that is not ours."""
 
 
-class Entrant(msgspec.Struct):
+class Target(msgspec.Struct):
     """A backend in a run, and the queues that the run has there."""
 
     name: str
     """As it was given, a URL masked; numbered where the run would have it twice."""
     backend: str
     """The driver's: ``redis``."""
-    place: Place
+    adapter: Adapter
     is_ours: bool
     """Whether nobody else's jobs are there."""
-    mark: str
+    run_id: str
     """What sets the queues of this run apart from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
     """Those that were asked for so far."""
 
     @property
     def url(self) -> str:
-        return self.place.url
+        return self.adapter.url
 
     @property
     def prefix(self) -> str:
         """What the names of all queues of this run begin with."""
-        return f"multiq.bench.{self.mark}."
+        return f"multiq.bench.{self.run_id}."
 
     def queue(self, word: str) -> str:
         """A queue of this run. Raises ``QueueInUse`` where it holds jobs the first time, ``BackendError``."""
@@ -88,7 +88,7 @@ class Entrant(msgspec.Struct):
         with open_backend(self.url) as backend:
             while self.queues:
                 _remove(backend, self.queues[-1], self.name)
-                self.place.sweep(self.queues.pop())
+                self.adapter.sweep(self.queues.pop())
 
     def _refuse_if_used(self, name: str) -> None:
         with open_backend(self.url) as backend:
@@ -100,7 +100,7 @@ class Entrant(msgspec.Struct):
             )
 
 
-class UrlPlace(Place):
+class UrlAdapter(Adapter):
     """A server whose driver brings no bench: it can be measured from outside, and tells nothing."""
 
     def __init__(self, url: str, backend: str) -> None:
@@ -115,7 +115,9 @@ class UrlPlace(Place):
 
 
 @contextmanager
-def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | None = None) -> Iterator[list[Entrant]]:
+def open_targets(
+    given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
+) -> Iterator[list[Target]]:
     """All that run, until the end of the ``with``; *folder* is for the servers that it starts.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
@@ -126,14 +128,14 @@ def enter(given: Sequence[str], profile: Profile, folder: Path, *, mark: str | N
             f"{folder} lies in memory ({file_system_of(folder)}), where nothing can be durable: name a folder on a "
             "disk for the servers, as in TMPDIR=/var/tmp multiq bench ..."
         )
-    entrants: list[Entrant] = []
+    targets: list[Target] = []
     with ExitStack() as stack:
         for number, (name, text) in enumerate(zip(_shown(given), given, strict=True)):
-            place, backend = _place(text, profile, folder / str(number), stack)
-            entrant = Entrant(name, backend, place, _is_ours(text), mark or os.urandom(5).hex())
-            stack.callback(entrant.remove_queues)
-            entrants.append(entrant)
-        yield entrants
+            adapter, backend = _adapter(text, profile, folder / str(number), stack)
+            target = Target(name, backend, adapter, _is_ours(text), run_id or os.urandom(5).hex())
+            stack.callback(target.remove_queues)
+            targets.append(target)
+        yield targets
 
 
 def load_bench(backend: str) -> type[Bench] | None:
@@ -144,15 +146,15 @@ def load_bench(backend: str) -> type[Bench] | None:
     return cast("type[Bench]", load(GROUP, backend))
 
 
-def _place(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple[Place, str]:
+def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple[Adapter, str]:
     """A place that lives as long as the *stack*, and its driver's name."""
     if text.startswith(f"{PLANTED}:"):
-        return UrlPlace(f"{PLANTED}://{text.partition(':')[2].lstrip('/')}", PLANTED), PLANTED
+        return UrlAdapter(f"{PLANTED}://{text.partition(':')[2].lstrip('/')}", PLANTED), PLANTED
     if "://" in text:
         scheme = split(text).scheme.partition("+")[0]
         backend = ALIASES.get(scheme, scheme)
         bench = load_bench(backend)
-        return stack.enter_context(bench.at(text)) if bench else UrlPlace(text, backend), backend
+        return stack.enter_context(bench.at(text)) if bench else UrlAdapter(text, backend), backend
     return stack.enter_context(_startable(text).throwaway(_made(folder), profile)), text
 
 

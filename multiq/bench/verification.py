@@ -16,7 +16,7 @@ import msgspec
 
 from multiq.formatting import many
 
-from .report import Accounting, Violation
+from .report import Verification, Violation
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -72,33 +72,33 @@ class Evidence(msgspec.Struct, kw_only=True):
     """With a complaint: all jobs were worked off, and only the figure is missing."""
 
 
-def account(evidence: Evidence) -> Accounting:
+def verify(evidence: Evidence) -> Verification:
     """What became of the jobs."""
-    ledger = _Ledger(evidence)
+    verifier = _Verifier(evidence)
     found = [
-        ledger.failed(),
-        ledger.lost(),
-        ledger.doubled(),
-        ledger.early(),
-        ledger.out_of_order(),
-        ledger.overlap(),
-        ledger.invented(),
-        ledger.left_over(),
+        verifier.failed(),
+        verifier.lost(),
+        verifier.doubled(),
+        verifier.early(),
+        verifier.out_of_order(),
+        verifier.overlap(),
+        verifier.invented(),
+        verifier.left_over(),
     ]
     checked = ["lost", "doubled", "early", "overlap", "invented", "left over"]
     if evidence.in_order:
         checked.insert(3, "out of order")
-    return Accounting(
-        enqueued=ledger.enqueued,
-        finished=ledger.enqueued - len(ledger.missing),
+    return Verification(
+        enqueued=verifier.enqueued,
+        finished=verifier.enqueued - len(verifier.missing),
         runs=len(evidence.runs),
-        explained=ledger.explained,
+        explained=verifier.explained,
         violations=[violation for violation in found if violation is not None],
         checked=checked,
     )
 
 
-class _Ledger:
+class _Verifier:
     """The evidence by job. Each question is a method; its answer is a violation, or None."""
 
     def __init__(self, evidence: Evidence) -> None:
@@ -106,18 +106,18 @@ class _Ledger:
         self._sent = sorted(evidence.sent)
         self._firsts = [sent.first for sent in self._sent]
         self.enqueued = sum(sent.jobs for sent in self._sent)
-        self._strangers: list[int] = []
+        self._unknown: list[int] = []
         self._by_number: dict[int, list[Run]] = defaultdict(list)
         for run in sorted(evidence.runs, key=lambda run: run.start):
             if self._sent_with(run.number) is None:
-                self._strangers.append(run.number)
+                self._unknown.append(run.number)
             else:
                 self._by_number[run.number].append(run)
         finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
         self._emptied = bytearray(
             self.enqueued
         )  # how often each job was taken out, up to 255: a million are a megabyte
-        self._strangers += self._note_emptied()
+        self._unknown += self._note_emptied()
         self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
         """Neither run to the end nor taken out of the queue."""
         self.explained = sum(min(len(runs) - 1, self._may_rerun(runs)) for runs in self._by_number.values())
@@ -206,9 +206,9 @@ class _Ledger:
         return Violation("overlap", len(found), example)
 
     def invented(self) -> Violation | None:
-        if not self._strangers:
+        if not self._unknown:
             return None
-        numbers = set(self._strangers)
+        numbers = set(self._unknown)
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and nobody enqueued it")
 
     def left_over(self) -> Violation | None:

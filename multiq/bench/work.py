@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 from multiq.backend import Ack
 from multiq.envelope import ENVELOPE_VERSION, Envelope, decode_envelope, encode_envelope
 
-from .adapter import PUT_AT_ONCE
+from .adapter import PUT_BATCH
 from .run_log import Run
 from .targets import load_bench
 from .verification import Sent
@@ -51,8 +51,8 @@ def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -
     app.queue(queue).stats()
     sent = []
     go()
-    for start in range(first, first + count, PUT_AT_ONCE):
-        size = min(PUT_AT_ONCE, first + count - start)
+    for start in range(first, first + count, PUT_BATCH):
+        size = min(PUT_BATCH, first + count - start)
         called = time.monotonic_ns()
         noop.enqueue_many([(number,) for number in range(start, start + size)])
         sent.append(Sent(start, size, called, time.monotonic_ns()))
@@ -152,7 +152,7 @@ def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[
     return taken
 
 
-class Settling(NamedTuple):
+class SettleTimes(NamedTuple):
     """What a raw consumer's calls took, in ns per job: what the quickest tenth of a kind stays under.
 
     The others were held up by something else on the machine, and say more of that than of us.
@@ -164,7 +164,7 @@ class Settling(NamedTuple):
     runs: list[Run]
 
 
-def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) -> Settling:
+def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) -> SettleTimes:
     """Reserve and ack so many batches with a raw consumer, and as many jobs again one by one."""
     runs: list[Run] = []
     reserving, acking, acking_one = [], [], []
@@ -191,11 +191,11 @@ def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) 
             _check(consumer.settle(verdicts))
             acking_one.append(time.perf_counter_ns() - settling)
             runs.append(_run(lease, now))
-    return Settling(_undisturbed(reserving), _undisturbed(acking), _undisturbed(acking_one), runs)
+    return SettleTimes(_undisturbed(reserving), _undisturbed(acking), _undisturbed(acking_one), runs)
 
 
-def leanest(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
-    """What the leanest loops reach on this server, by the names of ``Limit``'s methods; nothing, if there are none.
+def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
+    """What the baseline's loops reach on this server, by the names of ``Baseline``'s methods; empty without a baseline.
 
     Their jobs have the body that all others have.
     """
@@ -203,15 +203,17 @@ def leanest(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -
     go()
     if bench is None:
         return {}
-    with bench.at(app.url) as place:
-        limit = place.limit(encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [1_000_000]), max_body=_MAX_BODY))
-        if limit is None:
+    with bench.at(app.url) as adapter:
+        baseline = adapter.baseline(
+            encode_envelope(Envelope(ENVELOPE_VERSION, "noop", [1_000_000]), max_body=_MAX_BODY)
+        )
+        if baseline is None:
             return {}
-        with contextlib.closing(limit):
+        with contextlib.closing(baseline):
             return {
-                "put_one_by_one": limit.put_one_by_one(singly),
-                "put_in_batches": limit.put_in_batches(in_batches),
-                "take_in_batches": limit.take_in_batches(),
+                "put_one_by_one": baseline.put_one_by_one(singly),
+                "put_in_batches": baseline.put_in_batches(in_batches),
+                "take_in_batches": baseline.take_in_batches(),
             }
 
 

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from multiq.bench.adapter import Profile
     from multiq.bench.compare import Comparison
     from multiq.bench.report import Report
-    from multiq.bench.runner import Listener, Options
+    from multiq.bench.runner import OnProgress, Options
     from multiq.bench.workloads import Workload
 
 _REPEATS_QUICK, _REPEATS = 2, 5
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no journal is ever written to a disk
+_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - a fresh folder in it; there, no run log is ever written to a disk
 
 
 @click.command(short_help="Compare backends: speed, with every job accounted for.")
@@ -143,24 +143,24 @@ def _list(options: Options) -> None:
 
 
 def _run(given: Sequence[str], options: Options) -> Report:
-    """Servers, folders and all; nothing of it is left, however this ends."""
+    """Start the servers, make the folders, and run. All of them are removed again, however this ends."""
     from multiq.bench import environment, runner, servers, targets
 
     seconds = runner.estimate(options, len(given))
-    note(f"{many(len(given), 'contestant')}, {many(options.repeats, 'repeat')}: this takes about {_minutes(seconds)}")
+    note(f"{many(len(given), 'target')}, {many(options.repeats, 'repeat')}: this takes about {_minutes(seconds)}")
     with ExitStack() as stack:
         folder = stack.enter_context(servers.temporary_folder())
-        journals = stack.enter_context(servers.temporary_folder(_IN_MEMORY if _IN_MEMORY.is_dir() else None))
-        tell = stack.enter_context(_progress(seconds))
-        tell("starting servers", "", 0)
-        entrants = stack.enter_context(targets.enter(given, options.profile, folder))
-        setting = runner.Setting(entrants, journals, environment.Meter(), environment.describe(folder))
-        return runner.run(setting, options, tell)
+        run_logs = stack.enter_context(servers.temporary_folder(_IN_MEMORY if _IN_MEMORY.is_dir() else None))
+        on_progress = stack.enter_context(_progress(seconds))
+        on_progress("starting servers", "", 0)
+        opened = stack.enter_context(targets.open_targets(given, options.profile, folder))
+        setting = runner.Setting(opened, run_logs, environment.Meter(), environment.describe(folder))
+        return runner.run(setting, options, on_progress)
 
 
 @contextmanager
-def _progress(seconds: float) -> Iterator[Listener]:
-    """A bar on standard error while that is a terminal, gone when it is over."""
+def _progress(seconds: float) -> Iterator[OnProgress]:
+    """A progress bar on standard error if that is a terminal, removed at the end."""
     if not sys.stderr.isatty():
         yield lambda *_: None
         return
@@ -173,10 +173,10 @@ def _progress(seconds: float) -> Iterator[Listener]:
     with Progress(*columns, console=out, transient=True, refresh_per_second=4) as bar:
         task = bar.add_task("", total=seconds)
 
-        def tell(what: str, contestant: str, done: float) -> None:
-            bar.update(task, completed=done, description=f"{what}: {contestant}" if contestant else what)
+        def update(what: str, target: str, done: float) -> None:
+            bar.update(task, completed=done, description=f"{what}: {target}" if target else what)
 
-        yield tell
+        yield update
 
 
 def _minutes(seconds: float) -> str:

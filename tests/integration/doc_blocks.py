@@ -10,6 +10,7 @@ What a page can say in a comment right before a block:
 ``<!-- in the background -->``  its last command goes on running until the page ends
 ``<!-- exits with N -->``       its last command is shown to fail, with this code
 ``<!-- prints this -->``        each line that it shows is a line of what it prints, or begins one
+``<!-- exits with N and prints this -->``    both
 ``<!-- with SERVER -->``        the same, and the page has a private server, meant by the usual URL (``SERVERS``)
 """
 
@@ -235,7 +236,7 @@ class PageRun:
         script = block.commands.rstrip()
         if block.note == "in the background":
             script += " &"
-        wanted = re.fullmatch(r"exits with (\d+)", block.note)
+        wanted = re.fullmatch(r"exits with (\d+)( and prints this)?", block.note)
         code = int(wanted[1]) if wanted else 0
         options = [] if wanted else ["-e"]
         log = self._folder / ".output"
@@ -258,7 +259,7 @@ class PageRun:
                 ) from None
         text = log.read_text()
         assert ended_with == code, f"{block}: exit code {ended_with}, not {code}:\n{script}\n{text}"
-        if block.note == "prints this" or block.note.startswith("with "):
+        if block.note.endswith("prints this") or block.note.startswith("with "):
             lines = text.splitlines()
             missing = [shown for shown in block.printed if not any(line.startswith(shown) for line in lines)]
             assert missing == [], f"{block}: is not printed:\n{missing}\n{script}\n{text}"

@@ -10,8 +10,8 @@ from msgspec import structs
 from multiq.backend import NewJob
 from multiq.bench import runner, scenario
 from multiq.bench.environment import Meter
-from multiq.bench.planted import LIES
-from multiq.bench.targets import enter
+from multiq.bench.planted import PLANTED_BUGS
+from multiq.bench.targets import open_targets
 from multiq.bench.workloads import WORKLOADS, Variant, Workload, working
 from multiq.ids import new_id
 
@@ -51,11 +51,11 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repo
     def run(workload: Workload, *names: str) -> Report:
         variants = [_smaller(variant) for variant in workload.variants(is_quick=True)]
         monkeypatch.setattr(type(workload), "variants", lambda _self, *, is_quick: variants)
-        servers, journals = tmp_path / "servers", tmp_path / "journals"
+        servers, run_logs = tmp_path / "servers", tmp_path / "journals"
         servers.mkdir()
-        journals.mkdir()
-        with enter(names, "fast", servers) as entrants:
-            setting = runner.Setting(entrants, journals, Meter(), {})
+        run_logs.mkdir()
+        with open_targets(names, "fast", servers) as targets:
+            setting = runner.Setting(targets, run_logs, Meter(), {})
             options = runner.Options(repeats=1, is_quick=True, workloads=[workload])
             return runner.run(setting, options, lambda *_: None)
 
@@ -76,14 +76,14 @@ def _named(lie: str, workload: str, tmp_path: Path) -> str:
     "workload", [name if name in QUICKEST else pytest.param(name, marks=pytest.mark.long) for name in BY_NAME]
 )
 def test_every_lie_is_noticed(quick: Callable[..., Report], tmp_path: Path, workload: str) -> None:
-    names = {lie: _named(lie, workload, tmp_path) for lie in LIES}
+    names = {lie: _named(lie, workload, tmp_path) for lie in PLANTED_BUGS}
     report = quick(BY_NAME[workload], *names.values())
     for lie, kinds in KINDS.items():
         for where in (workload, "warm-up"):
             found = [
                 violation
                 for result, violation in report.violations
-                if (result.contestant, result.workload) == (names[lie], where)
+                if (result.target, result.workload) == (names[lie], where)
             ]
             assert {violation.kind for violation in found} & kinds, (lie, where, found, report.results)
             assert all(violation.count > 0 for violation in found)
@@ -101,13 +101,13 @@ def test_a_lie_is_noticed_where_the_figure_cannot_be_had(
 
 
 def test_every_lie_has_a_name_for_what_it_is() -> None:
-    assert set(KINDS) == set(LIES)
+    assert set(KINDS) == set(PLANTED_BUGS)
 
 
-@pytest.mark.parametrize("lie", [lie for lie in LIES if lie in {"kept-back", "swallowed", "kept-secretly"}])
+@pytest.mark.parametrize("lie", [lie for lie in PLANTED_BUGS if lie in {"kept-back", "swallowed", "kept-secretly"}])
 def test_what_is_hidden_is_hidden_from_a_worker_that_takes_one_at_a_time(lie: str) -> None:
     # its jobs are slow, as on a busy machine: it never asks for more
-    backend = LIES[lie].open()
+    backend = PLANTED_BUGS[lie].open()
     backend.enqueue("q", [NewJob(b"x", new_id()) for _ in range(40)])
     with backend.consumer(["q"]) as consumer:
         assert sum(len(consumer.exchange([], 1, 0)[1]) for _ in range(40)) == 4

@@ -24,16 +24,16 @@ from multiq.backend.registry import open_backend
 from multiq.bench import servers, targets
 from multiq.bench.adapter import Counters, Profile, Survives
 from multiq.bench.servers import ServerMissing, temporary_folder
-from multiq.bench.targets import QueueInUse, QueueLeftBehind, enter, load_bench
+from multiq.bench.targets import QueueInUse, QueueLeftBehind, load_bench, open_targets
 from multiq.ids import new_ids
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.dsn import Login
+from multiq_mysql.dsn import Dsn
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from multiq.bench.targets import Entrant
+    from multiq.bench.targets import Target
 
 ALL = ("beanstalk", "mysql", "redis", "sqlite")
 BODY = b"x" * 100
@@ -53,9 +53,9 @@ LEVELS: dict[tuple[str, Profile], tuple[Survives, str, str]] = {
 
 START_AND_DIE = """
 import os
-from multiq.bench.targets import enter
+from multiq.bench.targets import open_targets
 from multiq.bench.servers import temporary_folder
-with temporary_folder() as folder, enter(["redis"], "fast", folder) as (entrant,):
+with temporary_folder() as folder, open_targets(["redis"], "fast", folder) as (entrant,):
     print(folder, flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -74,9 +74,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("b")
 
 
-def work(entrant: Entrant, queue: str) -> None:
+def work(target: Target, queue: str) -> None:
     """Enqueue, take and finish ``COUNT`` jobs."""
-    with open_backend(entrant.url) as backend:
+    with open_backend(target.url) as backend:
         backend.enqueue(queue, [NewJob(BODY, job_id) for job_id in new_ids(COUNT)])
         with backend.consumer([queue]) as consumer:
             assert consumer.settle([Ack(lease) for lease in consumer.reserve(COUNT, 0)]) == [None] * COUNT
@@ -90,27 +90,27 @@ def running(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("profile", get_args(Profile))
 def test_each_name_gets_a_server_of_its_own_as_durable_as_the_profile_says(profile: Profile, folder: Path) -> None:
-    with enter(ALL, profile, folder) as entrants:
-        assert [(one.name, one.backend, one.is_ours) for one in entrants] == [(name, name, True) for name in ALL]
-        for entrant in entrants:
-            durability = entrant.place.durability()
-            survives, setting, value = LEVELS[entrant.backend, profile]
+    with open_targets(ALL, profile, folder) as targets:
+        assert [(one.name, one.backend, one.is_ours) for one in targets] == [(name, name, True) for name in ALL]
+        for target in targets:
+            durability = target.adapter.durability()
+            survives, setting, value = LEVELS[target.backend, profile]
             assert (durability.survives, durability.settings[setting]) == (survives, value)
-            assert any(character.isdigit() for character in entrant.place.version())
-            work(entrant, entrant.queue("q"))
+            assert any(character.isdigit() for character in target.adapter.version())
+            work(target, target.queue("q"))
         assert len(running(folder)) == 3
     assert running(folder) == []
 
 
 def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
-    with enter(ALL, "fast", folder) as entrants:
+    with open_targets(ALL, "fast", folder) as targets:
         costs = {}
-        for entrant in entrants:
-            queue = entrant.queue("q")
-            work(entrant, queue)  # connections, scripts and tables are there
-            before = entrant.place.counters()
-            work(entrant, queue)
-            costs[entrant.name] = entrant.place.counters().since(before)
+        for target in targets:
+            queue = target.queue("q")
+            work(target, queue)  # connections, scripts and tables are there
+            before = target.adapter.counters()
+            work(target, queue)
+            costs[target.name] = target.adapter.counters().since(before)
         assert 3 * COUNT <= (costs["beanstalk"].commands or 0) < 6 * COUNT, "put, reserve, stats-job and delete"
         for name in ("redis", "mysql"):
             assert 3 <= (costs[name].commands or 0) < 60, "a batch is a few commands"
@@ -123,37 +123,37 @@ def test_a_server_counts_what_a_batch_of_jobs_costs_it(folder: Path) -> None:
 
 
 def test_looking_at_the_counters_is_not_counted(folder: Path) -> None:
-    with enter(["redis", "beanstalk", "mysql"], "fast", folder) as entrants:
-        for entrant in entrants:
-            before = entrant.place.counters()
-            assert entrant.place.counters().since(before).commands == 0, entrant.name
+    with open_targets(["redis", "beanstalk", "mysql"], "fast", folder) as targets:
+        for target in targets:
+            before = target.adapter.counters()
+            assert target.adapter.counters().since(before).commands == 0, target.name
 
 
 @pytest.mark.parametrize("name", ALL)
 def test_a_limit_takes_what_it_put_and_leaves_nothing(name: str, folder: Path) -> None:
     bench = load_bench(name)
     assert bench is not None
-    with enter([name], "fast", folder) as (entrant,), bench.at(entrant.url) as place:
-        limit = place.limit(BODY)
+    with open_targets([name], "fast", folder) as (target,), bench.at(target.url) as adapter:
+        limit = adapter.baseline(BODY)
         assert limit is not None
         assert limit.put_one_by_one(10) > 0
         assert limit.put_in_batches(COUNT) > 0
         assert limit.take_in_batches() > 0
         assert limit.put_in_batches(7) > 0  # a run that is interrupted does not take them
-        assert TRACES[name](entrant.url), "the look for traces sees some"
+        assert TRACES[name](target.url), "the look for traces sees some"
         limit.close()
-        assert TRACES[name](entrant.url) == []
+        assert TRACES[name](target.url) == []
 
 
 def test_a_server_of_somebodys_is_left_as_it_was_found(folder: Path) -> None:
     with RedisServer() as server, open_backend(server.url) as theirs:
         theirs.enqueue("mail", [NewJob(b"theirs", job_id) for job_id in new_ids(3)])
-        with enter([server.url, server.url], "durable", folder) as (entrant, other):
-            assert (entrant.name, entrant.is_ours, other.name) == (server.url, False, f"{server.url} 2")
-            assert entrant.place.durability().survives == "client crash", "as it is set, whatever the profile"
-            queues = [entrant.queue("one"), entrant.queue("two"), other.queue("one")]
+        with open_targets([server.url, server.url], "durable", folder) as (target, other):
+            assert (target.name, target.is_ours, other.name) == (server.url, False, f"{server.url} 2")
+            assert target.adapter.durability().survives == "client crash", "as it is set, whatever the profile"
+            queues = [target.queue("one"), target.queue("two"), other.queue("one")]
             assert len(set(queues)) == 3
-            with open_backend(entrant.url) as backend:
+            with open_backend(target.url) as backend:
                 for queue in queues:
                     backend.enqueue(queue, [NewJob(BODY, job_id) for job_id in new_ids(10)])
                     backend.pause(queue, 60)
@@ -170,8 +170,8 @@ def test_jobs_of_an_interrupted_run_are_removed_from_others_servers(name: str, f
     theirs = folder / "theirs"
     theirs.mkdir()
     with bench.throwaway(theirs, "fast") as place, open_backend(place.url) as backend:
-        with enter([place.url], "fast", folder) as (entrant,):
-            queue = entrant.queue("q")
+        with open_targets([place.url], "fast", folder) as (target,):
+            queue = target.queue("q")
             backend.enqueue(queue, [NewJob(BODY, job_id, ttr=1) for job_id in new_ids(3)])
             consumer = backend.consumer([queue])
             assert len(consumer.reserve(1, 0)) == 1
@@ -185,10 +185,10 @@ def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> Non
     with open_backend(url) as theirs:
         theirs.enqueue("multiq.bench.abc.q", [NewJob(b"theirs", "an id")])
         with (
-            enter([url], "fast", folder, mark="abc") as (entrant,),
+            open_targets([url], "fast", folder, run_id="abc") as (target,),
             pytest.raises(QueueInUse, match=r"'multiq\.bench\.abc\.q' of sqlite:.* holds 1 jobs already"),
         ):
-            entrant.queue("q")
+            target.queue("q")
         assert theirs.peek("multiq.bench.abc.q", "an id").state is State.READY
 
 
@@ -196,9 +196,9 @@ def test_what_cannot_be_removed_is_told(folder: Path, monkeypatch: pytest.Monkey
     monkeypatch.setattr(targets, "_PATIENCE", 0.1)
     url = f"sqlite:///{folder}/theirs.db"
     with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:
-        run = enter([url], "fast", folder, mark="abc")
-        (entrant,) = run.__enter__()
-        backend.enqueue(entrant.queue("q"), [NewJob(BODY, "an id", ttr=600)])
+        run = open_targets([url], "fast", folder, run_id="abc")
+        (target,) = run.__enter__()
+        backend.enqueue(target.queue("q"), [NewJob(BODY, "an id", ttr=600)])
         assert len(consumer.reserve(1, 0)) == 1
         with pytest.raises(QueueLeftBehind, match=r"1 of them reserved.*multiq purge multiq\.bench\.abc\.q"):
             run.__exit__(None, None, None)
@@ -210,19 +210,19 @@ def test_a_missing_program_is_told_with_what_to_install_and_nothing_is_left(
     monkeypatch.setattr(servers, "_ELSEWHERE", "")
     monkeypatch.setenv("PATH", str(_with_only("redis-server", folder)))
     told = r"beanstalkd is not installed.*apt-get install beanstalkd.*URL"
-    with pytest.raises(ServerMissing, match=told), enter(["redis", "beanstalk"], "fast", folder):
+    with pytest.raises(ServerMissing, match=told), open_targets(["redis", "beanstalk"], "fast", folder):
         pytest.fail("it began")
     assert running(folder) == []
 
 
 def test_a_cluster_is_counted_and_swept_as_one(folder: Path) -> None:
-    with RedisCluster() as cluster, enter([cluster.url], "fast", folder) as (entrant,):
-        queues = [entrant.queue(str(number)) for number in range(6)]
-        before = entrant.place.counters()
+    with RedisCluster() as cluster, open_targets([cluster.url], "fast", folder) as (target,):
+        queues = [target.queue(str(number)) for number in range(6)]
+        before = target.adapter.counters()
         for queue in queues:
-            work(entrant, queue)
-        assert (entrant.place.counters().since(before).commands or 0) >= 3 * len(queues)
-        entrant.remove_queues()
+            work(target, queue)
+        assert (target.adapter.counters().since(before).commands or 0) >= 3 * len(queues)
+        target.remove_queues()
         for node in cluster.nodes:
             assert [key for key in node.ask("KEYS", "*multiq.bench*") if node.ask("TTL", key) < 0] == []
 
@@ -233,16 +233,16 @@ def test_who_may_only_work_can_be_measured_without_a_limit(folder: Path) -> None
         words = re.search(r"ACL (SETUSER multiq .*?)```", Path("docs/redis.md").read_text(), re.DOTALL)
         assert words is not None
         server.ask("ACL", *words[1].split())
-        with enter([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder) as (entrant,):
-            before = entrant.place.counters()
-            work(entrant, entrant.queue("q"))
-            assert (entrant.place.counters().since(before).commands or 0) >= 3
-            assert entrant.place.limit(BODY) is None
-            assert entrant.place.durability().survives == "unknown"
+        with open_targets([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder) as (target,):
+            before = target.adapter.counters()
+            work(target, target.queue("q"))
+            assert (target.adapter.counters().since(before).commands or 0) >= 3
+            assert target.adapter.baseline(BODY) is None
+            assert target.adapter.durability().survives == "unknown"
         server.ask("ACL", "SETUSER", "multiq", "-info")
-        with enter([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder / "x") as (entrant,):
-            assert entrant.place.counters() == Counters()
-            assert entrant.place.version() == "redis"
+        with open_targets([f"redis://multiq:password@{HOST}:{server.port}"], "fast", folder / "x") as (target,):
+            assert target.adapter.counters() == Counters()
+            assert target.adapter.version() == "redis"
 
 
 def test_who_may_make_no_tables_has_no_limit(folder: Path) -> None:
@@ -251,13 +251,13 @@ def test_who_may_make_no_tables_has_no_limit(folder: Path) -> None:
             backend.queues()  # makes the tables
         with (
             server.account("SELECT, INSERT, UPDATE, DELETE", f"{place.name}.*") as account,
-            enter([account.url(place.name)], "fast", folder) as (entrant,),
+            open_targets([account.url(place.name)], "fast", folder) as (target,),
         ):
-            before = entrant.place.counters()
-            work(entrant, entrant.queue("q"))
-            assert (entrant.place.counters().since(before).commands or 0) >= 3
-            assert entrant.place.limit(BODY) is None
-            assert entrant.place.durability().survives == "power loss"
+            before = target.adapter.counters()
+            work(target, target.queue("q"))
+            assert (target.adapter.counters().since(before).commands or 0) >= 3
+            assert target.adapter.baseline(BODY) is None
+            assert target.adapter.durability().survives == "power loss"
             assert before.memory, "it runs on this machine"
 
 
@@ -292,7 +292,7 @@ def _keys(url: str) -> list[Any]:
 
 
 def _tables(url: str) -> list[Any]:
-    with Login.from_url(parse_url(url, MysqlBackend.options)).connect(5) as connection, connection.cursor() as cursor:
+    with Dsn.from_url(parse_url(url, MysqlBackend.options)).connect(5) as connection, connection.cursor() as cursor:
         cursor.execute("SHOW TABLES LIKE 'multiq\\_bench\\_%'")
         return list(cursor.fetchall())
 

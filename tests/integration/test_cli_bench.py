@@ -36,7 +36,7 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
     assert code == 0, out
     assert [workload.name for workload in done.workloads] == [workload.name for workload in WORKLOADS]
     for result in done.results:
-        where = result.workload, result.variant, result.contestant
+        where = result.workload, result.variant, result.target
         headline = next(workload for workload in WORKLOADS if workload.name == result.workload).metrics[0].name
         if result.skipped is not None:
             assert where == ("recovery", "", "memory")
@@ -46,17 +46,17 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
             value = sample.metrics[headline]
             assert value is not None, where
             assert value > 0, where
-            assert sample.accounting.violations == []
-            assert sample.accounting.finished == sample.accounting.enqueued > 0, where
-    assert {(result.workload, result.contestant) for result in done.warm_ups} == {
+            assert sample.verification.violations == []
+            assert sample.verification.finished == sample.verification.enqueued > 0, where
+    assert {(result.workload, result.target) for result in done.warm_ups} == {
         ("warm-up", "sqlite"),
         ("warm-up", "memory"),
     }
-    by_name = {(result.workload, result.contestant): result for result in done.results}
+    by_name = {(result.workload, result.target): result for result in done.results}
     (recovered,) = by_name["recovery", "sqlite"].samples
-    assert recovered.accounting.explained >= 1  # the job in whose middle its process was killed
+    assert recovered.verification.explained >= 1  # the job in whose middle its process was killed
     (failed,) = by_name["failures", "memory"].samples
-    assert failed.accounting.explained == failed.accounting.runs - failed.accounting.enqueued > 0
+    assert failed.verification.explained == failed.verification.runs - failed.verification.enqueued > 0
     (latency,) = by_name["latency", "sqlite"].samples
     assert set(latency.histograms) == {"latency"}
 
@@ -65,11 +65,11 @@ def test_all_work_is_done_and_accounted_for(shell: Shell) -> None:
 def test_servers_of_our_own_and_somebody_elses_run_side_by_side(shell: Shell) -> None:
     code, out, done = bench(shell, "redis", shell.url, "-w", "enqueue-one,drain", "-w", "settle")
     assert code == 0, out
-    redis, sqlite = done.contestants
+    redis, sqlite = done.targets
     assert (redis.is_ours, sqlite.is_ours) == (True, False)
     assert redis.durability.survives == "power loss"
-    drain = next(result for result in done.results if (result.workload, result.contestant) == ("drain", redis.name))
-    assert drain.limit is not None
+    drain = next(result for result in done.results if (result.workload, result.target) == ("drain", redis.name))
+    assert drain.baseline is not None
     (sample,) = drain.samples
     assert sample.metrics["commands"] is not None
     assert sample.metrics["client CPU"] is not None
@@ -90,7 +90,7 @@ def test_a_backend_with_a_bug_turns_the_run_red(shell: Shell, bug: str, workload
     code, out, done = bench(shell, "memory", f"planted:{bug}", "-w", workload)
     assert code == 6
     ((result, violation),) = done.violations
-    assert (result.contestant, result.workload, violation.kind) == (f"planted:{bug}", workload, kind)
+    assert (result.target, result.workload, violation.kind) == (f"planted:{bug}", workload, kind)
     assert violation.count > 0
     lines = [line for line in out.splitlines() if kind in line and f"planted:{bug}" in line]
     assert lines, out

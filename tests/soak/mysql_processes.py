@@ -103,7 +103,7 @@ class Hammer(hammer.Hammer):
         self.refused += 1  # this machine was slow
 
     def diary(self) -> dict[str, Any]:
-        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.counted}
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.retry_counts}
 
     def _enqueue(self) -> None:
         luck = self.luck

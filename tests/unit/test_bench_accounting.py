@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from multiq.bench.run_log import Journal, JournalFull, Journals, Run
+from multiq.bench.run_log import Run, RunLog, RunLogFull, RunLogs
 from multiq.bench.scenario import timeline
-from multiq.bench.verification import Evidence, Sent, account
+from multiq.bench.verification import Evidence, Sent, verify
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -26,12 +26,12 @@ def run(number: int, at: int = SECOND, *, took: int = MS, pid: int = ME, failed:
 
 
 def found(evidence: Evidence) -> dict[str, Violation]:
-    return {violation.kind: violation for violation in account(evidence).violations}
+    return {violation.kind: violation for violation in verify(evidence).violations}
 
 
 def test_jobs_that_ran_once_are_in_order() -> None:
     runs = [run(n, SECOND + n * MS) for n in range(10)]
-    result = account(Evidence(sent=[Sent(0, 10, 0, 1)], runs=runs, in_order=True))
+    result = verify(Evidence(sent=[Sent(0, 10, 0, 1)], runs=runs, in_order=True))
     assert (result.enqueued, result.finished, result.runs, result.explained) == (10, 10, 10, 0)
     assert result.violations == []
     assert result.checked == ["lost", "doubled", "early", "out of order", "overlap", "invented", "left over"]
@@ -53,7 +53,7 @@ def test_a_job_that_only_failed_is_lost() -> None:
 
 
 def test_what_is_handed_out_when_the_queue_is_emptied_is_not_lost() -> None:
-    result = account(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], emptied=array("q", [2, 1])))
+    result = verify(Evidence(sent=[Sent(0, 3, 0, 1)], runs=[run(0)], emptied=array("q", [2, 1])))
     assert result.violations == []
     assert (result.enqueued, result.finished, result.runs) == (3, 3, 1)
 
@@ -125,7 +125,7 @@ def test_a_second_run_that_nothing_explains_is_doubled() -> None:
 
 def test_a_run_that_was_to_fail_explains_the_next_one() -> None:
     runs = [run(0, failed=True), run(0, 2 * SECOND)]
-    result = account(Evidence(sent=[Sent(0, 1, 0, 1)], runs=runs, fails={0: 1}))
+    result = verify(Evidence(sent=[Sent(0, 1, 0, 1)], runs=runs, fails={0: 1}))
     assert result.violations == []
     assert result.explained == 1
     assert "doubled" in found(Evidence(sent=[Sent(0, 1, 0, 1)], runs=[*runs, run(0, 3 * SECOND)], fails={0: 1}))
@@ -134,7 +134,7 @@ def test_a_run_that_was_to_fail_explains_the_next_one() -> None:
 def test_a_killed_process_explains_a_second_run_of_what_it_had() -> None:
     runs = [run(0), run(1, took=0), run(0, 3 * SECOND, pid=OTHER), run(1, 3 * SECOND, pid=OTHER)]
     sent = [Sent(0, 2, 0, 1)]
-    result = account(Evidence(sent=sent, runs=runs, killed={ME: 2 * SECOND}))
+    result = verify(Evidence(sent=sent, runs=runs, killed={ME: 2 * SECOND}))
     assert result.violations == []
     assert result.explained == 2
     assert "doubled" in found(Evidence(sent=sent, runs=runs))
@@ -164,7 +164,7 @@ def test_a_lower_priority_number_and_the_older_job_go_first() -> None:
 
 
 def test_an_order_that_nobody_promised_is_not_looked_at() -> None:
-    result = account(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(1), run(0, 2 * SECOND)]))
+    result = verify(Evidence(sent=[Sent(0, 2, 0, 1)], runs=[run(1), run(0, 2 * SECOND)]))
     assert result.violations == []
     assert "out of order" not in result.checked
 
@@ -196,30 +196,30 @@ def test_work_that_could_not_be_done_has_failed() -> None:
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:
-    journals = Journals(tmp_path)
-    assert journals.look() == []
-    journal = Journal(tmp_path, capacity=10)
-    first = journal.begin(7, 1)
-    journal.begin(8, 2, fails=True)
-    (reader,) = journals.look()
+    run_logs = RunLogs(tmp_path)
+    assert run_logs.look() == []
+    run_log = RunLog(tmp_path, capacity=10)
+    first = run_log.begin(7, 1)
+    run_log.begin(8, 2, fails=True)
+    (reader,) = run_logs.look()
     assert reader.ended == 0
     assert [(r.number, r.end, r.attempt, r.failed) for r in reader.runs()] == [(7, 0, 1, False), (8, 0, 2, True)]
-    journal.end(first)
-    assert journals.ended() == 1
-    assert [r.is_finished for r in journals.runs()] == [True, False]
-    assert journals.cpu() is None
-    journal.close()
-    cpu = journals.cpu()
+    run_log.end(first)
+    assert run_logs.ended() == 1
+    assert [r.is_finished for r in run_logs.runs()] == [True, False]
+    assert run_logs.cpu() is None
+    run_log.close()
+    cpu = run_logs.cpu()
     assert cpu is not None
     assert cpu >= 0
-    journals.close()
+    run_logs.close()
 
 
 def test_a_journal_that_is_full_says_so(tmp_path: Path) -> None:
-    journal = Journal(tmp_path, capacity=1)
-    journal.begin(1, 1)
-    with pytest.raises(JournalFull, match="1 runs were expected at most, and this is one more: of job 2"):
-        journal.begin(2, 1)
+    run_log = RunLog(tmp_path, capacity=1)
+    run_log.begin(1, 1)
+    with pytest.raises(RunLogFull, match="1 runs were expected at most, and this is one more: of job 2"):
+        run_log.begin(2, 1)
 
 
 def test_a_timeline_counts_what_ended_in_each_part() -> None:

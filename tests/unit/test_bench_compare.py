@@ -7,14 +7,14 @@ from typing import Any
 
 import msgspec
 import pytest
-from bench_reports import ENTRANTS
+from bench_reports import TARGETS
 from bench_reports import report as made
 
 from multiq.bench.compare import Comparison, ReportsDiffer, Row, Verdict, compare
 from multiq.bench.report import Report, Violation
 
 replaced = msgspec.structs.replace
-report = partial(made, entrants=ENTRANTS[::3])  # redis and sqlite: half the work of judging all four
+report = partial(made, targets=TARGETS[::3])  # redis and sqlite: half the work of judging all four
 
 
 def verdicts(comparison: Comparison, workload: str, metric: str) -> set[Verdict]:
@@ -23,12 +23,12 @@ def verdicts(comparison: Comparison, workload: str, metric: str) -> set[Verdict]
 
 def alone(seed: int, noise: float = 1.0) -> Report:
     """A run of one backend: much quicker to judge."""
-    return report(seed=seed, noise=noise, entrants=ENTRANTS[:1])
+    return report(seed=seed, noise=noise, targets=TARGETS[:1])
 
 
-def row_of(comparison: Comparison, workload: str, metric: str, contestant: str = "redis") -> Row:
-    wanted = (workload, metric, contestant)
-    return next(row for row in comparison.rows if (row.workload, row.metric.name, row.contestant) == wanted)
+def row_of(comparison: Comparison, workload: str, metric: str, target: str = "redis") -> Row:
+    wanted = (workload, metric, target)
+    return next(row for row in comparison.rows if (row.workload, row.metric.name, row.target) == wanted)
 
 
 # --- verdicts --------------------------------------------------------------------------------------------
@@ -111,7 +111,7 @@ def test_zero_in_both_runs_is_no_difference_and_zero_in_one_is_not_judged() -> N
 def test_what_only_informs_and_what_nobody_knows_is_not_judged() -> None:
     found = compare(report(seed=1), report(seed=2))
     assert verdicts(found, "drain", "server memory") == set()
-    assert not [row for row in found.rows if (row.contestant, row.metric.name) == ("sqlite", "commands")]
+    assert not [row for row in found.rows if (row.target, row.metric.name) == ("sqlite", "commands")]
 
 
 def test_one_wild_repeat_proves_nothing() -> None:
@@ -213,8 +213,8 @@ def test_runs_that_mean_different_things_are_refused_or_told(change: dict[str, A
 def test_other_parameters_and_other_durability_are_refused() -> None:
     old = report(seed=1)
     more = [replaced(result, parameters={**result.parameters, "jobs": 9}) for result in old.results[:1]]
-    safer = replaced(old.contestants[0], durability=replaced(old.contestants[0].durability, survives="power loss"))
-    new = replaced(old, results=[*more, *old.results[1:]], contestants=[safer, *old.contestants[1:]])
+    safer = replaced(old.targets[0], durability=replaced(old.targets[0].durability, survives="power loss"))
+    new = replaced(old, results=[*more, *old.results[1:]], targets=[safer, *old.targets[1:]])
     with pytest.raises(ReportsDiffer) as caught:
         compare(old, new)
     settings = '(appendonly no, save "")'
@@ -226,15 +226,15 @@ def test_other_parameters_and_other_durability_are_refused() -> None:
 
 def test_nothing_in_common_is_refused_even_then() -> None:
     with pytest.raises(ReportsDiffer, match="no figure in common"):
-        compare(report(entrants=ENTRANTS[:1]), report(entrants=ENTRANTS[1:]), anyway=True)
+        compare(report(targets=TARGETS[:1]), report(targets=TARGETS[1:]), anyway=True)
 
 
 def test_what_else_is_different_is_told() -> None:
-    old = report(seed=1, entrants=ENTRANTS[:3])
-    new = report(seed=2, entrants=ENTRANTS[1:], noise=3, violations={("drain", "mysql"): Violation("lost", 1, "one")})
+    old = report(seed=1, targets=TARGETS[:3])
+    new = report(seed=2, targets=TARGETS[1:], noise=3, violations={("drain", "mysql"): Violation("lost", 1, "one")})
     new = replaced(new, environment={**new.environment, "Python": "3.12.1", "load at the start": "7"})
-    newer = [replaced(new.contestants[0], server="beanstalkd 1.13"), *new.contestants[1:]]
-    caveats = compare(old, replaced(new, contestants=newer), anyway=True).caveats
+    newer = [replaced(new.targets[0], server="beanstalkd 1.13"), *new.targets[1:]]
+    caveats = compare(old, replaced(new, targets=newer), anyway=True).caveats
     assert caveats[:4] == [
         "Python: 3.11.7 against 3.12.1",
         "beanstalk was beanstalkd 1.12, and is beanstalkd 1.13",
@@ -280,7 +280,7 @@ def test_a_figure_that_the_new_run_does_not_have_is_not_no_difference() -> None:
     old, new = report(noise=0.05), report(noise=0.05)
     assert not compare(old, new).is_unsure
     for result in new.results:
-        if (result.workload, result.contestant) == ("drain", "redis"):
+        if (result.workload, result.target) == ("drain", "redis"):
             for sample in result.samples:
                 sample.metrics["drained"] = None
     # When they are compared, then that is said, and not that there is no difference

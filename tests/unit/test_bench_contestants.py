@@ -9,7 +9,7 @@ import pytest
 from multiq.backend.registry import open_backend
 from multiq.bench import targets
 from multiq.bench.adapter import Counters, Durability
-from multiq.bench.targets import FolderVolatile, enter, load_bench
+from multiq.bench.targets import FolderVolatile, load_bench, open_targets
 from multiq.errors import BackendNotInstalled, UrlInvalid
 
 if TYPE_CHECKING:
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 def test_a_name_twice_is_numbered_and_a_password_is_masked(tmp_path: Path) -> None:
     url = "redis://ann:secret@localhost:1"
-    with enter(["memory", "sqlite", "memory", url, url], "fast", tmp_path) as entrants:
-        names = [entrant.name for entrant in entrants]
+    with open_targets(["memory", "sqlite", "memory", url, url], "fast", tmp_path) as targets:
+        names = [target.name for target in targets]
         assert names == ["memory", "sqlite", "memory 2", "redis://ann:***@localhost:1", "redis://ann:***@localhost:1 2"]
-        assert [entrant.is_ours for entrant in entrants] == [True, True, True, False, False]
-        assert entrants[0].url != entrants[2].url, "each has jobs of its own"
+        assert [target.is_ours for target in targets] == [True, True, True, False, False]
+        assert targets[0].url != targets[2].url, "each has jobs of its own"
 
 
 def test_a_run_has_queues_that_no_other_run_has(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
-    with enter(["memory"], "fast", tmp_path) as (one,), enter(["memory"], "fast", other) as (two,):
+    with open_targets(["memory"], "fast", tmp_path) as (one,), open_targets(["memory"], "fast", other) as (two,):
         assert one.queue("drain.1") == one.queue("drain.1") != two.queue("drain.1")
         assert one.queue("drain.1").startswith("multiq.bench.")
         with open_backend(one.url) as backend:
@@ -36,10 +36,10 @@ def test_a_run_has_queues_that_no_other_run_has(tmp_path: Path) -> None:
 
 
 def test_memory_keeps_nothing_and_counts_nothing(tmp_path: Path) -> None:
-    with enter(["memory"], "durable", tmp_path) as (entrant,):
-        assert entrant.place.durability() == Durability("nothing", {})
-        assert entrant.place.counters() == Counters()
-        assert entrant.place.limit(b"x") is None
+    with open_targets(["memory"], "durable", tmp_path) as (target,):
+        assert target.adapter.durability() == Durability("nothing", {})
+        assert target.adapter.counters() == Counters()
+        assert target.adapter.baseline(b"x") is None
 
 
 def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
@@ -47,37 +47,40 @@ def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
 ) -> None:
     monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.nobody")
     assert load_bench("memory") is None
-    with enter(["memory://shared"], "fast", tmp_path) as (entrant,):
-        assert (entrant.backend, entrant.url, entrant.is_ours) == ("memory", "memory://shared", False)
-        assert entrant.place.durability().survives == "unknown"
-        assert entrant.place.counters() == Counters()
+    with open_targets(["memory://shared"], "fast", tmp_path) as (target,):
+        assert (target.backend, target.url, target.is_ours) == ("memory", "memory://shared", False)
+        assert target.adapter.durability().survives == "unknown"
+        assert target.adapter.counters() == Counters()
         with open_backend("memory://shared") as backend:
-            entrant.queue("q")
-            backend.pause(entrant.queue("q"), 60)
-            entrant.remove_queues()
+            target.queue("q")
+            backend.pause(target.queue("q"), 60)
+            target.remove_queues()
             assert backend.queues() == []
     with pytest.raises(BackendNotInstalled, match=r"does not say how to start a server.*give the URL"):
-        enter(["memory"], "fast", tmp_path).__enter__()
+        open_targets(["memory"], "fast", tmp_path).__enter__()
 
 
 @pytest.mark.parametrize("given", ["reddis", "reddis://localhost"])
 def test_a_backend_that_is_not_there_is_told_as_everywhere(given: str, tmp_path: Path) -> None:
-    with pytest.raises(BackendNotInstalled, match="did you mean 'redis'"), enter([given], "fast", tmp_path):
+    with pytest.raises(BackendNotInstalled, match="did you mean 'redis'"), open_targets([given], "fast", tmp_path):
         pytest.fail("it began")
 
 
 def test_a_url_that_cannot_be_used_is_told_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UrlInvalid, match="syncronous"), enter(["sqlite:///x.db?syncronous=full"], "fast", tmp_path):
+    with (
+        pytest.raises(UrlInvalid, match="syncronous"),
+        open_targets(["sqlite:///x.db?syncronous=full"], "fast", tmp_path),
+    ):
         pytest.fail("it began")
 
 
 def test_nothing_durable_is_measured_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "is_volatile", lambda _: True)
-    with pytest.raises(FolderVolatile, match="TMPDIR=/var/tmp"), enter(["sqlite"], "durable", tmp_path):
+    with pytest.raises(FolderVolatile, match="TMPDIR=/var/tmp"), open_targets(["sqlite"], "durable", tmp_path):
         pytest.fail("it began")
-    with enter([f"sqlite:///{tmp_path}/theirs.db"], "durable", tmp_path):
+    with open_targets([f"sqlite:///{tmp_path}/theirs.db"], "durable", tmp_path):
         pass  # as it is set, which is theirs to know
-    with enter(["sqlite"], "fast", tmp_path):
+    with open_targets(["sqlite"], "fast", tmp_path):
         pass
 
 

@@ -8,7 +8,7 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 import pytest
-from bench_reports import ENTRANTS, Entrant, report
+from bench_reports import TARGETS, Target, report
 
 from multiq.bench.charts import COLOURS
 from multiq.bench.compare import compare
@@ -84,9 +84,9 @@ def red() -> str:
 
 @pytest.fixture(scope="module")
 def evil() -> str:
-    entrants = [Entrant(replaced(ENTRANTS[0].contestant, name=EVIL, server=EVIL, promises={EVIL: EVIL}), 1.0)]
+    targets = [Target(replaced(TARGETS[0].target, name=EVIL, server=EVIL, promises={EVIL: EVIL}), 1.0)]
     a_run = report(
-        entrants=entrants, has_histograms=True, repeats=2, violations={("drain", EVIL): VIOLATIONS["drain", "mysql"]}
+        targets=targets, has_histograms=True, repeats=2, violations={("drain", EVIL): VIOLATIONS["drain", "mysql"]}
     )
     titled = [replaced(workload, title=EVIL, about=EVIL) for workload in a_run.workloads]
     return page(replaced(a_run, workloads=titled, noise=EVIL, environment={EVIL: EVIL}), compare(a_run, a_run))
@@ -126,7 +126,7 @@ def test_every_chart_is_an_image_with_a_name_and_its_marks_have_titles(calm: str
         assert drawing[0].text == drawing.get("aria-label") != ""
     titles = {title.text for drawing in drawings for title in drawing.iter() if title.tag.endswith("title")}
     assert any(
-        re.fullmatch(r"redis: drained, jobs/s [\d,]+( ±\d+%)?, \d+% of the limit", title or "") for title in titles
+        re.fullmatch(r"redis: drained, jobs/s [\d,]+( ±\d+%)?, \d+% of the baseline", title or "") for title in titles
     )
     assert any(re.fullmatch(r"mysql: p99 [\d.]+ ms", title or "") for title in titles)
 
@@ -180,13 +180,13 @@ def test_a_comparison_shows_what_changed_and_keeps_the_rest_folded(red: str) -> 
 
 def test_a_run_without_results_is_a_page_too() -> None:
     Page(page(replaced(report(), results=[])))
-    Page(page(replaced(report(), results=[], workloads=[], contestants=[])))
+    Page(page(replaced(report(), results=[], workloads=[], targets=[])))
 
 
 @pytest.mark.long
 def test_more_contestants_than_colours_still_have_one() -> None:
-    many = [Entrant(replaced(ENTRANTS[0].contestant, name=f"redis {number}"), 1.0) for number in range(COLOURS + 2)]
-    text = page(report(entrants=many, repeats=1, has_histograms=True))
+    many = [Target(replaced(TARGETS[0].target, name=f"redis {number}"), 1.0) for number in range(COLOURS + 2)]
+    text = page(report(targets=many, repeats=1, has_histograms=True))
     assert f"redis {COLOURS + 1}" in Page(text).text
     assert f"var(--c{COLOURS + 1})" not in text
 
@@ -194,7 +194,7 @@ def test_more_contestants_than_colours_still_have_one() -> None:
 @pytest.mark.long
 def test_a_long_url_stands_on_two_lines_of_a_chart_and_whole_in_the_tables() -> None:
     url = "redis://:***@queue-1.example.com:6379/3"
-    text = page(report(entrants=[Entrant(replaced(ENTRANTS[0].contestant, name=url), 1.0)], repeats=1))
+    text = page(report(targets=[Target(replaced(TARGETS[0].target, name=url), 1.0)], repeats=1))
     assert ">redis://:***@queue<" in text
     assert ">-1.example.com:6379<" in text
     assert text.count(f"{url}</th>") > 5

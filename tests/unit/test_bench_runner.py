@@ -11,12 +11,12 @@ from msgspec import structs
 from multiq.bench import runner
 from multiq.bench.adapter import Counters
 from multiq.bench.environment import Meter
-from multiq.bench.processes import HandFailed, Hands
+from multiq.bench.processes import ProcessFailed, RunProcesses
 from multiq.bench.report import Metric
-from multiq.bench.scenario import Cost, Stage
-from multiq.bench.targets import enter
+from multiq.bench.scenario import Cost, Scenario
+from multiq.bench.targets import open_targets
 from multiq.bench.work import enqueue_singly
-from multiq.bench.workloads import WORKLOADS, Outcome, Unfit, Variant, Workload
+from multiq.bench.workloads import WORKLOADS, Infeasible, Outcome, Variant, Workload
 from multiq.errors import ArgumentsInvalid
 
 if TYPE_CHECKING:
@@ -39,10 +39,10 @@ class Tiny(Workload):
     def variants(self, *, is_quick: bool) -> list[Variant]:
         return [Variant({"jobs": 3}, "a", 1.0), Variant({"jobs": 3}, "b", 10.0, 1)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
-        stage.enqueue(enqueue_singly, 0, int(parameters["jobs"]))
-        stage.sweep()
-        return Outcome({"done": float(len(stage.evidence.runs))})
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
+        scenario.enqueue(enqueue_singly, 0, int(parameters["jobs"]))
+        scenario.sweep()
+        return Outcome({"done": float(len(scenario.evidence.runs))})
 
 
 class Twice(Tiny):
@@ -53,14 +53,14 @@ class Twice(Tiny):
 
 
 class Broken(Tiny):
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
-        stage.enqueue(enqueue_singly, 0, 2)
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
+        scenario.enqueue(enqueue_singly, 0, 2)
         raise ArgumentsInvalid("no such thing")
 
 
 class TooMuch(Tiny):
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
-        raise Unfit("it would take a year")
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
+        raise Infeasible("it would take a year")
 
 
 def options(*workloads: Workload, repeats: int = 2) -> runner.Options:
@@ -72,13 +72,13 @@ def go(
 ) -> tuple[Report, list[tuple[str, str]]]:
     """A run, and what it told meanwhile."""
     told: list[tuple[str, str]] = []
-    servers, journals = folder / "servers", folder / "journals"
+    servers, run_logs = folder / "servers", folder / "journals"
     servers.mkdir()
-    journals.mkdir()
-    with enter(names, "durable", servers) as entrants:
-        setting = runner.Setting(entrants, journals, Meter(), {})
+    run_logs.mkdir()
+    with open_targets(names, "durable", servers) as targets:
+        setting = runner.Setting(targets, run_logs, Meter(), {})
         report = runner.run(setting, options(*workloads), lambda what, who, _: told.append((what, who)))
-    assert list(journals.iterdir()) == []
+    assert list(run_logs.iterdir()) == []
     return report, told
 
 
@@ -101,7 +101,7 @@ def test_contestants_take_turns_in_being_first(tmp_path: Path) -> None:
         ("Tiny (b)", "memory 2"), ("Tiny (b)", "memory"),
         ("Tiny (a)", "memory"), ("Tiny (a)", "memory 2"),
     ]  # fmt: skip
-    assert [(r.variant, r.contestant, len(r.samples)) for r in report.results] == [
+    assert [(r.variant, r.target, len(r.samples)) for r in report.results] == [
         ("a", "memory", 2), ("a", "memory 2", 2), ("b", "memory", 1), ("b", "memory 2", 1),
     ]  # fmt: skip
     assert report.violations == []
@@ -170,11 +170,11 @@ def sleeps(_app: BenchApp, go: Callable[[], None]) -> None:
 def test_a_hand_that_cannot_do_its_work_says_why(
     tmp_path: Path, function: Callable[[BenchApp, Callable[[], None]], None], last_words: str
 ) -> None:
-    with Hands(f"sqlite:///{tmp_path}/jobs.db", are_processes=True) as hands:
-        hand = hands.take(function)
-        hand.go()
-        with pytest.raises(HandFailed, match=last_words):
-            hand.result(1.0)
+    with RunProcesses(f"sqlite:///{tmp_path}/jobs.db", are_processes=True) as processes:
+        process = processes.take(function)
+        process.go()
+        with pytest.raises(ProcessFailed, match=last_words):
+            process.result(1.0)
 
 
 def test_costs_are_per_job_and_unknown_where_the_server_does_not_tell() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from bench_reports import ENTRANTS, Entrant, report
+from bench_reports import TARGETS, Target, report
 from rich.console import Console, RenderableType
 
 from multiq.bench.compare import compare
@@ -26,8 +26,8 @@ def line(found: list[str], beginning: str) -> str:
     return next(text for text in found if text.startswith(beginning))
 
 
-def renamed(name: str) -> list[Entrant]:
-    return [Entrant(replaced(ENTRANTS[0].contestant, name=name), 1.0), *ENTRANTS[1:]]
+def renamed(name: str) -> list[Target]:
+    return [Target(replaced(TARGETS[0].target, name=name), 1.0), *TARGETS[1:]]
 
 
 @pytest.mark.parametrize(
@@ -51,21 +51,21 @@ def test_a_run_fits_any_width_and_loses_no_figure(width: int) -> None:
     found = lines(render(report()), width)
     assert max(map(len, found)) <= width
     everything = "".join(found).replace(" ", "")
-    for contestant in ("redis", "beanstalk", "mysql", "sqlite"):
-        assert everything.count(contestant) >= 9
+    for target in ("redis", "beanstalk", "mysql", "sqlite"):
+        assert everything.count(target) >= 9
 
 
 def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> None:
-    a_run = report(entrants=ENTRANTS[:1], repeats=3)
+    a_run = report(targets=TARGETS[:1], repeats=3)
     drain = next(result for result in a_run.results if result.workload == "drain")
     samples = [
         replaced(sample, metrics={**sample.metrics, "drained": figure})
         for sample, figure in zip(drain.samples, (900.0, 1000.0, 1250.0), strict=True)
     ]
-    alone = replaced(a_run, results=[replaced(drain, samples=samples, limit=4000.0)])
+    alone = replaced(a_run, results=[replaced(drain, samples=samples, baseline=4000.0)])
     found = lines(render(alone))
     assert line(found, "drained, jobs/s").split()[2:] == ["1,000", "±25%"]
-    assert line(found, "of the limit").split() == ["of", "the", "limit", "25%"]
+    assert line(found, "of the baseline").split() == ["of", "the", "baseline", "25%"]
 
 
 def test_what_a_server_does_not_tell_is_no_zero() -> None:
@@ -76,8 +76,8 @@ def test_who_took_part_is_told_with_what_it_survives() -> None:
     found = lines(render(report()))
     assert line(found, "sqlite").split() == ["sqlite", "SQLite", "3.40.1", "server", "crash", "(synchronous", "NORMAL)"]
     assert "yours" not in "".join(found)
-    theirs = [replaced(contestant, is_ours=False) for contestant in report().contestants]
-    assert "redis 7.0.15, yours" in "".join(lines(render(replaced(report(), contestants=theirs))))
+    theirs = [replaced(target, is_ours=False) for target in report().targets]
+    assert "redis 7.0.15, yours" in "".join(lines(render(replaced(report(), targets=theirs))))
 
 
 def test_what_was_skipped_says_why() -> None:
@@ -107,7 +107,7 @@ def test_a_noisy_machine_is_told() -> None:
 
 @pytest.mark.long
 def test_nothing_that_a_terminal_would_act_on_comes_through() -> None:
-    evil = report(entrants=renamed("re\x1b[31mdis\u202e"))
+    evil = report(targets=renamed("re\x1b[31mdis\u202e"))
     for renderable in (render(evil), render_comparison(compare(evil, evil))):
         text = "".join(lines(renderable))
         assert text.isprintable()
@@ -120,7 +120,7 @@ def test_a_run_without_results_is_still_shown() -> None:
 
 
 def test_markup_in_a_name_is_text() -> None:
-    assert "[bold]x" in "".join(lines(render(report(entrants=renamed("[bold]x")))))
+    assert "[bold]x" in "".join(lines(render(report(targets=renamed("[bold]x")))))
 
 
 # --- two runs --------------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_what_is_worse_comes_first_and_the_verdict_last() -> None:
 
 
 def test_no_difference_is_one_sentence() -> None:
-    old = report(seed=1, entrants=ENTRANTS[:1])
+    old = report(seed=1, targets=TARGETS[:1])
     settle = replaced(old, results=[result for result in old.results if result.workload == "settle"])
     found = lines(render_comparison(compare(settle, settle, threshold=1.0)), 120)
     assert len(found) == 3
@@ -167,7 +167,7 @@ def test_a_headline_that_is_a_time_per_job_is_no_cost() -> None:
 
 
 def test_a_metric_that_nobody_has_is_shown_as_unknown() -> None:
-    a_run = report(entrants=ENTRANTS[:2])
+    a_run = report(targets=TARGETS[:2])
     more = [
         replaced(workload, metrics=[*workload.metrics, Metric("swaps", "swaps/job", "lower")])
         for workload in a_run.workloads

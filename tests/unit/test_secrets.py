@@ -13,7 +13,7 @@ from multiq.backend.registry import open_backend
 from multiq.errors import MultiqError, UrlInvalid
 from multiq.settings.model import Settings
 from multiq.settings.url import parse_url
-from multiq_mysql.dsn import Login as MysqlLogin
+from multiq_mysql.dsn import Dsn as MysqlDsn
 from multiq_redis.dsn import ConnectionSettings as RedisSettings
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ URL = f"redis://ann:{CANARY}@localhost/0"
         Settings(url=URL, connections={"main": URL}),
         parse_url(URL, {}),
         RedisSettings("ann", CANARY, 3),
-        MysqlLogin(database="shop", host="db", username="ann", fixed_password=CANARY),
+        MysqlDsn(database="shop", host="db", username="ann", fixed_password=CANARY),
         [RedisSettings(None, CANARY)],
     ],
     ids=lambda shown: type(shown).__name__,

@@ -3,7 +3,7 @@
 -- In one text, as in look.sql.
 SELECT CONCAT_WS(',', HEX(id), priority, seq, LEAST(GREATEST(ttr, 1000000), 3153600000000000), attempt, crashes, kicks, {now} - GREATEST(enqueued_at, 0)), body
 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
-WHERE queue = {queue} AND state = {state} AND {floor}
+WHERE queue = {queue} AND state = {state} AND {condition}
 ORDER BY place, seq
 LIMIT {limit}
 FOR UPDATE SKIP LOCKED

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .base import Outcome, Unfit, Variant, Workload
+from .base import Infeasible, Outcome, Variant, Workload
 from .producing import Backlog, Bodies, EnqueueBulk, EnqueueOne
 from .waiting import Delayed, Latency
 from .working import Contention, Drain, Failures, Priorities, Recovery, Settle
@@ -12,7 +12,7 @@ from .working import Contention, Drain, Failures, Priorities, Recovery, Settle
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["WORKLOADS", "Outcome", "Unfit", "Variant", "Workload"]
+__all__ = ["WORKLOADS", "Infeasible", "Outcome", "Variant", "Workload"]
 
 WORKLOADS: Sequence[Workload] = (
     EnqueueOne(),

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from multiq.backend.capabilities import Capabilities
     from multiq.bench.run_log import Run
-    from multiq.bench.scenario import Stage
+    from multiq.bench.scenario import Scenario
     from multiq.bench.verification import Sent
 
 Parameters = dict[str, int | float]
@@ -55,7 +55,7 @@ class Outcome(msgspec.Struct):
     timeline: list[tuple[float, float]] = []
 
 
-class Unfit(Exception):
+class Infeasible(Exception):
     """A variant asks for more than this contestant can do in the time that there is; the message says why."""
 
 
@@ -66,8 +66,8 @@ class Workload(ABC):
     title: ClassVar[str]
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
-    limit: ClassVar[str | None] = None
-    """The method of ``Limit`` that bounds the first metric."""
+    baseline: ClassVar[str | None] = None
+    """The method of ``Baseline`` that bounds the first metric."""
     wants_idle: ClassVar[bool] = False
     """Whether what an idle worker costs belongs to it."""
 
@@ -85,7 +85,7 @@ class Workload(ABC):
         return None
 
     @abstractmethod
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         """One repeat. Raises what keeps it from being carried out."""
 
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING, ClassVar
 
-from multiq.bench.adapter import PUT_AT_ONCE
+from multiq.bench.adapter import PUT_BATCH
 from multiq.bench.report import Metric
 from multiq.bench.work import enqueue_in_bulk, enqueue_padded, enqueue_singly, reserve_singly
 
-from .base import COSTS, Outcome, Parameters, Unfit, Variant, Workload
+from .base import COSTS, Infeasible, Outcome, Parameters, Variant, Workload
 
 if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
-    from multiq.bench.scenario import Stage
+    from multiq.bench.scenario import Scenario
 
 _PROBE = 10_000  # jobs: so many are always there
 _FILLING = 60.0  # seconds that a backlog may take to be put; as long again it takes to be removed
@@ -27,32 +27,32 @@ class EnqueueOne(Workload):
         "for each job. Counted from the first call to the last return."
     )
     metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
-    limit = "put_one_by_one"
+    baseline = "put_one_by_one"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         return [Variant({"jobs": 400 if is_quick else 5000}, seconds=0.3 if is_quick else 4)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
-        cost = stage.enqueue(enqueue_singly, 0, jobs)
-        stage.sweep()
+        cost = scenario.enqueue(enqueue_singly, 0, jobs)
+        scenario.sweep()
         return Outcome({"enqueued": jobs / cost.seconds, **cost.metrics(jobs)})
 
 
 class EnqueueBulk(Workload):
     name = "enqueue-bulk"
     title = "Enqueue in bulk"
-    about = f"One process calls `task.enqueue_many` with {PUT_AT_ONCE:,} jobs at a time."
+    about = f"One process calls `task.enqueue_many` with {PUT_BATCH:,} jobs at a time."
     metrics: ClassVar = [Metric("enqueued", "jobs/s", "higher"), *COSTS]
-    limit = "put_in_batches"
+    baseline = "put_in_batches"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         return [Variant({"jobs": 2_000 if is_quick else 50_000}, seconds=0.4 if is_quick else 4)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
-        cost = stage.enqueue(enqueue_in_bulk, 0, jobs)
-        stage.sweep()
+        cost = scenario.enqueue(enqueue_in_bulk, 0, jobs)
+        scenario.sweep()
         return Outcome({"enqueued": jobs / cost.seconds, **cost.metrics(jobs)})
 
 
@@ -78,10 +78,10 @@ class Bodies(Workload):
             return None
         return f"its bodies have at most {most:,} bytes"
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs, size = int(parameters["jobs"]), int(parameters["bytes"])
-        cost = stage.enqueue(enqueue_padded, jobs, size)
-        stage.sweep()
+        cost = scenario.enqueue(enqueue_padded, jobs, size)
+        scenario.sweep()
         speed = jobs / cost.seconds
         return Outcome({"enqueued": speed, "throughput": speed * size / 1e6, **cost.metrics(jobs)})
 
@@ -109,17 +109,17 @@ class Backlog(Workload):
             Variant({"jobs": 500, "waiting": 1_000_000}, "1M", 45, 1),
         ]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs, waiting = int(parameters["jobs"]), int(parameters["waiting"])
-        _fill(stage, waiting)
-        cost = stage.enqueue(enqueue_singly, waiting, jobs)
-        calls = [sent.returned - sent.called for sent in stage.evidence.sent[-jobs:]]
-        hand = stage.take(reserve_singly, jobs)
-        hand.go()
-        taken = hand.result(60.0).result
-        stage.evidence.runs += [run for run, _ in taken]
-        stage.evidence.in_order = stage.capabilities.total_order is True
-        stage.empty()
+        _fill(scenario, waiting)
+        cost = scenario.enqueue(enqueue_singly, waiting, jobs)
+        calls = [sent.returned - sent.called for sent in scenario.evidence.sent[-jobs:]]
+        process = scenario.take(reserve_singly, jobs)
+        process.go()
+        taken = process.result(60.0).result
+        scenario.evidence.runs += [run for run, _ in taken]
+        scenario.evidence.in_order = scenario.capabilities.total_order is True
+        scenario.empty()
         return Outcome(
             {
                 "reserve and ack": median(took for _, took in taken) / 1000,
@@ -129,13 +129,13 @@ class Backlog(Workload):
         )
 
 
-def _fill(stage: Stage, waiting: int) -> None:
-    """Put so many jobs. Raises ``Unfit`` where the first of them say that it would take too long."""
+def _fill(scenario: Scenario, waiting: int) -> None:
+    """Put so many jobs. Raises ``Infeasible`` where the first of them say that it would take too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return
-    speed = probe / stage.enqueue(enqueue_in_bulk, 0, probe).seconds
+    speed = probe / scenario.enqueue(enqueue_in_bulk, 0, probe).seconds
     if waiting / speed > _FILLING:
-        raise Unfit(f"at {speed:,.0f} jobs/s, {waiting:,} jobs take {waiting / speed:,.0f} s to be put")
+        raise Infeasible(f"at {speed:,.0f} jobs/s, {waiting:,} jobs take {waiting / speed:,.0f} s to be put")
     if waiting > probe:
-        stage.enqueue(enqueue_in_bulk, probe, waiting - probe, patience=3 * _FILLING)
+        scenario.enqueue(enqueue_in_bulk, probe, waiting - probe, patience=3 * _FILLING)

@@ -12,7 +12,7 @@ from multiq.bench.work import enqueue_delayed, enqueue_on_schedule
 from .base import COSTS, Outcome, Parameters, Variant, Workload, encoded, histogram, percentiles, waits
 
 if TYPE_CHECKING:
-    from multiq.bench.scenario import Stage
+    from multiq.bench.scenario import Scenario
 
 _SEED = 20
 
@@ -46,15 +46,15 @@ class Latency(Workload):
             Variant({"jobs": 5000, "per second": 1000, "processes": 2}, "1,000/s", 6),
         ]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs, rate, processes = int(parameters["jobs"]), parameters["per second"], int(parameters["processes"])
         cost = Cost()
-        with stage.working(processes, cost, runs=jobs) as crew:
-            crew.wait_until_ready(processes)
-            enqueuing = stage.enqueue(enqueue_on_schedule, jobs, rate)
-            stage.drain(crew)
+        with scenario.working(processes, cost, runs=jobs) as running:
+            running.wait_until_ready(processes)
+            enqueuing = scenario.enqueue(enqueue_on_schedule, jobs, rate)
+            scenario.drain(running)
         cost.before, cost.after = enqueuing.before, enqueuing.after
-        recorded = histogram(waits(stage.evidence.sent, stage.evidence.runs))
+        recorded = histogram(waits(scenario.evidence.sent, scenario.evidence.runs))
         return Outcome(
             {**percentiles("pickup", recorded, 50, 90, 99, 99.9), **cost.metrics(jobs)},
             {"latency": encoded(recorded)},
@@ -80,13 +80,13 @@ class Delayed(Workload):
             return [Variant({"jobs": 60, "from": 0.2, "to": 0.9}, seconds=1.1, repeats=1)]
         return [Variant({"jobs": 500, "from": 0.5, "to": 4.5}, seconds=6)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         chance = random.Random(_SEED)  # noqa: S311 - a mix, not a secret
         jobs = int(parameters["jobs"])
         delays = [round(chance.uniform(parameters["from"], parameters["to"]), 3) for _ in range(jobs)]
-        with stage.working(1, runs=jobs) as crew:
-            crew.wait_until_ready(1)
-            stage.enqueue(enqueue_delayed, delays)
-            stage.drain(crew)
-        recorded = histogram(waits(stage.evidence.sent, stage.evidence.runs))
+        with scenario.working(1, runs=jobs) as running:
+            running.wait_until_ready(1)
+            scenario.enqueue(enqueue_delayed, delays)
+            scenario.drain(running)
+        recorded = histogram(waits(scenario.evidence.sent, scenario.evidence.runs))
         return Outcome(percentiles("late by", recorded, 50, 90, 99), {"lateness": encoded(recorded)})

@@ -25,7 +25,7 @@ from .base import COSTS, Outcome, Parameters, Variant, Workload, finished_per_se
 if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.bench.run_log import Run
-    from multiq.bench.scenario import Crew, Stage
+    from multiq.bench.scenario import RunningWorker, Scenario
 
 _HUNT = 5.0  # seconds in which a process is to be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
@@ -44,19 +44,19 @@ class Drain(Workload):
         "job's start to the last one's end, the growing of batches at the beginning included."
     )
     metrics: ClassVar = [Metric("drained", "jobs/s", "higher"), *COSTS]
-    limit = "take_in_batches"
+    baseline = "take_in_batches"
 
     def variants(self, *, is_quick: bool) -> list[Variant]:
         jobs = 2_000 if is_quick else 40_000
         return [Variant({"jobs": jobs, "processes": 2}, seconds=0.5 if is_quick else 8)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
-        stage.enqueue(enqueue_in_bulk, 0, jobs)
+        scenario.enqueue(enqueue_in_bulk, 0, jobs)
         cost = Cost()
-        with stage.working(int(parameters["processes"]), cost) as crew, stage.measured(cost):
-            stage.drain(crew)
-        runs = stage.evidence.runs
+        with scenario.working(int(parameters["processes"]), cost) as running, scenario.measured(cost):
+            scenario.drain(running)
+        runs = scenario.evidence.runs
         return Outcome({"drained": finished_per_second(runs), **cost.metrics(jobs)}, timeline=_timeline(runs))
 
 
@@ -74,21 +74,21 @@ class Contention(Workload):
             return [Variant({"jobs": 300, "producers": 2, "processes": 3}, seconds=0.6, repeats=2)]
         return [Variant({"jobs": 10_000, "producers": 4, "processes": 4}, seconds=6)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
-        jobs, producers, processes = (int(parameters[name]) for name in ("jobs", "producers", "processes"))
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
+        jobs, producers, workers = (int(parameters[name]) for name in ("jobs", "producers", "processes"))
         share = jobs // producers
-        hands = [stage.take(enqueue_singly, index * jobs, share) for index in range(producers)]
+        enqueuing = [scenario.take(enqueue_singly, index * jobs, share) for index in range(producers)]
         cost = Cost()
-        with stage.working(processes, cost, runs=jobs) as crew:
-            crew.wait_until_ready(processes)
-            with stage.measured(cost):
-                for hand in hands:
-                    hand.go()
-                brought = [hand.result(60.0) for hand in hands]
-                stage.evidence.sent += [sent for done in brought for sent in done.result]
-                stage.drain(crew)
+        with scenario.working(workers, cost, runs=jobs) as running:
+            running.wait_until_ready(workers)
+            with scenario.measured(cost):
+                for process in enqueuing:
+                    process.go()
+                brought = [process.result(60.0) for process in enqueuing]
+                scenario.evidence.sent += [sent for done in brought for sent in done.result]
+                scenario.drain(running)
             cost.cpu = sum(done.cpu for done in brought)
-        runs, sent = stage.evidence.runs, stage.evidence.sent
+        runs, sent = scenario.evidence.runs, scenario.evidence.sent
         began = min(call.called for call in sent)
         seconds = (max((run.end for run in runs), default=began) - began) / 1e9
         speed = len(runs) / seconds if seconds else None
@@ -108,15 +108,15 @@ class Priorities(Workload):
         calls = 40 if is_quick else 500
         return [Variant({"calls": calls, "batch": 20}, seconds=0.5 if is_quick else 3, repeats=1 if is_quick else None)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         chance = random.Random(_SEED)  # noqa: S311 - a mix, not a secret
         priorities = [chance.randrange(8) for _ in range(int(parameters["calls"]))]
-        stage.enqueue(enqueue_by_priority, priorities, int(parameters["batch"]))
+        scenario.enqueue(enqueue_by_priority, priorities, int(parameters["batch"]))
         cost = Cost()
-        with stage.working(1, cost) as crew, stage.measured(cost):
-            stage.drain(crew)
-        stage.evidence.in_order = stage.capabilities.total_order is True
-        return Outcome({"drained": finished_per_second(stage.evidence.runs), **cost.metrics(stage.enqueued)})
+        with scenario.working(1, cost) as running, scenario.measured(cost):
+            scenario.drain(running)
+        scenario.evidence.in_order = scenario.capabilities.total_order is True
+        return Outcome({"drained": finished_per_second(scenario.evidence.runs), **cost.metrics(scenario.enqueued)})
 
 
 class Failures(Workload):
@@ -131,16 +131,16 @@ class Failures(Workload):
     def variants(self, *, is_quick: bool) -> list[Variant]:
         return [Variant({"jobs": 300}, seconds=0.3, repeats=1)] if is_quick else [Variant({"jobs": 5000}, seconds=4)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
         failures = [2 if number % 9 == 0 else 1 if number % 3 == 0 else 0 for number in range(jobs)]
-        stage.enqueue(enqueue_flaky, failures)
-        stage.evidence.fails = {number: count for number, count in enumerate(failures) if count}
+        scenario.enqueue(enqueue_flaky, failures)
+        scenario.evidence.fails = {number: count for number, count in enumerate(failures) if count}
         expected = jobs + sum(failures)
         cost = Cost()
-        with stage.working(2, cost, runs=expected) as crew, stage.measured(cost):
-            stage.drain(crew, expected)
-        runs = stage.evidence.runs
+        with scenario.working(2, cost, runs=expected) as running, scenario.measured(cost):
+            scenario.drain(running, expected)
+        runs = scenario.evidence.runs
         seconds = (max(run.end for run in runs) - min(run.start for run in runs)) / 1e9 if runs else 0
         return Outcome({"runs": len(runs) / seconds if seconds else None, **cost.metrics(expected)})
 
@@ -167,21 +167,21 @@ class Recovery(Workload):
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002
         return None if capabilities.shared else "its jobs live in one process, and die with it"
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         jobs = int(parameters["jobs"])
-        stage.enqueue(enqueue_naps, jobs, parameters["job ms"] / 1000)
-        with stage.working(2) as crew:
+        scenario.enqueue(enqueue_naps, jobs, parameters["job ms"] / 1000)
+        with scenario.working(2) as running:
             try:
-                victim, killed_at = _kill_one(crew, jobs // 3)
+                victim, killed_at = _kill_one(running, jobs // 3)
             except NobodyToKill:
-                stage.drain(crew, jobs)
-                if crew.journals.ended() >= jobs:  # on a busy machine a look may take longer than the jobs
-                    stage.evidence.is_through = True
+                scenario.drain(running, jobs)
+                if running.run_logs.ended() >= jobs:  # on a busy machine a look may take longer than the jobs
+                    scenario.evidence.is_through = True
                     raise
                 return Outcome({})  # the jobs did not come: the accounting says what became of them
-            stage.evidence.killed = {victim.pid: killed_at}
-            stage.drain(crew, jobs)
-        runs = stage.evidence.runs
+            scenario.evidence.killed = {victim.pid: killed_at}
+            scenario.drain(running, jobs)
+        runs = scenario.evidence.runs
         again = [run.start for run in runs if run.number == victim.number and run.start > killed_at]
         before = {run.pid for run in runs if run.start <= killed_at}
         others = [run.start for run in runs if run.pid not in before]
@@ -215,25 +215,25 @@ class Settle(Workload):
             return [Variant({"batches": 20, "batch": 20}, seconds=0.2, times=2)]
         return [Variant({"batches": 100, "batch": 20}, seconds=0.6, times=4)]
 
-    def run(self, stage: Stage, parameters: Parameters) -> Outcome:
+    def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
         batches, batch = int(parameters["batches"]), int(parameters["batch"])
-        stage.enqueue(enqueue_in_bulk, 0, batches * (batch + 1))
-        hand = stage.take(settle_batches, batches, batch)
-        hand.go()
-        took = hand.result(60.0).result
-        stage.evidence.runs += took.runs
-        stage.sweep()  # a call may bring fewer jobs than it asked for
+        scenario.enqueue(enqueue_in_bulk, 0, batches * (batch + 1))
+        process = scenario.take(settle_batches, batches, batch)
+        process.go()
+        took = process.result(60.0).result
+        scenario.evidence.runs += took.runs
+        scenario.sweep()  # a call may bring fewer jobs than it asked for
         return Outcome({"ack": took.ack / 1000, "reserve": took.reserve / 1000, "ack of one": took.ack_one / 1000})
 
 
-def _kill_one(crew: Crew, after: int) -> tuple[Run, int]:
+def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
     """Kill a worker's process in the middle of a job, once so many runs have ended. The run, and when it was, in ns.
 
     Raises ``NobodyToKill``.
     """
-    crew.wait_until_ended(after)
+    running.wait_until_ended(after)
     give_up_at = time.monotonic() + _HUNT
-    reader = max(crew.journals.look(), key=lambda reader: reader.ended, default=None)
+    reader = max(running.run_logs.look(), key=lambda reader: reader.ended, default=None)
     while reader is not None and time.monotonic() < give_up_at:
         os.kill(reader.pid, signal.SIGSTOP)  # stands still while we look what it does
         time.sleep(_STANDSTILL)

@@ -54,7 +54,7 @@ def server(mysql_server: MysqlDatabases, place: Place) -> MysqlDatabases:
 def mysqldb(server: MysqlDatabases, place: Place) -> Iterator[Any]:
     """mysqlclient's connection, in a transaction of its own."""
     module = pytest.importorskip("MySQLdb", reason=NO_MYSQLCLIENT)
-    connection = module.connect(**login(server, place.name))
+    connection = module.connect(**dsn(server, place.name))
     yield connection
     with contextlib.suppress(module.Error):  # a test has closed it
         connection.close()
@@ -63,7 +63,7 @@ def mysqldb(server: MysqlDatabases, place: Place) -> Iterator[Any]:
 @pytest.fixture
 def django(server: MysqlDatabases, place: Place) -> Iterator[Any]:
     pytest.importorskip("MySQLdb", reason=NO_MYSQLCLIENT)
-    at = login(server, place.name)
+    at = dsn(server, place.name)
     with djangos.connected(ENGINE="django.db.backends.mysql", NAME=place.name, OPTIONS=at) as connection:
         yield connection
 
@@ -82,7 +82,7 @@ def url_of(driver: str, server: MysqlDatabases, database: str) -> sqlalchemy.URL
     )
 
 
-def login(server: MysqlDatabases, database: str) -> dict[str, Any]:
+def dsn(server: MysqlDatabases, database: str) -> dict[str, Any]:
     at = {"host": server.host, "port": server.port, "user": server.user, "password": server.password}
     return {**at, "database": database}
 
@@ -158,7 +158,7 @@ def test_a_batch_of_several_statements_over_each_driver(new_mysql: Callable[...,
         # and on a bare connection of mysqlclient's, which begins a transaction by itself or commits by itself
         module = pytest.importorskip("MySQLdb", reason=NO_MYSQLCLIENT)
         for autocommit in (False, True):
-            with contextlib.closing(module.connect(**login(server, place.name), autocommit=autocommit)) as app:
+            with contextlib.closing(module.connect(**dsn(server, place.name), autocommit=autocommit)) as app:
                 work(app)
                 assert backend.stats("q").ready == (3 if autocommit else 0)
                 app.commit()
@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_refused_with_the_way_out(
     closed = engine.connect()
     closed.close()
     elsewhere = sqlalchemy.create_engine("sqlite://")
-    with elsewhere.connect() as wrong_store, contextlib.closing(pymysql.connect(**login(server, place.name))) as app:
+    with elsewhere.connect() as wrong_store, contextlib.closing(pymysql.connect(**dsn(server, place.name))) as app:
         for wrong, way_out in (
             (engine, r"engine\.begin\(\)"),
             (sessionmaker(engine), "call it"),
@@ -313,7 +313,7 @@ def test_what_is_asynchronous_is_refused_with_the_way_out(
 ) -> None:
     import aiomysql
 
-    at = login(server, place.name)
+    at = dsn(server, place.name)
     url = sqlalchemy.URL.create("mysql+aiomysql", at["user"], at["password"], at["host"], at["port"], place.name)
 
     async def run() -> None:

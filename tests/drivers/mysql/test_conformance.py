@@ -12,7 +12,7 @@ from multiq.conformance import ManualHarness, suite
 from multiq.conformance.proxy import Proxy
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.dsn import Login
+from multiq_mysql.dsn import Dsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,16 +29,16 @@ class MysqlHarness(ManualHarness):
     place: ClassVar[Place]
 
     def open(self) -> MysqlBackend:
-        return MysqlBackend(self._login(self.place.url), clock=self.clock)
+        return MysqlBackend(self._dsn(self.place.url), clock=self.clock)
 
     def proxied(self) -> tuple[Proxy, MysqlBackend]:
         proxy = Proxy((self.server.host, self.server.port))
-        login = self._login(self.server.url(self.place.name, port=proxy.port))
-        return proxy, MysqlBackend(login, timeout=self.deadline, clock=self.clock)
+        dsn = self._dsn(self.server.url(self.place.name, port=proxy.port))
+        return proxy, MysqlBackend(dsn, timeout=self.deadline, clock=self.clock)
 
     @staticmethod
-    def _login(url: str) -> Login:
-        return Login.from_url(parse_url(url, MysqlBackend.options))
+    def _dsn(url: str) -> Dsn:
+        return Dsn.from_url(parse_url(url, MysqlBackend.options))
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection[Any]]:

@@ -41,13 +41,13 @@ def locker(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) ->
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """What is sent."""
     sent: list[tuple[str, ...]] = []
-    ask = Session.ask
+    original = Session.execute
 
     def noted(self: Session, *texts: str) -> Any:
         sent.append(texts)
-        return ask(self, *texts)
+        return original(self, *texts)
 
-    monkeypatch.setattr(Session, "ask", noted)
+    monkeypatch.setattr(Session, "execute", noted)
     return sent
 
 
@@ -105,7 +105,7 @@ def test_who_waits_beside_a_locked_due_row_asks_now_and_then_and_ends_in_time(
         # And an interrupt is heeded
         waiting = threading.Thread(target=consumer.reserve, args=(10, 3600))
         waiting.start()
-        until(lambda: backend._database.watch._waiters)
+        until(lambda: backend._pool.poller._waiters)
         consumer.interrupt()
         waiting.join(60)
         assert not waiting.is_alive()
@@ -119,15 +119,15 @@ def test_a_stream_of_due_jobs_keeps_nobody_from_what_there_is(
 ) -> None:
     # Given that something more becomes due whenever anybody looks
     looks: list[str] = []
-    ask = Session.ask
+    original = Session.execute
 
     def one_more(self: Session, *texts: str) -> Any:
         if len(looks) < 60 and any("CONCAT_WS(' '" in text for text in texts):
             looks.append("one")
             due_jobs(plain, "a")
-        return ask(self, *texts)
+        return original(self, *texts)
 
-    monkeypatch.setattr(Session, "ask", one_more)
+    monkeypatch.setattr(Session, "execute", one_more)
     with backend.consumer(["a"]) as consumer:
         assert len(consumer.reserve(10, 0)) > 0
         assert len(looks) <= 4
@@ -195,7 +195,7 @@ def test_an_urgent_job_that_a_deadlock_took_away_is_not_hidden_by_a_floor(
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         urgent_job(plain)
         # When a look from the bottom has found it, and the transaction is run again
-        backend._database.watch.floors("a").ready.bottom.hurry()
+        backend._pool.poller.scan_window("a").ready.restart.request()
         commit, failures = Session.commit, [True]
 
         def unlucky(self: Session, *texts: str, **options: Any) -> Any:
@@ -217,7 +217,7 @@ def test_an_urgent_job_that_was_locked_for_nothing_is_not_hidden_by_a_floor(
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         # When it comes upon something urgent there, but the first queue has enough
         urgent_job(plain, "b")
-        backend._database.watch.floors("b").ready.bottom.hurry()
+        backend._pool.poller.scan_window("b").ready.restart.request()
         made = ready_jobs(backend, "a", 2)
         assert [lease.id for lease in consumer.reserve(2, 0)] == made
         # Then it comes first when it is the turn of the second

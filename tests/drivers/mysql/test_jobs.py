@@ -20,9 +20,9 @@ from multiq_mysql import connection as connection_module
 from multiq_mysql import deadlock_retry, scan_window
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
-from multiq_mysql.dsn import Login
-from multiq_mysql.records import AGAIN, body_limit, inserts, microseconds, packed, unpacked
-from multiq_mysql.scan_window import BOTTOM, NOTHING, Lane
+from multiq_mysql.dsn import Dsn
+from multiq_mysql.records import AGAIN, body_limit, insert_statements, microseconds, pack_id, unpack_id
+from multiq_mysql.scan_window import FROM_START, NO_SCAN, ScanCursor
 from multiq_mysql.statements import NOW, literal
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ IDS = [
 
 @pytest.mark.parametrize("job_id", IDS, ids=range(len(IDS)))
 def test_any_id_comes_back_as_it_was(backend: MysqlBackend, job_id: str) -> None:
-    assert unpacked(packed(job_id)) == job_id
+    assert unpack_id(pack_id(job_id)) == job_id
     backend.enqueue("q", [NewJob(b"x", job_id)])
     assert backend.peek("q", job_id).id == job_id
     (lease,) = backend.consumer(["q"]).reserve(1, 0)
@@ -61,8 +61,8 @@ def test_any_id_comes_back_as_it_was(backend: MysqlBackend, job_id: str) -> None
 
 
 def test_no_two_ids_are_packed_alike() -> None:
-    assert len({packed(job_id) for job_id in IDS}) == len(IDS)
-    assert len(packed(new_id())) == 16
+    assert len({pack_id(job_id) for job_id in IDS}) == len(IDS)
+    assert len(pack_id(new_id())) == 16
 
 
 def test_an_id_that_is_too_long_is_refused(backend: MysqlBackend) -> None:
@@ -91,11 +91,11 @@ def test_delays_are_rounded_up() -> None:
 
 
 def test_a_batch_is_cut_only_where_a_statement_would_be_too_long(jobs: Jobs) -> None:
-    assert len(inserts("q", jobs(1000), NOW)) == 1
-    few = inserts("q", jobs(10, b"x" * 1000), NOW, chunk=5000)
+    assert len(insert_statements("q", jobs(1000), NOW)) == 1
+    few = insert_statements("q", jobs(10, b"x" * 1000), NOW, chunk=5000)
     assert 1 < len(few) <= 10
     assert max(map(len, few)) < 5000 + 500
-    assert len(inserts("q", jobs(2, b"x" * 9000), NOW, chunk=5000)) == 2
+    assert len(insert_statements("q", jobs(2, b"x" * 9000), NOW, chunk=5000)) == 2
 
 
 # --- sizes -----------------------------------------------------------------------------------------------
@@ -137,13 +137,13 @@ def test_a_batch_of_many_statements_is_whole(backend: MysqlBackend, jobs: Jobs) 
 def packets(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     """The statements of each packet that is sent."""
     sent: list[tuple[str, ...]] = []
-    ask = Session.ask
+    original = Session.execute
 
     def noted(self: Session, *texts: str) -> Any:
         sent.append(texts)
-        return ask(self, *texts)
+        return original(self, *texts)
 
-    monkeypatch.setattr(Session, "ask", noted)
+    monkeypatch.setattr(Session, "execute", noted)
     return sent
 
 
@@ -205,7 +205,7 @@ def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
 
 
 @pytest.mark.few_rows
-@pytest.mark.parametrize("code", sorted(deadlock_retry.REPLAYED))
+@pytest.mark.parametrize("code", sorted(deadlock_retry.RETRIED))
 @pytest.mark.parametrize(
     "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
 )
@@ -235,14 +235,14 @@ def test_every_verb_is_run_again_after_a_deadlock(
     def unlucky(self: Session, *texts: str, **options: Any) -> Any:
         if next(failures, False):
             if self.in_transaction and texts:
-                self.ask(*texts)  # all but the COMMIT, to be rolled back
+                self.execute(*texts)  # all but the COMMIT, to be rolled back
             raise pymysql.err.OperationalError(code, "as the server would say")
         return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
-    before = deadlock_retry.counted[code]
+    before = deadlock_retry.retry_counts[code]
     assert verbs[verb]()
-    assert deadlock_retry.counted[code] == before + 2
+    assert deadlock_retry.retry_counts[code] == before + 2
 
 
 @pytest.mark.parametrize("code", [deadlock_retry.REFUSED_BY_GROUP, deadlock_retry.NOT_PREPARED])
@@ -275,7 +275,7 @@ def test_a_server_clock_that_is_set_back_makes_nothing_early(place: Place, jobs:
     """What was to come comes later by as much; new jobs come behind the old ones all the same."""
     hour = 3600 * 10**9
     clock = [500_000 * hour]
-    with MysqlBackend(Login.from_url(parse_url(place.url, MysqlBackend.options)), clock=lambda: clock[0]) as backend:
+    with MysqlBackend(Dsn.from_url(parse_url(place.url, MysqlBackend.options)), clock=lambda: clock[0]) as backend:
         backend.enqueue("q", [NewJob(b"x", "late", delay=60), NewJob(b"x", "held", ttr=60), NewJob(b"x", "first")])
         consumer = backend.consumer(["q"])
         (held,) = consumer.reserve(1, 0)
@@ -376,26 +376,26 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_scan_goes_on_where_the_last_one_ended() -> None:
-    lane = Lane(may_wait=True)
-    assert lane.sql is BOTTOM
-    lane.taken((5, 9))
-    lane.looked(1.0, rows=2)
-    assert lane.sql is BOTTOM  # so few jobs cannot have been what was slow
-    lane.bottom.taken(scan_window.MANY)
-    assert lane.sql == "place = 5 AND seq > 9"
-    lane.enqueued(5)
-    assert lane.sql is not BOTTOM
-    lane.enqueued(4)
-    assert lane.sql is BOTTOM
+    cursor = ScanCursor(may_wait=True)
+    assert cursor.sql is FROM_START
+    cursor.taken((5, 9))
+    cursor.scanned(1.0, rows=2)
+    assert cursor.sql is FROM_START  # so few jobs cannot have been what was slow
+    cursor.restart.taken(scan_window.MANY)
+    assert cursor.sql == "place = 5 AND seq > 9"
+    cursor.enqueued(5)
+    assert cursor.sql is not FROM_START
+    cursor.enqueued(4)
+    assert cursor.sql is FROM_START
 
 
 def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
-    lane = Lane(may_wait=False)
-    lane.bottom.taken(scan_window.MANY)
-    lane.looked(1.0, rows=0)
-    assert lane.sql is NOTHING
-    lane.enqueued(5)
-    assert lane.sql is BOTTOM
+    cursor = ScanCursor(may_wait=False)
+    cursor.restart.taken(scan_window.MANY)
+    cursor.scanned(1.0, rows=0)
+    assert cursor.sql is NO_SCAN
+    cursor.enqueued(5)
+    assert cursor.sql is FROM_START
 
 
 def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
@@ -496,8 +496,8 @@ def test_a_reason_that_is_too_long_is_cut_and_refuses_no_batch(
 def test_callers_at_one_time_find_their_connections_again(backend: MysqlBackend) -> None:
     def sessions(count: int) -> set[int]:
         with contextlib.ExitStack() as stack:
-            borrowed = [stack.enter_context(backend._database.borrowed()) for _ in range(count)]
-            return {connection.ask("SELECT CONNECTION_ID()")[0][0] for connection in borrowed}
+            borrowed = [stack.enter_context(backend._pool.borrowed()) for _ in range(count)]
+            return {connection.select("SELECT CONNECTION_ID()")[0][0] for connection in borrowed}
 
     first = sessions(24)
     assert len(first) == 24
@@ -508,9 +508,9 @@ def test_connections_that_nobody_needed_for_a_while_are_closed(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:
-        borrowed = [stack.enter_context(backend._database.borrowed()) for _ in range(12)]
+        borrowed = [stack.enter_context(backend._pool.borrowed()) for _ in range(12)]
         for connection in borrowed:
-            connection.ask("SELECT 1")
+            connection.select("SELECT 1")
     monkeypatch.setattr(connection_module, "_IDLE_FOR", -1.0)
     for _ in borrowed:  # each call closes one
         backend.stats("q")

@@ -15,7 +15,7 @@ from multiq.errors import BackendUnavailable, UrlInvalid
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.dsn import Login
+from multiq_mysql.dsn import Dsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 SECRET = "S3CR3T/ü@:?"  # noqa: S105 - of a test
 
 
-def login(url: str) -> Login:
-    return Login.from_url(parse_url(url, MysqlBackend.options))
+def dsn(url: str) -> Dsn:
+    return Dsn.from_url(parse_url(url, MysqlBackend.options))
 
 
 def works(url: str) -> None:
@@ -92,7 +92,7 @@ def test_a_wrong_password_is_told_without_showing_it(account: MysqlDatabases, pl
 
 
 def test_a_login_does_not_show_its_password() -> None:
-    assert "S3CR3T" not in repr(login("mysql://ann:S3CR3T@localhost/jobs"))
+    assert "S3CR3T" not in repr(dsn("mysql://ann:S3CR3T@localhost/jobs"))
 
 
 # --- addresses -------------------------------------------------------------------------------------------
@@ -142,7 +142,7 @@ def test_sqlalchemy_s_way_of_writing_it(mysql_server: MysqlDatabases, place: Pla
 )
 def test_a_url_that_cannot_be_meant_is_refused_before_anything_is_asked(url: str, words: str) -> None:
     with pytest.raises(UrlInvalid, match=words) as refused:
-        login(url)
+        dsn(url)
     assert "S3CR3T" not in str(refused.value)
 
 
@@ -170,7 +170,7 @@ def test_a_certificate_of_the_authority_that_is_named_is_accepted_and_the_way_is
 ) -> None:
     with tls_server.database(options=f"ssl_ca={certificates['good'].authority}") as place:
         works(place.url)
-        connection = login(place.url).connect(5)
+        connection = dsn(place.url).connect(5)
         with connection, connection.cursor() as cursor:
             cursor.execute("SHOW SESSION STATUS LIKE 'Ssl_cipher'")
             ((_, cipher),) = cursor.fetchall()

@@ -14,7 +14,7 @@ import multiq_mysql
 from multiq.backend import Ack, State
 from multiq.backend.registry import open_backend
 from multiq_mysql.connection import _SESSION
-from multiq_mysql.scan_window import BOTTOM
+from multiq_mysql.scan_window import FROM_START
 from multiq_mysql.statements import NOW, Sql, render, template
 
 if TYPE_CHECKING:
@@ -28,9 +28,9 @@ READING = [verb for verb in VERBS if verb not in {"enqueue", "newest", "pause", 
 
 #: what each placeholder stands for
 VALUES: dict[str, Any] = {
-    "again": BOTTOM, "delay": 5, "due": BOTTOM, "floor": Sql("place = 1024 AND seq > 7"), "horizon": 1000, "id": b"1",
-    "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
-    "priority": None, "queue": b"q", "ready": BOTTOM, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
+    "again": FROM_START, "delay": 5, "due": FROM_START, "condition": Sql("place = 1024 AND seq > 7"), "horizon": 1000,
+    "id": b"1", "limit": 10, "newest": 10**6, "now": NOW, "number": 0, "order": Sql("ASC"), "pause": 5, "place": 5,
+    "priority": None, "queue": b"q", "ready": FROM_START, "reason": b"why", "seq": 3, "seqs": [1, 2], "state": 3,
     "token": 0, "row": Sql("1"), "ticket": 5, "writer": 5, "writers": [4, 5],
 }  # fmt: skip
 
@@ -126,7 +126,7 @@ def test_every_file_is_read_by_somebody_and_says_nothing_of_one_dialect(verb: st
 
 
 def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], mysql_server: MysqlDatabases) -> None:
-    claim = render("claim", **{**VALUES, "state": 0, "limit": 1, "floor": BOTTOM})
+    claim = render("claim", **{**VALUES, "state": 0, "limit": 1, "condition": FROM_START})
     seen = set()
     others = [mysql_server.connect(_name(tables), autocommit=False) for _ in range(min(6, _ready(tables, 6)))]
     try:
@@ -146,7 +146,7 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
     # Given somebody who looks for jobs in an empty queue and keeps the transaction open
     with mysql_server.client(place.name, autocommit=False) as idle:
         _ask(idle, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
-        assert _ask(idle, render("claim", **{**VALUES, "state": 0, "floor": BOTTOM})) == ()
+        assert _ask(idle, render("claim", **{**VALUES, "state": 0, "condition": FROM_START})) == ()
         # Then a job can be enqueued all the same
         backend.enqueue("q", jobs())
     assert backend.stats("q").ready == 1

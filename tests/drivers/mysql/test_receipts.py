@@ -18,9 +18,9 @@ from multiq.conformance.forks import ended_well, fork
 from multiq.errors import BackendUnavailable, JobNotFound, JobReserved, LeaseLost, SchemaNotReady
 from multiq.ids import new_ids
 from multiq_mysql import receipts
-from multiq_mysql.connection import Database
-from multiq_mysql.receipts import Book
-from multiq_mysql.waiting import Watch
+from multiq_mysql.connection import Pool
+from multiq_mysql.receipts import ReceiptBook
+from multiq_mysql.waiting import Poller
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -432,13 +432,13 @@ def test_a_stock_whose_numbers_are_taken_gets_others(
     """They are drawn from 2**38 a minute: at some thousand acks a second it happens every day."""
     enqueue(backend, 1 + count)
     drawn: list[int] = []
-    drawing = Book._writer
+    drawing = ReceiptBook._writer
 
-    def draw_the_first_twice(self: Book) -> int:
+    def draw_the_first_twice(self: ReceiptBook) -> int:
         drawn.append(drawn[0] + 3 if len(drawn) == 1 else drawing(self))
         return drawn[-1]
 
-    monkeypatch.setattr(Book, "_writer", draw_the_first_twice)
+    monkeypatch.setattr(ReceiptBook, "_writer", draw_the_first_twice)
     with backend.consumer([QUEUE]) as consumer, backend.consumer([QUEUE]) as other:
         first, *leases = consumer.reserve(1 + count, 0)
         assert consumer.settle([Ack(first)]) == [None]
@@ -550,7 +550,7 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
             """A claim whose reply is lost twice, so that it is read back, which somebody interrupts."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b"COMMIT", times=2))
-            monkeypatch.setattr(consumer, "_leases_in_doubt", interrupt)
+            monkeypatch.setattr(consumer, "_recover_leases", interrupt)
 
         _while_it_waits(monkeypatch, feed)
         with pytest.raises(KeyboardInterrupt):
@@ -569,9 +569,9 @@ def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
 ) -> None:
     (first,) = enqueue(backend)
     granted: list[float] = []
-    opened = Database.open
+    opened = Pool.open
 
-    def open_and_note(self: Database, timeout: float) -> Any:
+    def open_and_note(self: Pool, timeout: float) -> Any:
         granted.append(timeout)
         return opened(self, timeout)
 
@@ -586,7 +586,7 @@ def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
             """The claim is committed, its reply is lost, and from then on the server says nothing."""
             enqueue(backend, 100)
             proxy.arm(CutReply(after=b";COMMIT"))
-            monkeypatch.setattr(Database, "open", open_and_note)
+            monkeypatch.setattr(Pool, "open", open_and_note)
             _meanwhile(monkeypatch, ours, lambda: setattr(proxy, "mode", Hole()))
 
         _while_it_waits(monkeypatch, feed)
@@ -615,27 +615,27 @@ def _answer_is_lost(
 
 def _meanwhile(monkeypatch: pytest.MonkeyPatch, ours: Any, act: Callable[[], object]) -> None:
     """Somebody else does this between a lost reply and the next try."""
-    opened, acts = Database.open, [act]
+    opened, acts = Pool.open, [act]
 
-    def open_later(self: Database, timeout: float) -> Any:
-        if self is ours._database and acts:
+    def open_later(self: Pool, timeout: float) -> Any:
+        if self is ours._pool and acts:
             acts.pop()()
         return opened(self, timeout)
 
-    monkeypatch.setattr(Database, "open", open_later)
+    monkeypatch.setattr(Pool, "open", open_later)
 
 
 def _while_it_waits(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
     """Somebody else does this as soon as a consumer begins to wait."""
-    sleep, acts = Watch.sleep, [act]
+    sleep, acts = Poller.sleep, [act]
 
-    def act_first(self: Watch, *args: Any) -> None:
+    def act_first(self: Poller, *args: Any) -> None:
         if acts:
             acts.pop()()
         else:
             sleep(self, *args)
 
-    monkeypatch.setattr(Watch, "sleep", act_first)
+    monkeypatch.setattr(Poller, "sleep", act_first)
 
 
 def _work_off(backend: MysqlBackend) -> None:

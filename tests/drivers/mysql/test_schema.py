@@ -239,7 +239,7 @@ import pymysql
 from multiq_mysql import schema
 with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user={mysql_server.user!r},
                      password={mysql_server.password!r}, database={place.name!r}) as connection:
-    with schema._alone(connection, 20):
+    with schema._migration_lock(connection, 20):
         print("alone", flush=True)
         time.sleep(600)
 """

@@ -21,7 +21,7 @@ from multiq.backend.registry import open_backend
 from multiq.conformance import ManualHarness, suite
 from multiq.settings.url import parse_url
 from multiq_mysql.backend import MysqlBackend
-from multiq_mysql.dsn import Login
+from multiq_mysql.dsn import Dsn
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -77,7 +77,7 @@ class Variant(ManualHarness):
 
     def open(self) -> MysqlBackend:
         _, place = _server(self.name)
-        return MysqlBackend(Login.from_url(parse_url(place.url, MysqlBackend.options)), clock=self.clock)
+        return MysqlBackend(Dsn.from_url(parse_url(place.url, MysqlBackend.options)), clock=self.clock)
 
     @contextlib.contextmanager
     def transaction(self) -> Iterator[Connection[Any]]:

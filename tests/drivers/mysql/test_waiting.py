@@ -44,13 +44,13 @@ def no_looks(monkeypatch: pytest.MonkeyPatch) -> None:
 def looks(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The looks that are made, each as its statement."""
     made: list[str] = []
-    ask = Connection.ask
+    original = Connection.select
 
     def noted(self: Connection, text: str) -> object:
         made.append(text)
-        return ask(self, text)
+        return original(self, text)
 
-    monkeypatch.setattr(Connection, "ask", noted)
+    monkeypatch.setattr(Connection, "select", noted)
     return made
 
 
@@ -175,6 +175,6 @@ def test_a_server_that_goes_away_ends_the_wait_with_an_error(new_mysql: Callable
 
 def until_all_wait(backend: MysqlBackend, count: int) -> None:
     give_up_at = time.monotonic() + 30
-    while len(backend._database.watch._waiters) < count:
+    while len(backend._pool.poller._waiters) < count:
         assert time.monotonic() < give_up_at
         time.sleep(0.005)
