@@ -46,7 +46,7 @@ def shares(policy: str, weights: Mapping[str, int]) -> dict[str, int] | None:
     """What each queue is to get in proportion to the others; None where their order alone decides."""
     if policy == "strict" or len(weights) == 1:
         return None
-    return dict(weights)  # all 1 for round robin, which heeds no others
+    return dict(weights)  # all 1 for round-robin
 
 
 def _pairs(queues: Mapping[str, int] | Iterable[str] | str) -> list[tuple[str, int]]:

@@ -106,14 +106,14 @@ class BeanstalkBench(Bench):
     @classmethod
     @contextmanager
     def throwaway(cls, folder: Path, profile: Profile) -> Iterator[Adapter]:
-        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as place:
-            yield place
+        with BeanstalkServer(folder, profile) as server, cls.at(server.url) as adapter:
+            yield adapter
 
     @classmethod
     @contextmanager
     def at(cls, url: str) -> Iterator[Adapter]:
-        with closing(BeanstalkAdapter(url)) as place:
-            yield place
+        with closing(BeanstalkAdapter(url)) as adapter:
+            yield adapter
 
 
 def _settings(server: Examined) -> dict[str, str]:

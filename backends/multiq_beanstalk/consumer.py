@@ -83,7 +83,7 @@ class BeanstalkConsumer(Consumer):
             except BackendError:
                 if not verdicts:
                     raise
-        self._waiter.forget()
+        self._waiter.clear_interrupt()
         return answers, leases
 
     def interrupt(self) -> None:
@@ -354,13 +354,13 @@ class BeanstalkConsumer(Consumer):
     ) -> None:
         at, verdict, held = pending
         if line == DONE[type(verdict)]:
-            is_in_vain = False
+            is_refused = False
             if isinstance(verdict, Touch):
                 held.extend(sent_at)
-                is_in_vain = connection.is_closed
+                is_refused = connection.is_closed
             elif isinstance(verdict, Ack):  # the server may have deleted the job under another consumer's lease
-                is_in_vain = received_at >= held.ends_at
-            if is_in_vain:
+                is_refused = received_at >= held.ends_at
+            if is_refused:
                 exchange.refuse(at)
             else:
                 exchange.answers[at] = None
@@ -402,10 +402,10 @@ class BeanstalkConsumer(Consumer):
         enough_at = deadline - self._pool.timeout / 2
         others = self._tubes[1:] if len(self._tubes) >= _PROBE_FROM else ()
         probed: dict[str, bool] = {}
-        for place, tube in enumerate(self._tubes):
-            if place and others:
+        for position, tube in enumerate(self._tubes):
+            if position and others:
                 if not probed:
-                    probed = self._has_some(
+                    probed = self._tubes_with_jobs(
                         self._send_verdicts(exchange, connection, (), _probes(others), len(others), deadline)
                     )
                 if not probed[tube]:
@@ -413,13 +413,13 @@ class BeanstalkConsumer(Consumer):
             is_empty = False
             while not is_empty and exchange.wanted > 0 and not (exchange.found and time.monotonic() > enough_at):
                 # probe the other tubes in the same packet, if the first one was short of jobs the last time
-                is_short = others and not place and not probed and self._expected.get(tube, 1) == 1
+                is_short = others and not position and not probed and self._expected.get(tube, 1) == 1
                 is_empty, replies = self._reserve_from(
                     exchange, connection, pending, tube, others if is_short else (), deadline
                 )
                 pending = ()
                 if replies:
-                    probed = self._has_some(replies)
+                    probed = self._tubes_with_jobs(replies)
             if exchange.found and not is_empty:
                 break
         if exchange.found:
@@ -444,8 +444,8 @@ class BeanstalkConsumer(Consumer):
         try:
             replies = self._send_verdicts(exchange, connection, pending, packet, count + asked + len(probed), deadline)
         except TimeoutError as exc:  # too many jobs for the link
-            came = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
-            self._expected[tube] = max(1, came // 2)
+            arrived = sum(line.startswith(b"RESERVED ") for line, _ in getattr(exc, "partly_read", ()))
+            self._expected[tube] = max(1, arrived // 2)
             raise
         if count:
             self._check_watched(connection, replies[:count])
@@ -474,9 +474,9 @@ class BeanstalkConsumer(Consumer):
                 raise reply_error(line, self._pool.address)
         return len(exchange.found) - before
 
-    def _has_some(self, replies: Sequence[Reply]) -> dict[str, bool]:
+    def _tubes_with_jobs(self, replies: Sequence[Reply]) -> dict[str, bool]:
         """Return which of the tubes after the first have ready jobs, by the replies to ``_probes``."""
-        return {name: _has_some(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
+        return {name: _has_ready_jobs(reply) for name, reply in zip(self._tubes[1:], replies, strict=True)}
 
     def _begin_leases(self, connection: Connection, found: Sequence[Reserved], deadline: float) -> list[Lease]:
         """Return the leases of reserved jobs.
@@ -506,10 +506,10 @@ class BeanstalkConsumer(Consumer):
     # --- waiting ---
 
     def _wait(self, give_up_at: float) -> list[Lease]:
-        came = self._waiter.wait(self._main, give_up_at)
-        if came is None:
+        reserved = self._waiter.wait(self._main, give_up_at)
+        if reserved is None:
             return []
-        connection, job = came
+        connection, job = reserved
         deadline = self._pool.deadline()
         held_leases = self._held_leases
         try:
@@ -529,7 +529,7 @@ def _probes(tubes: Iterable[str]) -> bytes:
     return b"".join([b"stats-tube %b\r\n" % name.encode() for name in tubes])
 
 
-def _has_some(reply: Reply) -> bool:
+def _has_ready_jobs(reply: Reply) -> bool:
     line, body = reply
     if not line.startswith(b"OK "):
         return False

@@ -72,7 +72,7 @@ class _Batch:
         self._pool = pool
         self._queue = queue
         self._jobs = jobs
-        self._facts = server_info
+        self._server_info = server_info
         self._accepted: dict[int, str] = {}
         self._refused: dict[int, bytes] = {}
 
@@ -118,11 +118,11 @@ class _Batch:
         self._sort(at, lines)
 
     def _sort(self, at: int, lines: Sequence[bytes]) -> None:
-        for place, line in enumerate(lines, at):
+        for index, line in enumerate(lines, at):
             if _is_inserted(line):
-                self._accepted[place] = line[9:].decode()
+                self._accepted[index] = line[9:].decode()
             else:
-                self._refused[place] = line
+                self._refused[index] = line
 
     def _error(self, exc: Exception, unsent: int) -> BackendError:
         """Return the error after a connection error. Jobs from *unsent* on were certainly not sent as a whole.
@@ -133,16 +133,16 @@ class _Batch:
         error = explain(exc, self._pool.address, self._pool.timeout)
         jobs = self._jobs
         first = len(self._accepted) + len(self._refused)
-        buried = {place for place, line in self._refused.items() if line.startswith(b"BURIED ")}
+        buried = {index for index, line in self._refused.items() if line.startswith(b"BURIED ")}
         uncertain = [*sorted(buried), *range(first, unsent)]
         if uncertain:
             certain = [*sorted(self._refused.keys() - buried), *range(max(first, unsent), len(jobs))]
             return EnqueueUncertain(
                 self._queue,
-                [jobs[place] for place in uncertain],
+                [jobs[index] for index in uncertain],
                 str(error),
                 accepted=self._accepted,
-                unsent=[jobs[place] for place in certain],
+                unsent=[jobs[index] for index in certain],
             )
         if self._accepted:
             return EnqueuePartial(self._accepted, len(jobs), str(error))
@@ -155,7 +155,7 @@ class _Batch:
         of the log at the next start, and loses all jobs after it.
         """
         buried = [line[7:] for line in self._refused.values() if line.startswith(b"BURIED ")]
-        if buried and not self._facts.has_log:
+        if buried and not self._server_info.has_log:
             packet = b"".join(b"delete %b\r\n" % job_id for job_id in buried)
             try:
                 connection.ask(packet, len(buried), self._pool.deadline())
@@ -163,15 +163,15 @@ class _Batch:
                 raise self._error(exc, 0) from exc
 
     def _refusal(self) -> BackendError | PayloadTooLarge:
-        if unexpected := [place for place in sorted(self._refused) if not is_refusal(self._refused[place])]:
+        if unexpected := [index for index in sorted(self._refused) if not is_refusal(self._refused[index])]:
             return self._uncertain(unexpected)
-        place, line = next(iter(self._refused.items()))
+        index, line = next(iter(self._refused.items()))
         error: BackendError | PayloadTooLarge = reply_error(line, self._pool.address)
         if line == b"JOB_TOO_BIG":
             cause = error.__cause__
-            error = _too_large(len(self._jobs[place].body), self._facts.max_body)
+            error = _too_large(len(self._jobs[index].body), self._server_info.max_body)
             error.__cause__ = cause
-        elif line.startswith(b"BURIED ") and self._facts.has_log:
+        elif line.startswith(b"BURIED ") and self._server_info.has_log:
             cause = error.__cause__
             error = BackendFull(
                 f"{error}: it stays buried, as {self._shown_buried()}; when there is memory again, kick it, or kick it "
@@ -191,10 +191,10 @@ class _Batch:
         certain = [*sorted(self._refused.keys() - set(unexpected)), *range(received, len(self._jobs))]
         uncertain = EnqueueUncertain(
             self._queue,
-            [self._jobs[place] for place in unexpected],
+            [self._jobs[index] for index in unexpected],
             str(error),
             accepted=self._accepted,
-            unsent=[self._jobs[place] for place in certain],
+            unsent=[self._jobs[index] for index in certain],
         )
         uncertain.__cause__ = error
         return uncertain
@@ -224,9 +224,9 @@ def _sent(commands: Sequence[bytes], unsent: int) -> int:
 def _packets(jobs: Sequence[NewJob]) -> Iterator[tuple[int, int]]:
     """Yield the index of each packet's first job, and the number of its jobs."""
     at = size = 0
-    for place, job in enumerate(jobs):
-        if place - at >= _MOST_JOBS or size >= _MOST_BYTES:
-            yield at, place - at
-            at, size = place, 0
+    for index, job in enumerate(jobs):
+        if index - at >= _MOST_JOBS or size >= _MOST_BYTES:
+            yield at, index - at
+            at, size = index, 0
         size += len(job.body)
     yield at, len(jobs) - at

@@ -39,19 +39,21 @@ _ERRORS: dict[bytes, tuple[type[BackendError], str]] = {
 
 def explain(exc: Exception, address: Address, timeout: float) -> BackendError:
     """Return multiq's error for a socket error or a malformed reply."""
-    place = server_name(address)
+    server = server_name(address)
     if isinstance(exc, NameTimeoutError):
-        return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")
+        return BackendTimeout(
+            f"{server} has a name that was not found within {timeout:g} s: look at this machine's DNS"
+        )
     if isinstance(exc, TimeoutError):
         return BackendTimeout(
-            f"{place} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "
+            f"{server} did not answer within {timeout:g} s: it is stopped, overloaded or cut off; it can be given more "
             "time with ?timeout= in the URL"
         )
     if isinstance(exc, ProtocolError):
-        return BackendUnavailable(f"{place} does not speak beanstalkd's protocol: {exc}")
+        return BackendUnavailable(f"{server} does not speak beanstalkd's protocol: {exc}")
     if isinstance(exc, OSError):
-        return BackendUnavailable(f"{place} cannot be reached: {exc.strerror or exc}")
-    return BackendUnavailable(f"{place} failed: {exc}")
+        return BackendUnavailable(f"{server} cannot be reached: {exc.strerror or exc}")
+    return BackendUnavailable(f"{server} failed: {exc}")
 
 
 def reply_error(line: bytes, address: Address) -> BackendError:

@@ -63,7 +63,7 @@ class Waiter:
         self._interrupted = True
         self._wakeup.notify()
 
-    def forget(self) -> None:
+    def clear_interrupt(self) -> None:
         """Clear an interruption of a wait that is over."""
         self._interrupted = False
         self._wakeup.drain()

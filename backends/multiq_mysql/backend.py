@@ -7,12 +7,12 @@ durable when it       InnoDB, flushed at each commit as ``innodb_flush_log_at_tr
 returns               says
 atomic verbs          one transaction each, READ COMMITTED, run again after a deadlock        one or two round trips
 priority, then age    one index by (queue, state, place, seq), read in its order              O(log n)
-nobody waits          ``FOR UPDATE SKIP LOCKED``; nothing is held while a job runs            none
+no lock waits         ``FOR UPDATE SKIP LOCKED``; nothing is held while a job runs            none
 never early           due times in microseconds of the server's clock                         an index entry per move
 one live lease        a random token per reserve, compared and checked against the clock      a condition by primary key
                       on every settle
-waiting               one look every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
-purge lag             a floor below which there are only deleted entries                      a look from the bottom,
+waiting               one poll every 47 ms for all consumers of a process, without a lock     23 queries/s, idle
+purge lag             scans resume at a cursor behind the deleted entries                     a scan from the start,
                                                                                               1 % of the time
 ====================  ======================================================================  =======================
 
@@ -91,7 +91,7 @@ class MysqlBackend(Backend):
         max_body=body_limit(16 * 1024 * 1024),
         client_ids=True,
         atomic_batches=True,
-        waits_in_server=Gap("cannot today", "the server cannot wake anybody: a waiting process looks every 47 ms"),
+        waits_in_server=Gap("cannot today", "the server cannot notify clients: a waiting process polls every 47 ms"),
         shared=True,
         persistent=True,
         disconnect_ends_lease=Gap("never", "a reservation is a row, not a connection; its lease runs out"),
@@ -345,7 +345,7 @@ class MysqlBackend(Backend):
 
 
 class _Insert:
-    """A batch on its way in, which knows whether a try of it may have been committed."""
+    """The insert of a batch, which records whether an attempt may have been committed."""
 
     def __init__(self, preface: list[str], statements: list[str]) -> None:
         self._preface = preface
@@ -373,7 +373,7 @@ class _Insert:
 
 
 class _Kick:
-    """One slice of a kick, which knows after a lost reply whether it was done."""
+    """One slice of a kick; after a lost reply it finds out whether it was done."""
 
     def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
         """*behind* all that were buried when the kick began."""
@@ -415,4 +415,4 @@ def _place(after: str) -> tuple[int, int]:
         place = int(major), int(minor)
         if max(map(abs, place)) < 2**63:
             return place
-    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
+    raise OptionInvalid(f"after={after!r} must be the cursor of a page: pass the after of the page before")

@@ -1,4 +1,4 @@
-"""MySQL as a place for ``multiq bench``: a MariaDB of our own, how a server is set, and what it counts."""
+"""MySQL's adapter for ``multiq bench``: starts a MariaDB, reads a server's settings and counters."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 
 _PACKAGE = "mariadb-server"
 _DATABASE = "multiq_bench"
-_TOLD = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
+_DURABILITY_SETTINGS = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", "log_bin", "sync_binlog")
 
-_MAY_NOT = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
+_DENIED = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
 
 #: at each commit: left in the server's memory, or synced to the disk
 _PROFILES = {"fast": "0", "durable": "1"}
@@ -109,7 +109,7 @@ class MysqlAdapter(Adapter):
 
     def durability(self) -> Durability:
         settings = self._pairs("SHOW GLOBAL VARIABLES")
-        told = {name: settings[name] for name in _TOLD if name in settings}
+        told = {name: settings[name] for name in _DURABILITY_SETTINGS if name in settings}
         if told.get("log_bin", "OFF") in {"OFF", "0"}:
             told.pop("sync_binlog", None)  # set, and without effect
         return Durability(survives(settings), told)
@@ -130,12 +130,12 @@ class MysqlAdapter(Adapter):
         try:
             return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
         except pymysql.err.OperationalError as exc:
-            if exc.args[0] in _MAY_NOT:
+            if exc.args[0] in _DENIED:
                 return None
             raise self._explained(exc) from exc
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         if self._connection is not None:
             self._connection.close()
 

@@ -1,4 +1,4 @@
-"""The connections to a database: sessions of our own, packets of several statements, transactions that are run again.
+"""The pool of connections to a database: session settings, packets of several statements, and retried transactions.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -11,7 +11,7 @@ no half-done verb     a transaction each; any exception rolls back or closes    
 no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
 no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
 bounded calls         all of a reply has to be here within what is left of the call's time    one ``recv_into`` of ours
-                      (timed.py)                                                              per read
+                      (timed_socket.py)                                                       per read
 safe forks            a connection belongs to the process that opened it                      one ``getpid``
 ====================  ======================================================================  =======================
 """
@@ -82,14 +82,14 @@ _SESSION = (
 
 
 class Reply(NamedTuple):
-    """What one statement answered."""
+    """The reply to one statement."""
 
     rows: tuple[Any, ...]
     affected: int
 
 
 class Pool:
-    """One database on one server: how to get there, and the connections to it. Does no I/O before the first call."""
+    """The connections to one database. Does no I/O before the first call."""
 
     def __init__(self, dsn: Dsn, *, timeout: float, clock: Clock | None = None) -> None:
         self.dsn = dsn
@@ -98,15 +98,15 @@ class Pool:
         self.create = True
         """Whether tables are made in a database that has none."""
         self.max_packet: int | None = None
-        """Bytes of the largest statement that the server takes; None: nobody has asked yet."""
+        """Bytes of the largest statement that the server takes; None until the first connection."""
         self.server_identity: tuple[Any, ...] = ()
-        """Which server it was that was connected to last, and since when it runs."""
+        """Host name, port and start time of the server that was connected to last."""
         self._clock = clock
         self._server_began = 0.0
         """The server's time when our monotonic clock was zero, about."""
         self._cleaned_up_at = float("-inf")
         self._idle: deque[Connection] = deque()  # its methods are atomic
-        """Those that nobody uses now. The one that was used last is the next one's."""
+        """Unused connections. The one that was used last is used next."""
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._poller: tuple[int, Poller] | None = None
@@ -114,7 +114,7 @@ class Pool:
 
     @property
     def poller(self) -> Poller:
-        """What this process's users of the database share."""
+        """The poller that all users of the database in this process share."""
         if self._poller is None or self._poller[0] != os.getpid():
             self._poller = (os.getpid(), shared_poller((self.dsn.place, self.dsn.database)))
         return self._poller[1]
@@ -155,11 +155,11 @@ class Pool:
 
     @property
     def minute(self) -> int:
-        """Minutes since 1970 by the server's clock, as far as its last word told: what orders receipts by age."""
+        """Minutes since 1970 by the server's clock, as read when a connection was opened. Orders receipts by age."""
         return int((self._server_began + time.monotonic()) // 60)
 
     def is_cleanup_due(self) -> bool:
-        """Whether old receipts were not looked for in the last hour. Says so once."""
+        """Whether old receipts were last deleted over an hour ago. True once, for the caller that then deletes them."""
         now = time.monotonic()
         if now - self._cleaned_up_at < _CLEANUP_INTERVAL:
             return False
@@ -167,11 +167,11 @@ class Pool:
         return True
 
     def clean_up_again_soon(self) -> None:
-        """There are more than were deleted: look again soon, and not in an hour."""
+        """More old receipts are left: delete again soon, and not in an hour."""
         self._cleaned_up_at = time.monotonic() - _CLEANUP_INTERVAL + _CLEANUP_AGAIN
 
     def connection(self) -> Connection:
-        """A connection of one's own, opened when it is first used."""
+        """A connection for the caller alone, opened when it is first used."""
         connection = Connection(self)
         with self._lock:
             self._connections.add(connection)
@@ -179,7 +179,7 @@ class Pool:
 
     @contextlib.contextmanager
     def borrowed(self) -> Iterator[Connection]:
-        """A connection for a moment."""
+        """Borrow a connection for a ``with`` block."""
         try:
             connection = self._idle.pop()
         except IndexError:
@@ -213,7 +213,7 @@ class Pool:
 
 
 class Session:
-    """What a verb sees of a connection during one try of its transaction."""
+    """A connection during one attempt of a verb's transaction."""
 
     __slots__ = (
         "_book",
@@ -243,14 +243,14 @@ class Session:
         self._ticket: Ticket | None = None
         self.deadline = deadline
         self.unconfirmed = unconfirmed
-        """The proofs of earlier tries of this call that may have been committed, their replies being lost."""
+        """The proofs of earlier attempts of this call whose replies were lost: they may have been committed."""
         self.is_broken = False
         self.in_transaction = False
         self.proof: Proof | None = None
         """Of the transaction that is being committed."""
 
     def execute(self, *texts: str) -> list[Reply]:
-        """Run statements, sent in one packet if they fit, and return their answers. The first error ends it."""
+        """Run statements, sent in one packet if they fit, and return their replies. The first error ends it."""
         text = ";".join(texts)
         if len(text) >= self._packet and len(texts) > 1:
             middle = len(texts) // 2
@@ -313,12 +313,12 @@ class Session:
         return answers
 
     def roll_back(self) -> None:
-        """Forget what was done since ``begin``."""
+        """Undo what was done since ``begin``."""
         self.execute("ROLLBACK")
         self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
-        """What an earlier try of this call has done, if one was committed. The rows in question must be locked."""
+        """What an earlier attempt of this call has done, if one was committed. The rows in question must be locked."""
         if not self.unconfirmed:
             return None
         (answer,) = self.execute(receipts.asked(self.unconfirmed))
@@ -339,13 +339,13 @@ class Connection:
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
         self._lost_session: int | None = None
-        """The number of a session that we lost, and that has its locks until the server notices."""
+        """The id of a session whose connection was lost. It keeps its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
         """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
 
-        Work that is run again after a lost reply has ``session.doubt``. *deadline*: of the call that this is a part of,
-        if it has begun before. Raises ``BackendError``, and what *work* raises.
+        After a lost reply, work that is run again has ``session.unconfirmed``. *deadline*: of the call that this
+        is part of, if that has begun before. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
@@ -413,7 +413,7 @@ class Connection:
             self._is_stale = True
 
     def start_over_in_child(self) -> None:
-        """After a fork: the parent's session is forgotten, without a word on its wire."""
+        """After a fork: drop the parent's session without sending anything on its socket."""
         self._lock = threading.Lock()
         opened, self._opened = self._opened, None
         if opened is not None:
@@ -435,9 +435,9 @@ class Connection:
         return self._opened
 
     def _kill_lost_session(self, opened: pymysql.connections.Connection[Any]) -> None:
-        """End the session that we lost, which needs no right: else its jobs would be skipped as long as it has them.
+        """Kill the lost session, which needs no privilege: else its locked jobs are skipped until the server notices.
 
-        Only on the same server, and if that was not started anew: else somebody else may have its number. Numbers rise.
+        Only on the same server without a restart since: else another session may have its id. Ids rise.
         """
         lost, self._lost_session = self._lost_session, None
         before, self._server_identity = self._server_identity, self._pool.server_identity
@@ -452,7 +452,7 @@ class Connection:
                 time.sleep(_KILL_CHECK_PAUSE)
 
     def _clean_up(self, session: Session | None) -> None:
-        """After an error: leave no transaction open. Who cannot be sure of that closes."""
+        """After an error: roll the transaction back, or close the connection if that is not certain to work."""
         if session is None:
             return
         if session.is_broken:
@@ -478,7 +478,7 @@ def _read_reply(opened: Any) -> Reply:
 
 
 def _session_id(opened: Any) -> int:
-    """What the server calls a session."""
+    """The server's id of a session."""
     return int(opened.thread_id())
 
 
@@ -500,9 +500,9 @@ def _leave_to_parent(opened: Any) -> None:
 
 
 def _drop(opened: pymysql.connections.Connection[Any]) -> None:
-    """Close the socket. A farewell would wait for a server that has stopped reading, and in a child be the parent's."""
+    """Close the socket without COM_QUIT: that would wait for a hung server, or in a child end the parent's session."""
     with contextlib.suppress(Exception):
-        opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() says farewell
+        opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT
 
 
 _forks: weakref.WeakSet[Pool] = weakref.WeakSet()

@@ -343,7 +343,7 @@ def _polling() -> Finding:
     return Finding(
         "ok",
         "polling",
-        f"the server cannot wake anybody: an idle worker process asks about {often} times a second, so that another "
+        f"the server cannot notify clients: an idle worker process polls about {often} times a second, so that another "
         f"process's job begins up to {worst} ms and a round trip late; one of the same process begins at once",
     )
 
@@ -367,7 +367,7 @@ def _access(server: _Server) -> Iterator[Finding]:
         yield Finding(
             "bad",
             "password",
-            "this user has none: whoever reaches the address reads, changes and deletes all jobs",
+            "this user has none: anyone who reaches the address can read, change and delete all jobs",
             "ALTER USER ... IDENTIFIED BY a password",
         )
     else:
@@ -397,7 +397,12 @@ def survives(settings: Mapping[str, str]) -> Survives:
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
     """The column of ``docs/durability.md`` that the server keeps as it is set."""
     if "innodb_flush_log_at_trx_commit" not in settings:
-        return Finding("unknown", "durability", "nobody here can tell what survives a crash", _ASK_ADMIN)
+        return Finding(
+            "unknown",
+            "durability",
+            "the server does not show what survives a crash",
+            _ASK_ADMIN,
+        )
     level: Literal["ok", "warn"] = "ok"
     outlived = survives(settings)
     if outlived == "power loss":

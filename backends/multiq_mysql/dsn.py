@@ -1,4 +1,4 @@
-"""How a connection begins: where the server is, who logs in, where the password comes from, and what kind of TLS."""
+"""``Dsn``: the connection settings of a URL (address, user, password source, TLS), and how a connection is opened."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ OPTIONS: Mapping[str, Option] = {
         str, None, "file with the server's public key (PEM), to log in with caching_sha2_password or sha256_password"
     ),
     "dangerously_skip_tls_verification": Option(
-        choice("yes", "no"), "no", "accept any certificate: whoever sits in between can read and change every job"
+        choice("yes", "no"), "no", "accept any certificate: a man in the middle can read and change every job"
     ),
 }
 """The options of a URL that are about the way to the server."""
 
 
 class _Refusal:
-    """Stands for ways to log in that send the password as it is: a server asks for one, and so may who poses as it."""
+    """Replaces authentication plugins that send the password itself: an impostor could ask for one of them, too."""
 
     def __init__(self, _connection: Connection[Any]) -> None: ...
 
@@ -75,7 +75,7 @@ else:
 
 
 class _Connection(_PyMySQL):
-    """Takes a key to encrypt the password with only where it may: an impostor sends its own, and reads the password.
+    """Accepts a key for the password's encryption only where that is safe: an impostor could send a key of its own.
 
     Over TLS without a checked certificate the password is not sent in the clear: an impostor offers TLS, too.
     """
@@ -112,14 +112,14 @@ class _Connection(_PyMySQL):
         if key and not self.takes_keys:
             raise pymysql.err.OperationalError(
                 CR_AUTH_PLUGIN_CANNOT_LOAD,
-                "the server sends a key to encrypt the password with, and nobody has checked whose it is: use ?tls=yes "
+                "the server sends a key to encrypt the password with, and its origin is not checked: use ?tls=yes "
                 "or ?ssl_ca=, or name the file with the server's public key with ?server_public_key=",
             )
         self._key = key
 
 
 class Dsn(NamedTuple):
-    """All that is needed to open a connection."""
+    """The settings that are needed to open a connection."""
 
     database: str
     host: str | None = None
@@ -127,7 +127,7 @@ class Dsn(NamedTuple):
     port: int = PORT
     unix_socket: str | None = None
     username: str | None = None
-    """None: who runs this process, as with MySQL's own clients."""
+    """None: the user of this process, as with MySQL's own clients."""
     fixed_password: str | None = None
     password_file: str | None = None
     password_env: str | None = None
@@ -136,7 +136,7 @@ class Dsn(NamedTuple):
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """Raises ``UrlInvalid``. Reads the certificates, and asks nobody."""
+        """Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
         given = url.options
         if url.scheme not in _SCHEMES:
             raise UrlInvalid(f"{url} cannot be used: the scheme is mysql://")
@@ -154,7 +154,7 @@ class Dsn(NamedTuple):
                 "or a password_env"
             )
         return cls(
-            database=_pool(url),
+            database=_database(url),
             host=url.host,
             port=url.port or PORT,
             unix_socket=given["unix_socket"],
@@ -238,7 +238,7 @@ class Dsn(NamedTuple):
 
     @property
     def _may_send_password(self) -> bool:
-        """Whether the password itself may be sent: nobody but the server sees it."""
+        """Whether the password itself may be sent, because only the server can read it."""
         if self.unix_socket is not None:
             return True
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
@@ -254,7 +254,7 @@ class Dsn(NamedTuple):
             raise pymysql.err.OperationalError(CR_CONN_HOST_ERROR, f"cannot connect to {self.place}: {exc}") from exc
 
 
-def _pool(url: BackendUrl) -> str:
+def _database(url: BackendUrl) -> str:
     name = url.path.removeprefix("/")
     if not name or "/" in name or len(name) > _LONGEST_NAME:
         raise UrlInvalid(f"{url} cannot be used: name a database, as in mysql://user@host/jobs")

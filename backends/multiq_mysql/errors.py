@@ -1,4 +1,4 @@
-"""The server's and PyMySQL's errors: which of them mean that the connection is gone, and what they are called here."""
+"""Classifies the server's and PyMySQL's errors: which end the connection, and which error of multiq's each becomes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LOST = frozenset(
 _UNSENT = frozenset({0, 2006})
 
 READ_ONLY = frozenset({1290, 1792, 1836})
-"""Said by a server that is a replica, or has become one."""
+"""Errors of a server that is a replica, or has become one."""
 
 _UNAVAILABLE = {
     1040: "takes no more connections: raise max_connections, or use fewer processes",
@@ -47,7 +47,7 @@ _UNAVAILABLE = {
     1203: "allows this user no more connections: raise max_user_connections",
     1226: "allows this user no more connections or queries for now: raise its limits",
     1290: "is read-only: name the primary, not a replica",
-    1317: "was told to end the query",
+    1317: "has ended the query because of a KILL QUERY",
     1792: "is read-only: name the primary, not a replica",
     1836: "is read-only: name the primary, not a replica",
     1969: "ended a query that took longer than its max_statement_time",
@@ -63,13 +63,13 @@ _REFUSED = {
     1142: "does not let this user do this: GRANT it SELECT, INSERT, UPDATE and DELETE on the database",
     1143: "does not let this user do this: GRANT it SELECT, INSERT, UPDATE and DELETE on the database",
     1227: "does not let this user do this",
-    1130: "lets nobody in from this host",
-    1251: "wants a way of logging in that PyMySQL does not know",
-    1524: "wants a way of logging in that it does not know itself",
-    1598: "writes its binary log by statement, which READ COMMITTED cannot be: set binlog_format to ROW or MIXED",
-    1665: "writes its binary log by statement, which READ COMMITTED cannot be: set binlog_format to ROW or MIXED",
+    1130: "accepts no connections from this host: CREATE USER for it, or use another host",
+    1251: "requires an authentication method that PyMySQL does not know",
+    1524: "requires an authentication plugin that is not loaded in it",
+    1598: "writes its binary log by statement, which READ COMMITTED does not allow: set binlog_format to ROW or MIXED",
+    1665: "writes its binary log by statement, which READ COMMITTED does not allow: set binlog_format to ROW or MIXED",
     1698: "refuses this user: it may only log in from its own account, over the UNIX socket",
-    2061: "wants a way of logging in that PyMySQL lacks: pip install 'PyMySQL[rsa]', or use TLS",
+    2061: "requires an authentication method that PyMySQL lacks: pip install 'PyMySQL[rsa]', or use TLS",
 }
 
 _FULL = {
@@ -82,9 +82,9 @@ _FULL = {
 }
 
 _TABLES_GONE = {
-    1054: "lacks a column that multiq made: somebody changed its tables, or they are another version's; "
+    1054: "lacks a column that multiq made: its tables were changed, or are of another version; "
     "run `multiq schema check`",
-    1146: "lacks a table that multiq made: somebody dropped it, or renamed it; put it back, or make an empty one: run "
+    1146: "lacks a table that multiq made: it was dropped or renamed; restore it, or make an empty one: run "
     "what `multiq schema show-sql` prints",
     1932: "cannot open a table of multiq's: look at the server's log",
 }
@@ -101,11 +101,11 @@ GARBLED = (
     ValueError,
     struct.error,
 )
-"""What PyMySQL stumbles over in a reply that is none."""
+"""What PyMySQL raises while it reads a malformed reply."""
 
 
 def malformed(exc: BaseException) -> pymysql.OperationalError:
-    """PyMySQL's own error for what it stumbled over: the connection cannot be used any more."""
+    """PyMySQL's own error for a malformed reply, after which the connection cannot be used."""
     return pymysql.OperationalError(CR_MALFORMED_PACKET, f"malformed reply: {repr(exc)[:200]}")
 
 
@@ -122,12 +122,12 @@ def is_lost(exc: BaseException) -> bool:
 
 
 def is_unsent(exc: BaseException) -> bool:
-    """Whether the server cannot have the whole of what was to be sent: PyMySQL has these numbers for nothing else."""
+    """Whether the server cannot have received the whole packet: PyMySQL uses these numbers for nothing else."""
     return code_of(exc) in _UNSENT
 
 
 def explain(exc: BaseException, place: str, timeout: float) -> MultiqError:
-    """Our error for one of theirs, about the server at *place*."""
+    """The ``MultiqError`` for an error of the server's or PyMySQL's; *place* is the server's address."""
     number = code_of(exc)
     if isinstance(exc, NameTimeoutError):
         return BackendTimeout(f"{place} has a name that was not found within {timeout:g} s: look at this machine's DNS")

@@ -4,7 +4,7 @@ The driver adds rows and nothing else: it neither commits nor rolls back what th
 modes, zone, character set and isolation are, the statement means the same (``statements`` tells why).
 
 Such jobs are put among those that became ready again: the caller may commit any time later, when consumers believe
-that they have seen all that is as old (``floors``).
+that they have seen all that is as old (``scan_window``).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _ACCEPTED = (
 
 
 class ExternalTransaction:
-    """A caller's connection as a place to enqueue to. Raises ``OptionInvalid`` if it is not one."""
+    """Enqueues on a connection of the caller's. Raises ``OptionInvalid`` if it cannot be used."""
 
     def __init__(self, pool: Pool, connection: Any) -> None:
         self._pool = pool
@@ -91,7 +91,7 @@ class ExternalTransaction:
         return False
 
     def _check_server(self) -> None:
-        """Raises ``OptionInvalid`` for another server than the URL's: nobody would find the job there.
+        """Raises ``OptionInvalid`` for another server than the URL's, where no worker would find the job.
 
         Asked once for each of the caller's sessions, with statements that read no table: that would begin a snapshot.
         """
@@ -145,7 +145,7 @@ _GROUPS = (
 """Nodes of one cluster have the same rows."""
 
 _checked: weakref.WeakKeyDictionary[Any, tuple[Dsn, int]] = weakref.WeakKeyDictionary()
-"""Sessions of callers that lead to the server of this login."""
+"""Callers' sessions that are known to lead to the server of this DSN."""
 
 _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
 

@@ -1,4 +1,4 @@
-"""Receipts and tickets: what tells, after a lost reply, whether a transaction was carried out.
+"""Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
 "The job is gone" proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose effect
 cannot be asked for changes a row that no other connection changes, and that is changed exactly if the transaction was
@@ -82,7 +82,7 @@ Proof: TypeAlias = "Receipt | Ticket"
 
 
 class ReceiptBook:
-    """The receipts and the tickets of one connection. *minute* tells the server's, since 1970."""
+    """The receipts and tickets of one connection. *minute* returns the server's time in minutes since 1970."""
 
     def __init__(self, minute: Callable[[], int]) -> None:
         self._minute = minute
@@ -119,7 +119,7 @@ class ReceiptBook:
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
     def rest(self) -> range:
-        """The keys of the stock's rows that are left. No ticket of it is in doubt: with a lost reply it was closed."""
+        """The keys of the stock's unused rows. None of its tickets is unconfirmed: a lost reply closes the stock."""
         stock = self._stock
         return range(stock.start - 1, stock.stop) if stock else stock
 

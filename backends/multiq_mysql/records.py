@@ -178,15 +178,15 @@ class Outlook(NamedTuple):
         return (left for left in (self.due_in, self.lease_ends_in) if left is not None)
 
 
-def look(pool: Pool, queues: Sequence[str], scan_window: Sequence[dict[str, Sql]], horizon: int) -> str:
-    """The statement that asks for the outlooks of *queues*, as their floors allow, *horizon* microseconds ahead.
+def look(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]], horizon: int) -> str:
+    """The statement that polls *queues* under the *conditions* of their scan windows, *horizon* microseconds ahead.
 
-    Without a horizon nobody asks for the first of what is due, only whether there is anything.
+    Without a horizon it returns only whether anything is due, and not the first of it.
     """
     order = Sql("ASC" if horizon else "DESC")
     parts = [
-        rendered("look", number=number, queue=queue.encode(), now=pool.now, horizon=horizon, order=order, **floor)
-        for number, (queue, floor) in enumerate(zip(queues, scan_window, strict=True))
+        rendered("look", number=number, queue=queue.encode(), now=pool.now, horizon=horizon, order=order, **condition)
+        for number, (queue, condition) in enumerate(zip(queues, conditions, strict=True))
     ]
     return parts[0] if len(parts) == 1 else "(" + ") UNION ALL (".join(parts) + ")"
 

@@ -1,14 +1,14 @@
-"""ScanWindow: from where on the index is worth reading while InnoDB cannot purge it.
+"""Scan windows: from where on the index is scanned while InnoDB cannot purge deleted entries.
 
 A job that leaves its place leaves an entry behind, until InnoDB purges it, and it purges nothing that the oldest open
-snapshot on the server might read. Behind somebody's long report every job of the last hour is still there for a scan to
-step over, half a microsecond each.
+snapshot on the server might read. While a long report runs, every scan steps over the entries of all jobs since its
+begin, half a microsecond each.
 
-As long as that takes no time every scan begins at the bottom. When it does, the scans of a process that is at work go
-on where they ended, inside the priority that they had reached, and begin at the bottom only now and then, the more
-seldom the longer it takes. For that time somebody else's more urgent job, and one that has just become due, may wait
-up to a second. A jump to a floor is only quick because a job is alive right behind it: a scan that finds none walks on
-through the entries of the next priority, state and queue. So who finds nothing there begins at the bottom.
+While that is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not, a busy process
+resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then,
+the less often the longer that takes. Meanwhile a more urgent job of another process, or one that has just become due,
+may wait up to a second. Resuming is fast only because a live job follows the cursor: a scan that finds none reads on
+through the entries of the next priority, state and queue. So a scan that finds nothing is followed by a restart.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import time
 from .statements import Sql
 
 CHEAP = 0.002  # seconds; what takes no longer is done every time
-MANY = 2_000  # jobs taken since it was cheap, below which there is not enough to step over: something else was slow
+MANY = 2_000  # jobs taken since it was cheap, below which deleted entries cannot be the cause: something else was slow
 BUSY, IDLE, POLL = 100, 10, 12  # beyond that a scan takes one part in so many: at work, out of work, waiting
-LOCKED = 0.05  # seconds until due jobs are tried again that somebody has locked
-_LONGEST = 0.8  # seconds between two looks from the bottom of who has nothing to do, or as long as one takes
-_LONGEST_BUSY = 10.0  # the same of who takes one job after another
+LOCKED = 0.05  # seconds until due jobs that were locked are tried again
+_LONGEST = 0.8  # seconds between two restarts of a process without work, or as long as one takes
+_LONGEST_BUSY = 10.0  # the same for a process that takes one job after another
 
 FROM_START = Sql("TRUE")
-"""The condition of a scan that begins at the bottom."""
+"""The condition of a scan from the start of the range."""
 NO_SCAN = Sql("FALSE")
-"""The condition of one that is not made."""
+"""The condition that leaves a scan out."""
 
 
 class ScanRestart:
-    """When to begin at the bottom again."""
+    """Decides when a scan restarts at the start of its range, by what the last restart has cost."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self._may_wait = may_wait
@@ -42,11 +42,11 @@ class ScanRestart:
 
     @property
     def must_measure(self) -> bool:
-        """Whether enough was taken for it to have become slow: how long it takes has to be measured."""
+        """Whether so many jobs were taken that a restart may be slow, so that it has to be measured."""
         return self._taken >= MANY
 
     def is_due(self, share: int) -> bool:
-        """Whether it would take less than that part of the time. Who waits has taken nothing, and nothing to lose."""
+        """Whether a restart now takes less than 1/*share* of the time. A waiting process has taken no jobs."""
         if self._took <= CHEAP or (share != POLL and self._taken < MANY):
             return True
         if self._has_job_arrived and share != BUSY:
@@ -55,7 +55,7 @@ class ScanRestart:
         return time.monotonic() >= self._looked_at + min(share * self._took, max(longest, self._took))
 
     def scanned(self, took: float) -> None:
-        """It took so many seconds to find something, or nothing."""
+        """A restart took so many seconds on the server."""
         self._took = took
         self._looked_at = time.monotonic()
         self._has_job_arrived = False
@@ -63,20 +63,20 @@ class ScanRestart:
             self._taken = 0
 
     def taken(self, jobs: int) -> None:
-        """So many entries more were left behind."""
+        """So many more deleted entries lie in the range."""
         self._taken += jobs
 
     def job_arrived(self) -> None:
-        """This process has brought something: who finds nothing else should look."""
+        """This process has enqueued a job: a consumer that finds nothing else restarts."""
         self._has_job_arrived = True
 
     def request(self) -> None:
-        """Begin there next time."""
+        """Restart with the next scan."""
         self._took = 0.0
 
 
 class ScanCursor:
-    """One kind of a queue's ready jobs: the floor below which this process has taken them all."""
+    """How far this process has taken a queue's ready jobs of one kind, and where the next scan begins."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self.restart = ScanRestart(may_wait=may_wait)
@@ -85,7 +85,7 @@ class ScanCursor:
 
     @property
     def sql(self) -> Sql:
-        """The condition of a scan: from the bottom, or from the floor on, or none where nothing was."""
+        """The condition of the next scan: from the start, from the cursor on, or none where nothing was found."""
         if self.restart.is_due(BUSY):
             return FROM_START
         if self._is_empty:
@@ -96,44 +96,44 @@ class ScanCursor:
         return Sql(f"place = {priority} AND seq > {seq}")
 
     def scanned(self, took: float | None, rows: int) -> None:
-        """A scan from the bottom took so many seconds (None: nobody suspected it) and found so many rows."""
+        """A scan from the start took so many seconds (None: not measured) and found so many rows."""
         if took is not None:
             self.restart.scanned(took)
         self._is_empty = not rows
 
     def taken(self, last: tuple[int, int]) -> None:
-        """All are taken up to this one: its priority and seq."""
+        """All jobs up to this priority and seq are reserved."""
         self._last = last
 
     def dropped(self, first: tuple[int, int]) -> None:
-        """A scan found this one, and somebody else is to have it: is it where the next scan looks?"""
+        """A scan found this job and did not reserve it: restart if the next scan would not find it."""
         if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
             self.restart.request()
 
     def enqueued(self, priority: int) -> None:
-        """This process has enqueued something: more urgent than where the floor is?"""
+        """This process has enqueued a job of this priority: restart if it is more urgent than the cursor's."""
         if self._is_empty or (self._last is not None and priority < self._last[0]):
             self.restart.request()
         self.restart.job_arrived()
 
 
 class ScanWindow:
-    """One queue's floors."""
+    """The cursors of one queue."""
 
     def __init__(self) -> None:
         self.ready = ScanCursor(may_wait=True)
         self.again = ScanCursor(may_wait=False)
         self.due = ScanRestart(may_wait=False)
-        """Of the delayed and the reserved jobs, which are looked at from the bottom or not at all."""
+        """For the delayed and reserved jobs, which are scanned from the start or not at all."""
         self._locked_until = 0.0
 
     @property
     def is_due_locked(self) -> bool:
-        """Whether what is due was just found to be in somebody's hands."""
+        """Whether all due jobs were found locked a moment ago."""
         return self._locked_until > time.monotonic()
 
     def mark_due_locked(self) -> None:
-        """Somebody else has locked what is due: that is no work for now, however often it is seen."""
+        """Another transaction has locked the due jobs: for a moment they do not count as work."""
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:

@@ -1,4 +1,4 @@
-"""The tables: numbered migrations, run once each, whoever else runs them at the same time or was killed at it.
+"""The tables: numbered migrations, each run once, also if several processes run them or one is killed meanwhile.
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
 programs can go on working with the tables as they are: a migration that only adds leaves it alone, one that takes
@@ -57,10 +57,10 @@ PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
 """Whatever the server's default is: in the mode ORACLE a column cannot be called ``body``."""
 
 _LONGEST = 86400.0  # seconds for one statement: a large table's index takes its time
-_LOCK_WAIT = 2  # seconds: a DDL statement that waits makes everybody else's statements wait behind it
-_PAUSE = 0.5  # seconds that the others get before it is tried again
+_LOCK_WAIT = 2  # seconds: while a DDL statement waits, all other statements on the table wait behind it
+_PAUSE = 0.5  # seconds for other statements before the next attempt
 _MAKING = 15.0  # seconds that making the tables of a new database may take, once
-_PATIENCE = 300.0  # seconds for one statement to get its turn under load
+_PATIENCE = 300.0  # seconds that a statement is retried under load
 
 
 class Migration(NamedTuple):
@@ -147,17 +147,17 @@ def ensure(
     create: bool = True,
     migrations: Sequence[Migration] | None = None,
 ) -> None:
-    """Make sure, with one question, that the tables are fit for this multiq; make them where there are none at all.
+    """Check with one query that this multiq can use the tables; create them where there are none at all.
 
-    Older ones are left alone: bringing them up may take long, and is for a person to decide. Unless it *makes* tables,
-    they must be there. *connection* autocommits. Raises ``SchemaNotReady`` with the way out, ``BackendCorrupt`` if this
+    Older ones are left alone: an upgrade may take long, and an operator decides on it. Without *create* the tables
+    must be there. *connection* autocommits. Raises ``SchemaNotReady`` with the way out, ``BackendCorrupt`` if this
     multiq is too old, ``BackendTimeout``, ``pymysql.MySQLError``.
     """
     known = shipped() if migrations is None else migrations
     found = look(connection)
     if not found.version and not create:
         raise SchemaNotReady(
-            f"the database {_pool(connection)} has no tables of multiq's: nothing was enqueued there yet, and no "
+            f"the database {_database(connection)} has no tables of multiq's: nothing was enqueued there yet, and no "
             "worker has run; if your jobs are elsewhere, say where, with multiq -c mysql://user@host/database or in "
             "MULTIQ_URL"
         )
@@ -171,7 +171,7 @@ def ensure(
                 raise SchemaNotReady(_missing(connection)) from exc
             raise
         found = look(connection)
-    check_version(found, known, _pool(connection))
+    check_version(found, known, _database(connection))
 
 
 def check_version(found: Found, known: Sequence[Migration], database: str) -> None:
@@ -200,7 +200,7 @@ def look(connection: Connection[Any]) -> Found:
     except pymysql.err.OperationalError as exc:
         if exc.args[0] == _NO_SUCH_COLUMN:
             raise BackendCorrupt(
-                f"database {_pool(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
+                f"database {_database(connection)} has a table multiq_schema that is not multiq's: rename it, or use "
                 "another database"
             ) from exc
         raise
@@ -222,12 +222,12 @@ def up(
         if exc.args and exc.args[0] in _FORBIDDEN:
             raise SchemaNotReady(_missing(connection)) from exc
         raise
-    check_version(look(connection), known, _pool(connection))
+    check_version(look(connection), known, _database(connection))
     return done
 
 
 def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, upgrade: bool) -> list[str]:
-    """What is missing, while nobody else changes the tables; without *upgrade*, only where there are none."""
+    """Run the missing migrations, under the lock; without *upgrade*, only where there are no tables."""
     found = look(connection)
     if found.version >= len(known) or (found.version and not upgrade):
         return []
@@ -243,7 +243,7 @@ def apply_missing(connection: Connection[Any], known: Sequence[Migration], *, up
 
 
 def sql(*, since: int = 0, migrations: Sequence[Migration] | None = None) -> str:
-    """The same as a script, for whoever may not let a program create tables. Asks nobody."""
+    """The same as a script, where a program may not create tables. Does no I/O."""
     known = shipped() if migrations is None else migrations
     lines = [] if since else [f"{text};" for text in _BOOKKEEPING]
     for migration in known[since:]:
@@ -276,7 +276,7 @@ def _finished(migration: Migration) -> str:
 
 
 def _run_with_retries(connection: Connection[Any], text: str) -> None:
-    """Try again and again to get the table for a moment, rather than have everybody queue up behind one long wait."""
+    """Retry with short lock waits: behind one long wait all other statements on the table would queue up."""
     give_up_at = time.monotonic() + _PATIENCE
     while True:
         try:
@@ -291,12 +291,12 @@ def _run_with_retries(connection: Connection[Any], text: str) -> None:
 
 @contextlib.contextmanager
 def _migration_lock(connection: Connection[Any], timeout: float) -> Iterator[None]:
-    """While this holds nobody else migrates this database. A runner that dies lets go."""
-    name = f"multiq schema {hashlib.sha256(_pool(connection).encode()).hexdigest()[:32]}"
+    """Hold the lock under which this database is migrated. The server releases it if this process dies."""
+    name = f"multiq schema {hashlib.sha256(_database(connection).encode()).hexdigest()[:32]}"
     if _rows(connection, "SELECT GET_LOCK(%s, %s)", name, max(1, int(timeout))) != ((1,),):
         raise BackendTimeout(
-            f"somebody else has been changing the tables in database {_pool(connection)} for {timeout:g} s: try "
-            "again later (SHOW PROCESSLIST shows who)"
+            f"another process has been changing the tables in database {_database(connection)} for {timeout:g} s: try "
+            "again later (SHOW PROCESSLIST shows it)"
         )
     try:
         _run(connection, f"SET SESSION lock_wait_timeout = {_LOCK_WAIT}")
@@ -320,12 +320,12 @@ def _parse(version: int, name: str, text: str) -> Migration:
 
 def _missing(connection: Connection[Any]) -> str:
     return (
-        f"the tables in database {_pool(connection)} are missing or too old, and this user may not make them: run "
-        "multiq schema up with the URL of one who may, or have somebody run what multiq schema show-sql prints"
+        f"the tables in database {_database(connection)} are missing or too old, and this user may not make them: run "
+        "multiq schema up with the URL of a user that may, or have the output of multiq schema show-sql run"
     )
 
 
-def _pool(connection: Connection[Any]) -> str:
+def _database(connection: Connection[Any]) -> str:
     name = connection.db
     return name.decode() if isinstance(name, bytes) else str(name)
 

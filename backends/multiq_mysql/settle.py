@@ -28,7 +28,7 @@ Fence = tuple[int, int]
 """A job's seq and its reservation's token."""
 
 Key = tuple[Fence, type]
-"""A verdict, for who repeats it: its fence and its kind."""
+"""Identifies a verdict when it is repeated: its fence and its kind."""
 
 _CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
 
@@ -47,7 +47,7 @@ def fence_of(verdict: Verdict) -> Fence:
 
 
 class UnconfirmedVerdicts:
-    """Verdicts of transactions of which nobody knows whether they were committed, until their caller has the answer.
+    """Verdicts of transactions whose COMMIT had no reply, kept until the caller has repeated them and has the answers.
 
     Other calls of the same consumer may come between a lost reply and its repetition.
     """
@@ -130,7 +130,7 @@ class Batch:
     def lock(self, session: Session, unconfirmed: UnconfirmedVerdicts) -> tuple[list[LeaseLost | None], list[str]]:
         """Begin a transaction with the jobs locked. Returns the answers, and the statements that are left to run.
 
-        *doubts* are about verdicts that may have been carried out by an earlier call.
+        *unconfirmed* holds the verdicts that an earlier call may have carried out.
         """
         now = self._pool.now
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})

@@ -96,7 +96,7 @@ class TimedTlsContext:
     def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
         """The handshake, within the deadline of *sock*."""
         wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
-        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - login says so to the context
+        assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - dsn.py has set the context's sslsocket_class
         wrapped.deadline = sock.deadline
         return wrapped
 
@@ -109,14 +109,14 @@ def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
 
 
 def limit_each_call(connection: Connection[Any], seconds: float) -> None:
-    """From now on each statement and its whole reply may take so many *seconds*."""
+    """Limit each following statement and its whole reply to so many *seconds*."""
     sock = _socket_of(connection)
     if sock is not None:
         sock.period = seconds
 
 
 def set_deadline(connection: Connection[Any], deadline: float) -> None:
-    """From now on all statements together have to end at *deadline*."""
+    """Have all following statements together end at *deadline* (monotonic)."""
     sock = _socket_of(connection)
     if sock is not None:
         sock.deadline, sock.period = deadline, None

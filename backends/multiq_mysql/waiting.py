@@ -1,7 +1,7 @@
-"""How consumers wait: one of them looks for all of this process, often at first, then less; a producer here rings.
+"""How consumers wait: one of them polls for all of this process, often at first, then less; an enqueue here notifies.
 
-A look is one short SELECT outside any transaction: it takes no lock and holds nothing, so an idle worker disturbs
-nobody. It also says when the next job is due, so that delays and leases need no guess.
+A poll is one short SELECT outside any transaction: it takes no lock, so an idle worker blocks no other statement. It
+also returns when the next job is due, so that delays and leases are waited for exactly.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from .scan_window import ScanRestart
     from .statements import Sql
 
-IDLE_POLL = 0.047  # seconds between two looks of an idle process: another process's job is at most about this late
-_FIRST_NAP = 0.001  # seconds between two looks; longer the longer nothing happens
+IDLE_POLL = 0.047  # seconds between two polls of an idle process: another process's job is at most about this late
+_FIRST_NAP = 0.001  # seconds between two polls; longer the longer nothing happens
 _NAP_GROWTH = 0.05  # of the time since something happened
-_HORIZON = 100_000  # microseconds that an idle process looks ahead: it looks again long before they are over
-_JITTER = 0.1  # so that processes which were started together do not look together
+_HORIZON = 100_000  # microseconds that an idle process looks ahead: it polls again long before they are over
+_JITTER = 0.1  # so that processes which were started together do not poll together
 
 
 class Waiter:
@@ -41,7 +41,7 @@ class Waiter:
         self._is_woken = False
 
     def wake(self) -> None:
-        """Once is enough. Called under the watch's guard."""
+        """Idempotent. The caller holds the poller's lock."""
         if not self._is_woken:
             self._is_woken = True
             self._wakeup.release()
@@ -52,7 +52,7 @@ class Waiter:
 
 
 class Poller:
-    """What a process's consumers and producers of one database share: the bell, the looking, and the floors."""
+    """What a process's consumers and producers of one database share: notifications, polling, and the scan windows."""
 
     def __init__(self) -> None:
         self.notifications = 0
@@ -63,30 +63,30 @@ class Poller:
         self._scan_windows: dict[str, ScanWindow] = {}
 
     def scan_window(self, queue: str) -> ScanWindow:
-        """The queue's floors."""
+        """The queue's scan window."""
         return self._scan_windows.setdefault(queue, ScanWindow())
 
     def enqueued(self, queue: str, priority: int) -> None:
-        """This process has enqueued something: whoever waits wakes, and whoever works looks at what is more urgent."""
-        if queue in self._scan_windows:  # who only produces needs none
+        """This process has enqueued a job: wake waiting consumers, and have busy ones notice a more urgent priority."""
+        if queue in self._scan_windows:  # a process that only enqueues has none
             self._scan_windows[queue].ready.enqueued(priority)
         self.notify()
 
     def made_ready(self, queue: str) -> None:
-        """This process has made jobs ready again: the next look begins below them."""
+        """This process has made jobs ready again: the next scan restarts, and so finds them."""
         if queue in self._scan_windows:
             self._scan_windows[queue].again.restart.request()
         self.notify()
 
     def notify(self) -> None:
-        """Wake all who wait in this process."""
+        """Wake all waiting consumers of this process."""
         with self._lock:
             self.notifications += 1
             for waiter in self._waiters:
                 waiter.wake()
 
     def speed_up(self) -> None:
-        """Something happened: look often for a while."""
+        """Jobs were reserved: poll often for a while."""
         self._active_at = time.monotonic()
 
     def look(self, connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
@@ -95,7 +95,7 @@ class Poller:
         return poll.read(connection.select(poll.sql))
 
     def sleep(self, pool: Pool, queues: Sequence[str], notifications: int, until: float) -> None:
-        """Until the bell has rung more often than *rings*, or there is work in *queues*, or the clock says *until*."""
+        """Sleep until there are more *notifications*, or work in *queues*, or the monotonic clock reaches *until*."""
         waiter = Waiter(queues)
         with self._lock:
             if self.notifications != notifications:
@@ -109,7 +109,7 @@ class Poller:
                 if self._polling_waiter is waiter:
                     self._polling_waiter = None
                 if self._polling_waiter is None and self._waiters:
-                    self._waiters[0].wake()  # it sees that nobody looks, comes back here, and does
+                    self._waiters[0].wake()  # it returns, calls this again, and polls for all
 
     def _wait(self, pool: Pool, waiter: Waiter, until: float) -> None:
         with self._lock:
@@ -148,9 +148,9 @@ class Poller:
 
 
 class Poll:
-    """One look at some queues: the statement, and what the floors learn from its answer.
+    """One poll of some queues: the statement, and what the scan windows learn from its reply.
 
-    Who is at work leaves out the queue from which it claims in the same packet.
+    A busy consumer leaves out the ready jobs of the queue from which it claims in the same packet.
     """
 
     def __init__(
@@ -174,7 +174,7 @@ class Poll:
         for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
             if outlook.has_due and scan_window.is_due_locked:
                 found[number] = outlook.without_due
-            if outlook.has_ready:  # who comes to take it has to find it
+            if outlook.has_ready:  # the claim that follows has to find it
                 scan_window.ready.restart.request()
                 scan_window.again.restart.request()
         return found
@@ -200,7 +200,7 @@ def _first_change(outlooks: Sequence[Outlook]) -> float:
 
 
 def shared_poller(key: tuple[str, str]) -> Poller:
-    """The one watch of a database in this process. A fork gets its own: its lock might be another thread's."""
+    """The one poller of a database in this process. A forked child gets its own: another thread may hold the lock."""
     return _pollers.setdefault((os.getpid(), *key), Poller())
 
 

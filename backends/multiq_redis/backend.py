@@ -223,7 +223,7 @@ class RedisBackend(Backend):
     def doctor(self) -> list[Finding]:
         findings = examine(self._servers)
         with contextlib.suppress(BackendError):  # the findings above say it already
-            names = (keys.widened_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
+            names = (keys.partitioned_queue_of(key.decode("utf-8", "replace"), self._prefix) for key in self._scan())
             findings += self._partitions.findings({queue for queue in names if queue is not None})
         return findings
 

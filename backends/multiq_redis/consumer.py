@@ -39,7 +39,7 @@ _UNFINISHED = b"1"  # it has to promote more before it can hand out anything
 _FULL = b"2"  # there are as many bytes of jobs as one reserve may hand out
 
 _NEVER = float("inf")
-_LEAST = 0.25  # seconds that a server of a cluster has to answer in
+_MIN_TIMEOUT = 0.25  # seconds that a server of a cluster has to answer in
 
 _Key: TypeAlias = "tuple[type[Verdict], str, str, str]"
 
@@ -82,7 +82,7 @@ class _Exchange:
         """Whether there is no result that could be returned instead of raising the failure."""
         return len(self.answers) < len(self.verdicts) or not (self.leases or self.was_answered)
 
-    def left(self, queue: str) -> dict[str, list[int]]:
+    def unanswered(self, queue: str) -> dict[str, list[int]]:
         """The indexes of the verdicts without an answer, by partition of the queue."""
         indexes: dict[str, list[int]] = {}
         for at, verdict in enumerate(self.verdicts):
@@ -199,7 +199,7 @@ class RedisConsumer(Consumer):
         Of several partitions the one whose turn it is gives all it can, before the others are asked whether they have
         jobs. A look asks all of them first.
         """
-        to_settle = exchange.left(queue)
+        to_settle = exchange.unanswered(queue)
         partitions = self._in_turn(queue) if exchange.limit > 0 and queue in self.queues else []
         if exchange.excluded:
             to_settle = {
@@ -235,10 +235,10 @@ class RedisConsumer(Consumer):
         return partitions[first:] + partitions[:first]
 
     def _with_jobs(self, queue: str, partitions: Sequence[str], exchange: _Exchange) -> list[str]:
-        """Return those of these partitions that have jobs to hand out, by one ``glance`` per server."""
+        """Return those of these partitions that have jobs to hand out, by one ``has_jobs`` per server."""
         in_order = sorted(partitions, key=len)  # the first partition, which has the count, in front
         together = [in_order] if not self._client.servers.is_cluster else [[partition] for partition in in_order]
-        calls = [self._client.new_call("glance", first)._replace(also=tuple(rest)) for first, *rest in together]
+        calls = [self._client.new_call("has_jobs", first)._replace(also=tuple(rest)) for first, *rest in together]
         found = set()
         replies = call_pipelined(self._client, calls, self._deadline_for(in_order, exchange))
         for group, reply in zip(together, replies, strict=True):
@@ -457,10 +457,10 @@ class RedisConsumer(Consumer):
         now, timeout = time.monotonic(), self._client.servers.timeout
         if not self._is_cluster or not (len(self.queues) > 1 or self._partitions.has_several(self.queues[0])):
             return now + timeout
-        left = timeout if exchange.failure is None else max(exchange.deadline - now, _LEAST)
+        left = timeout if exchange.failure is None else max(exchange.deadline - now, _MIN_TIMEOUT)
         if self._backoff.failures:
             left = min(left, max(map(self._backoff.timeout_of, partitions)))
-        return now + max(left / 2, _LEAST)
+        return now + max(left / 2, _MIN_TIMEOUT)
 
     def _use_known_answers(self, exchange: _Exchange) -> None:
         used = set()

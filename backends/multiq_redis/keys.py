@@ -121,7 +121,7 @@ def queue_of(key: str, prefix: str) -> str | None:
     return tail[0][len(head) :].partition("#")[0]
 
 
-def widened_queue_of(key: str, prefix: str) -> str | None:
+def partitioned_queue_of(key: str, prefix: str) -> str | None:
     """The queue that a key shows to have several partitions, if it does."""
     head, tail = f"{prefix}:{{", "}:partitions"
     return key[len(head) : -len(tail)] if key.startswith(head) and key.endswith(tail) else None

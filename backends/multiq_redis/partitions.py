@@ -71,7 +71,7 @@ class Partitions:
 
     def refreshed(self, queue: str) -> list[str]:
         """All partitions that the queue has, by the count that is stored now. Raises ``BackendError``."""
-        _, stored, *_ = self._pool.call("glance", queue)
+        _, stored, *_ = self._pool.call("has_jobs", queue)
         self.learn(queue, stored)
         return self.all_of(queue)
 
@@ -82,7 +82,7 @@ class Partitions:
     def findings(self, queues: Iterable[str]) -> Iterator[Finding]:
         """For the doctor: those of these queues that have more partitions than this URL says."""
         for queue in sorted(queues):
-            number = _parse_stored(self._pool.call("glance", queue)[1])
+            number = _parse_stored(self._pool.call("has_jobs", queue)[1])
             if number <= self.count:
                 continue
             sizes = [reply[:4] for reply in self._pool.call_each("stats", self._partitions(queue, self.count, number))]
@@ -106,24 +106,26 @@ class Partitions:
         early = 0.0
         try:
             with self._pool.borrowed() as client:
-                before, pause = client.perform(client.new_call("widen", queue, (0,)), now + self._announce_timeout())
+                before, pause = client.perform(
+                    client.new_call("set_partitions", queue, (0,)), now + self._announce_timeout()
+                )
         except BackendUnavailable:
             if not self._pool.servers.is_cluster:
                 raise
             early = _ANNOUNCE_EVERY - _ANNOUNCE_SOONER
         else:
-            self._widen(queue, before, pause)
+            self._add(queue, before, pause)
         if len(self._announced_at) >= _MOST_ANNOUNCED:
             self._announced_at.clear()
         self._announced_at[queue] = time.monotonic() - early
 
-    def _widen(self, queue: str, before: int, pause: bytes) -> None:
+    def _add(self, queue: str, before: int, pause: bytes) -> None:
         """Pause new partitions before the count is stored, and again after it, if a pause began in between."""
         more = self._partitions(queue, before, self.count)
         if more:
             self._pause(more, pause)
             self._to_pause[queue] = more
-            _, pause = self._pool.call("widen", queue, (self.count,))
+            _, pause = self._pool.call("set_partitions", queue, (self.count,))
         if queue in self._to_pause:
             self._pause(self._to_pause[queue], pause)
             self._to_pause.pop(queue, None)

@@ -41,7 +41,7 @@ _SHORTEST = 0.02  # seconds to ask the server to block for; 0 would be for ever
 _MARKER_WITHIN = 0.5  # seconds that leaving a marker may take; if it was for this waiter, its connection is closed then
 _WAKEUP_LASTS = 60  # seconds until a marker expires that came after its waiter had stopped waiting
 _NAME_SIZE = 7  # random bytes
-_TROUBLED = 0.1  # seconds to wait locally where the server cannot be waited at
+_LOCAL_WAIT = 0.1  # seconds to wait locally where the server cannot be waited at
 _HARMLESS = PASSING | ELSEWHERE | {"MOVED", "ASK", "UNBLOCKED"}  # the last: by another program, or by a failover
 
 
@@ -88,18 +88,18 @@ class Waiter:
         waiting: dict[str, Connection] = {}
         try:
             points = [point for point in self._wait_points if point.partition not in excluded]
-            is_troubled = not points or not self._start(points, waiting, seconds + (_COARSE if exact else 0), follow_up)
-            if is_troubled:
-                until = min(time.monotonic() + _TROUBLED, until)
-            answered = self._poll(waiting.values(), until if exact or is_troubled else until + _COARSE)
+            is_degraded = not points or not self._start(points, waiting, seconds + (_COARSE if exact else 0), follow_up)
+            if is_degraded:
+                until = min(time.monotonic() + _LOCAL_WAIT, until)
+            answered = self._poll(waiting.values(), until if exact or is_degraded else until + _COARSE)
             is_to_look = self._finish(points, waiting, answered, follow_up)
         except BaseException:
             for connection in waiting.values():
                 connection.close()
             raise
-        if is_troubled:
+        if is_degraded:
             self._servers.suspect(None)
-        return is_to_look or is_troubled
+        return is_to_look or is_degraded
 
     def pause(self, until: float) -> None:
         """Wait locally, without the server, until then or until an interrupt."""
@@ -220,7 +220,7 @@ class Waiter:
             except (*FAILURES, hiredis.ReplyError) as exc:
                 self._failed(connection, exc)
                 self._servers.suspect(None)
-                self._poll((), time.monotonic() + _TROUBLED)
+                self._poll((), time.monotonic() + _LOCAL_WAIT)
                 is_to_look = True
         return is_to_look
 

@@ -1,4 +1,4 @@
-"""The bench's seam: what a driver tells of its server, so that the bench can start one, count, and set a limit.
+"""The bench's driver interface: start a server, read its settings and counters, and measure a baseline on it.
 
 A driver registers a subclass of ``Bench`` under the entry-point group ``multiq.bench``, with the backend's name. A
 driver without one can still be measured by its URL, with fewer figures.
@@ -22,16 +22,16 @@ _Number = TypeVar("_Number", int, float)
 Profile: TypeAlias = Literal["fast", "durable"]
 """``fast``: no call waits for the disk, and a crash of the server or the machine may take jobs with it; ``durable``:
 what is acknowledged is on the disk. The bench's own servers are set to the same level, whatever their defaults, and
-spoken to over loopback TCP, as are the limits."""
+connected to over loopback TCP, as are the baselines."""
 
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
 """The worst that an acknowledged job outlives; where there is no server, ``server crash`` is that all processes die."""
 
 PUT_BATCH = 1000
-"""Jobs that a limit puts in one go, as many as multiq in the same workload."""
+"""Jobs that a baseline enqueues in one call, as many as multiq in the same workload."""
 
 TAKE_BATCH = 100
-"""Jobs that it takes in one go."""
+"""Jobs that it reserves in one call."""
 
 
 class Durability(msgspec.Struct, frozen=True):
@@ -45,7 +45,7 @@ class Durability(msgspec.Struct, frozen=True):
 class Counters(msgspec.Struct, frozen=True):
     """What a server has counted since it started; differences of two are the cost of what was between.
 
-    None stands for what this server does not tell.
+    None: this server does not count it.
     """
 
     commands: int | None = None
@@ -95,7 +95,7 @@ class Baseline(ABC):
 
 
 class Adapter(ABC):
-    """A server, or file, that a run measures. The same as a URL, and what is known beside it."""
+    """A server or file that a run measures: its URL, and what the driver can read of it."""
 
     url: str
     """What ``multiq.App`` takes. Shown masked."""
@@ -113,7 +113,7 @@ class Adapter(ABC):
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
-        """The limit on this server for jobs of this *body*, or None where there is none."""
+        """The baseline on this server for jobs of this *body*, or None where there is none."""
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
@@ -121,7 +121,7 @@ class Adapter(ABC):
 
 
 class Bench(ABC):
-    """What a driver brings for its backend. Importing its module may import the client library."""
+    """What a driver registers for its backend. Importing its module may import the client library."""
 
     @classmethod
     @abstractmethod
@@ -134,7 +134,7 @@ class Bench(ABC):
     @classmethod
     @abstractmethod
     def at(cls, url: str) -> AbstractContextManager[Adapter]:
-        """Somebody's server. Changes no setting of it."""
+        """The server of a user's URL. Changes no setting of it."""
 
 
 def _difference(now: _Number | None, before: _Number | None) -> _Number | None:

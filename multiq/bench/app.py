@@ -1,4 +1,4 @@
-"""The app that the bench works with: tasks as anybody writes them, which note in a journal when they run."""
+"""The app that the bench works with: ordinary tasks, which record in a run log when they run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ PLANTED = "planted://"
 
 
 class BenchApp(App):
-    """An app with the bench's tasks. Its workers write their journals, each of *capacity* runs, into *folder*."""
+    """An app with the bench's tasks. Its workers write their run logs, each of *capacity* runs, into *folder*."""
 
     def __init__(self, url: str, folder: Path | None = None, capacity: int = 0) -> None:
         super().__init__(url, settings=Settings(max_body=2**26))
@@ -46,7 +46,7 @@ class BenchApp(App):
         """This process's. Raises ``RunLogFull`` if nobody said where."""
         if self._run_log is None:
             if self._folder is None:
-                raise ArgumentsInvalid("this app only enqueues: it was given no folder for a journal")
+                raise ArgumentsInvalid("this app only enqueues: it was given no folder for a run log")
             self._run_log = RunLog(self._folder, self._capacity)
         return self._run_log
 
@@ -71,7 +71,7 @@ class BenchApp(App):
         if attempt <= failures:
             raise PlannedFailure(number)
 
-    # --- the journal ---
+    # --- the run log ---
 
     def _open(self, _event: WorkerStarted) -> None:
         self._run_log = None  # a forked child's is its own

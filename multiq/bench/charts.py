@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 Spec: TypeAlias = dict[str, Any]
 
 COLOURS = 8
-"""How many contestants have a colour of their own, ``--c1`` to ``--c8``; beyond that they come round again."""
+"""How many targets have a colour of their own, ``--c1`` to ``--c8``; beyond that they come round again."""
 
 _WIDTH = 330  # of a plot in CSS pixels: with its axis it fits a phone, and two or three stand beside each other
 _PLOT = _WIDTH - 110  # of bars, with figures beside them
-_BAR = 30  # of a contestant's row
+_BAR = 30  # of a target's row
 _OUTLIER = 2  # times the longest bar: a repeat beyond it would leave the bars no room
-_BAND = 46  # of a contestant's strip in a time line
+_BAND = 46  # of a target's strip in a time line
 _MARKS = {"bar", "point"}  # as Vega calls those that have a description
 _SVG = "http://www.w3.org/2000/svg"
 _PERCENTILES = (10, 25, 50, 75, 90, 95, 99, 99.5, 99.9, 99.95, 99.99)
@@ -63,7 +63,7 @@ _CONFIG: Spec = {
 def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_limit: bool = False
 ) -> str | None:
-    """A bar for each contestant, its repeats as dots, its limit as a mark; None if nobody has a figure."""
+    """A bar for each target, its repeats as dots, its baseline as a mark; None if nobody has a figure."""
     rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
@@ -128,7 +128,7 @@ def bars(
 
 
 def curves(results: Sequence[Result], histogram: str, names: Sequence[str], title: str) -> str | None:
-    """A curve for each contestant over the percentiles, milliseconds on a logarithmic axis; None without histograms."""
+    """A curve for each target over the percentiles, milliseconds on a logarithmic axis; None without histograms."""
     rows = []
     for result in results:
         merged = _merged(result, histogram)
@@ -175,7 +175,7 @@ def curves(results: Sequence[Result], histogram: str, names: Sequence[str], titl
 
 
 def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> str | None:
-    """Jobs per second from start to end, a strip for each contestant, a line for each repeat; None without any."""
+    """Jobs per second from start to end, a strip for each target, a line for each repeat; None without any."""
     rows = [
         {"who": safe(result.target), "repeat": repeat, "second": second, "rate": rate}
         for result in results
@@ -207,7 +207,7 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each contestant, made of several figures of one unit; None if nobody has one."""
+    """A bar for each target, made of several figures of one unit; None if nobody has one."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -267,12 +267,12 @@ def calm(report: Report, title: str) -> str | None:
 
 
 def dash(names: Sequence[str], name: str) -> str:
-    """The stroke of this contestant's curves, as ``stroke-dasharray`` takes it."""
+    """The stroke of this target's curves, as ``stroke-dasharray`` takes it."""
     return " ".join(map(str, _DASHES[names.index(name) % len(_DASHES)]))
 
 
 def colour(names: Sequence[str], name: str) -> str:
-    """The CSS variable of this contestant's colour."""
+    """The CSS variable of this target's colour."""
     return f"var(--c{names.index(name) % COLOURS + 1})"
 
 
@@ -290,7 +290,7 @@ def _decades(values: Sequence[float]) -> list[float]:
 
 
 def _rows_axis(shown: Sequence[str]) -> Spec:
-    """Contestants from top to bottom, in the run's order."""
+    """Targets from top to bottom, in the run's order."""
     is_long = any(len(name) > 18 for name in shown)
     axis = {
         "title": None,

@@ -65,7 +65,7 @@ def label(metric: Metric) -> str:
 
 
 def share_of_baseline(result: Result, headline: Metric) -> float | None:
-    """How much of what the leanest loop reaches: 0.48 is 48 %. None where there is no limit."""
+    """How much of what the leanest loop reaches: 0.48 is 48 %. None where there is no baseline."""
     found = summary(result, headline)
     if found is None or not result.baseline or not found.median:
         return None
@@ -89,7 +89,7 @@ def costs(workload: Workload) -> list[Metric]:
 
 
 def best(results: Sequence[Result], metric: Metric) -> str | None:
-    """The contestant with the best median, or None if fewer than two have one."""
+    """The target with the best median, or None if fewer than two have one."""
     medians = {result.target: found.median for result in results if (found := summary(result, metric))}
     if len(medians) < 2:
         return None
@@ -98,7 +98,7 @@ def best(results: Sequence[Result], metric: Metric) -> str | None:
 
 
 def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
-    """The workload's results by variant, contestants in the run's order."""
+    """The workload's results by variant, targets in the run's order."""
     order = {target.name: place for place, target in enumerate(report.targets)}
     found: dict[str, list[Result]] = {}
     for result in report.results:

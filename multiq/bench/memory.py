@@ -1,4 +1,4 @@
-"""The memory backend as a place: what multiq itself costs where the store costs next to nothing."""
+"""The memory backend's adapter for the bench: what multiq itself costs where the store costs next to nothing."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Backends that lie to the bench, one in one way each: what shows that the accounting is not to be taken in.
+"""Backends with one planted bug each, which show that the verification finds it.
 
 ``planted://half-lost`` lies about jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` about those of another
-backend, whose processes share them. Each lie keeps the sums right that an accounting by counts would look at.
+backend, whose processes share them. Each bug keeps the sums right that a check by counts would look at.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""The hands of a run: processes that enqueue, and workers. They are forked from a server that has imported everything,
-so that starting one takes milliseconds; where a backend lives in one process, they are threads of this one.
+"""The processes of a run: producers and workers. A fork server that has imported everything starts each in
+milliseconds; where a backend lives in one process, they are threads of this one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 
-_PATIENCE = 20.0  # seconds for a hand to get ready, and for a worker to end
+_PATIENCE = 20.0  # seconds for a process to get ready, and for a worker to end
 _LAST_CHANCE = 3.0  # seconds
 _DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
@@ -39,15 +39,15 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 class ProcessFailed(MultiqError, RuntimeError):
-    """A process or thread of the bench could not do its work; the message is its last words."""
+    """A process or thread of the bench could not do its work; the message is its last line of output."""
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
-    """What a hand brought back."""
+    """The result of a process."""
 
     result: R
     cpu: float
-    """Seconds of CPU from the moment that it was let go."""
+    """Seconds of CPU from the start signal on."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -55,14 +55,14 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
     queue: str
     folder: Path
-    """Of its journals, and its log."""
+    """For its run logs, and its log."""
     capacity: int
     """Runs that one process may write down."""
     processes: int = 2
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Have the server of all hands import these, if it does not run yet, and start it."""
+    """Have the fork server import these modules, if it does not run yet, and start it."""
     _processes.set_forkserver_preload([__name__, *modules])
     process = _processes.Process(target=_nothing, daemon=True)
     process.start()
@@ -70,7 +70,7 @@ def preload(modules: Sequence[str]) -> None:
 
 
 class LoadProcess(Generic[R]):
-    """Does one function's work: gets ready, waits to be let go, brings back its result."""
+    """Runs one function: gets ready, waits for the start signal, returns the result."""
 
     def __init__(self, url: str, function: Callable[..., R], arguments: tuple[Any, ...], *, is_process: bool) -> None:
         self._line, far_end = _processes.Pipe()
@@ -85,11 +85,11 @@ class LoadProcess(Generic[R]):
         self._receive(_PATIENCE)
 
     def go(self) -> None:
-        """Let it begin."""
+        """Give the start signal."""
         self._line.send(None)
 
     def result(self, patience: float) -> Done[R]:
-        """What it brought back. Raises ``ProcessFailed``, also when that takes longer than *patience* seconds."""
+        """Its result. Raises ``ProcessFailed``, also when that takes longer than *patience* seconds."""
         done: Done[R] = self._receive(patience)
         self._line.close()
         self._runner.join()
@@ -149,7 +149,7 @@ class WorkerProcess:
                 raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
-        """End it, whatever it does; well, if it can be had quickly: so it leaves no folder and no keeper behind."""
+        """End it, whatever it does; well, if it can be had quickly: so it leaves no folder and no sidecar behind."""
         for worker in self._workers:
             worker.stop()
         if self._process is not None and self._process.is_alive():
@@ -166,7 +166,7 @@ class WorkerProcess:
 
 
 class RunProcesses:
-    """All hands of one repeat: those that are left are ended with it."""
+    """All processes of one repeat; those that still run are ended with it."""
 
     def __init__(self, url: str, *, are_processes: bool) -> None:
         self._url = url
@@ -174,7 +174,7 @@ class RunProcesses:
         self._all: list[LoadProcess[Any] | WorkerProcess] = []
 
     def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
-        """A hand for *function*, which gets an app, what it calls when it is ready, and *arguments*.
+        """A process for *function*, which gets an app, a callable that waits for the start signal, and *arguments*.
 
         Raises ``ProcessFailed``.
         """
@@ -196,7 +196,7 @@ class RunProcesses:
             process.end()
 
 
-# --- in the process of a hand ----------------------------------------------------------------------------
+# --- in the process itself ----------------------------------------------------------------------------
 
 
 def _nothing() -> None:
@@ -245,7 +245,7 @@ def _work(url: str, options: WorkerOptions) -> None:
 
 
 def _leave_terminal() -> None:
-    """The terminal sends Ctrl-C to all its processes; the bench ends its hands itself.
+    """The terminal sends Ctrl-C to all its processes; the bench ends its processes itself.
 
     One that was killed leaves nobody behind: the server of the hands ends by itself, and with it those it forked.
     """

@@ -53,11 +53,11 @@ class Verification(msgspec.Struct, frozen=True):
     """Runs beyond the first that a crash, a failure or a lease's end explains: at least once, and not a violation."""
     violations: list[Violation]
     checked: list[str]
-    """What was looked for: an order that nobody promised is not."""
+    """What was looked for. The order is only checked where the backend promises one."""
 
 
 class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"}):
-    """One repeat of one workload on one contestant."""
+    """One repeat of one workload on one target."""
 
     started: float
     """Seconds since the run began: repeats are interleaved, and this shows how."""
@@ -74,7 +74,7 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
 
 
 class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "baseline": "limit"}):
-    """All repeats of a workload on a contestant."""
+    """All repeats of a workload on a target."""
 
     target: str
     workload: str

@@ -1,4 +1,4 @@
-"""What the runs of jobs leave behind: a record each, in a file per process that is mapped into its memory.
+"""The run log: a record of each run of a job, in a file per process that is mapped into its memory.
 
 Writing one is no system call, and what was written outlives a SIGKILL. Times are of CLOCK_MONOTONIC, in nanoseconds:
 one clock for all processes of a machine.
@@ -36,7 +36,7 @@ class Run(NamedTuple):
     attempt: int
     pid: int
     failed: bool = False
-    """It ended by raising, as it was told to."""
+    """It ended by raising, as the workload wants it."""
 
     @property
     def is_finished(self) -> bool:
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 class RunLogFull(RuntimeError):
-    """More runs than anybody counted on: something hands out the same jobs again and again."""
+    """More runs than the log has room for: the store hands out the same jobs again and again."""
 
 
 class RunLog:
@@ -65,7 +65,7 @@ class RunLog:
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
-        Path(name).rename(self.path)  # nobody sees one without its head: a process 0 would be all of the reader's own
+        Path(name).rename(self.path)  # renamed last: no reader sees a file without its head
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
         """A run starts now. Returns what ``end`` wants. Raises ``RunLogFull``."""
@@ -87,7 +87,7 @@ class RunLog:
 
 
 class RunLogReader:
-    """A journal as others see it, also while it is written."""
+    """Reads a run log, also while it is written."""
 
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
@@ -120,7 +120,7 @@ class RunLogReader:
 
 
 class RunLogs:
-    """All journals of a folder."""
+    """All run logs of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

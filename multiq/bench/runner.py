@@ -1,4 +1,4 @@
-"""The order of a run: warm up, then each workload on each contestant in turns: all share the machine's moods."""
+"""Runs a bench: warm-up, baselines, then each workload on each target in turns, to share the machine's noise."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Setting(NamedTuple):
 
     targets: Sequence[Target]
     folder: Path
-    """For journals: on a file system in memory, if there is one."""
+    """For run logs: on a file system in memory, if there is one."""
     meter: Meter
     environment: dict[str, str]
 
 
 class Step(NamedTuple):
-    """One repeat of one variant, on all contestants."""
+    """One repeat of one variant, on all targets."""
 
     workload: Workload
     variant: Variant
@@ -70,7 +70,7 @@ class Step(NamedTuple):
 
 
 class OnProgress(Protocol):
-    """Hears how a run gets on: what is done on whom, and how many of all seconds, as estimated, are behind it."""
+    """Called with the progress: what is done, on which target, and how many of the estimated seconds are over."""
 
     def __call__(self, what: str, target: str, seconds: float, /) -> object: ...
 
@@ -93,7 +93,7 @@ def estimate(options: Options, targets: int) -> float:
 
 
 def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
-    """Run it all. What one contestant cannot carry out is a violation of its own, and the others go on."""
+    """Run all of it. What fails on one target is a violation of that target's, and the others go on."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
     with ExitStack() as stack:
@@ -147,7 +147,7 @@ class _RunInProgress:
         """Take all repeats; the baselines before them, and in a full run after them, too."""
         self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
-            start = index % len(self._targets)  # nobody is always the one after the idle machine
+            start = index % len(self._targets)  # rotated: no target always comes first
             for target in [*self._targets[start:], *self._targets[:start]]:
                 self._take(step, target)
         if not self._options.is_quick:
@@ -189,7 +189,7 @@ class _RunInProgress:
         )
 
     def _perform(self, step: Step, target: Target) -> tuple[Outcome, Verification]:
-        """The work itself, with its proof, in a queue and a folder of its own."""
+        """The work itself, and its verification, in a queue and a folder of its own."""
         outcome = Outcome({})
         scenario = self._scenario(target, step.workload.name)
         try:
@@ -216,10 +216,10 @@ class _RunInProgress:
             skipped=lacks or self._infeasible.get(key),
         )
 
-    # --- what belongs to a contestant ---
+    # --- what belongs to a target ---
 
     def _warm_up(self, target: Target) -> None:
-        """Connections, scripts, tables, and the first pages of everything: nobody's first repeat pays for them."""
+        """Make connections, scripts, tables, first pages: no target's first repeat pays for them."""
         scenario = self._scenario(target, "warm-up")
         try:
             scenario.enqueue(enqueue_in_bulk, 0, _WARM_UP)
@@ -230,7 +230,7 @@ class _RunInProgress:
         self._record_aside(target, "warm-up", verify(evidence))
 
     def _record_aside(self, target: Target, what: str, verification: Verification) -> None:
-        """Jobs that no figure is of: they are accounted for as all others are."""
+        """Record jobs that no figure is of: they are verified as all others are."""
         sample = Sample(
             started=time.monotonic() - self._began,
             seconds=0.0,
@@ -243,7 +243,7 @@ class _RunInProgress:
         self.warm_ups.append(Result(target=target.name, workload=what, variant="", parameters={}, samples=[sample]))
 
     def _watch_idle(self) -> dict[str, float | None]:
-        """Requests a second of one idle worker each, all of them at the same time: that takes nobody's time."""
+        """Requests a second of one idle worker each, all at the same time, as that takes no longer than one."""
         seconds = _idle(self._options)
         if not seconds:
             return {}

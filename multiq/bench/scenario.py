@@ -1,4 +1,4 @@
-"""One repeat of one workload on one contestant: its queue, its hands, its clocks, and what is known of its jobs."""
+"""One repeat of one workload on one target: its queue, its processes, its clocks, and the evidence of its jobs."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PATIENCE = 60.0
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
 _QUIET = 1.5  # seconds: nothing in the store, nothing running, and jobs missing for so long: they do not come any more
-_LOOK = 0.002  # seconds between looks at the journals
+_LOOK = 0.002  # seconds between looks at the run logs
 _REST = 0.01  # seconds between looks at the store
 
 _STORED = (State.READY, State.DELAYED, State.BURIED)
@@ -47,7 +47,7 @@ class Cost(msgspec.Struct):
 
     seconds: float = 0.0
     cpu: float | None = 0.0
-    """Seconds of CPU of the hands."""
+    """Seconds of CPU of the run's processes."""
     before: Counters = Counters()
     after: Counters = Counters()
 
@@ -68,7 +68,7 @@ class Cost(msgspec.Struct):
 
 
 class RunningWorker:
-    """A worker and its journals."""
+    """A worker and its run logs."""
 
     def __init__(self, worker: WorkerProcess, run_logs: RunLogs) -> None:
         self.worker = worker
@@ -77,10 +77,10 @@ class RunningWorker:
     def wait_until_ready(self, processes: int) -> None:
         """Until all of its processes have begun to reserve."""
         self.wait_until_begun(processes)
-        time.sleep(0.05)  # from its journal to its first reserve
+        time.sleep(0.05)  # from its run log to its first reserve
 
     def wait_until_begun(self, processes: int = 1) -> None:
-        """Until so many of its processes have a journal."""
+        """Until so many of its processes have a run log."""
         give_up_at = time.monotonic() + _START
         while len(self.run_logs.look()) < processes and time.monotonic() < give_up_at:
             time.sleep(_LOOK)
@@ -124,11 +124,11 @@ class Scenario:
     # --- doing ---
 
     def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
-        """A hand, ready to do *function* on this repeat's queue."""
+        """A process, ready to run *function* on this repeat's queue."""
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Have one hand enqueue, and note what it has sent. Its cost is from the moment that it was let go."""
+        """Have one process enqueue, and record what it has sent. The cost counts from its start signal."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -154,7 +154,7 @@ class Scenario:
 
         *runs* is how many to expect, if not one for each job that was enqueued already.
         """
-        folder = self._folder / f"journals-{len(self._run_logs)}"
+        folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
         run_logs = RunLogs(folder)
         self._run_logs.append(run_logs)
@@ -186,11 +186,11 @@ class Scenario:
                 continue
             left = self.left()
             if left == 0 and (ended >= expected or now - changed_at >= _QUIET):
-                return  # what is missing now is lost, and the accounting says so
+                return  # what is missing now is lost, and the verification says so
             if left is None and now - changed_at >= _QUIET:
                 return
             if now - changed_at >= PATIENCE:
-                return  # what the store keeps is left over, and the accounting says so
+                return  # what the store keeps is left over, and the verification says so
             time.sleep(_REST)
 
     def sweep(self) -> None:
@@ -215,7 +215,7 @@ class Scenario:
         self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:
-        """End all hands, ask the store what it has left, and remove that. Returns all that is known."""
+        """End all processes, ask the store what it has left, and remove that. Returns the evidence."""
         self._processes.__exit__()
         for run_logs in self._run_logs:
             run_logs.close()

@@ -95,7 +95,7 @@ def _durability(target: TargetInfo) -> Text:
 
 
 def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int) -> Iterator[RenderableType]:
-    """The workload's table, as several below each other if the contestants do not fit beside each other."""
+    """The workload's table, as several below each other if the targets do not fit beside each other."""
     rows = _rows(workload, by_variant)
     first = max(row[0].cell_len for row in rows)
     names = list(dict.fromkeys(result.target for results in by_variant.values() for result in results))
@@ -120,7 +120,7 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """Title and cells by contestant. Costs stand at the first variant only: elsewhere they would say it again."""
+    """Title and cells by target. Costs stand at the first variant only: elsewhere they would say it again."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):
         if variant:

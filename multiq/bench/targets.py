@@ -1,7 +1,7 @@
-"""Who runs: from what was named on the command line to servers that can be measured, and nothing left behind.
+"""The targets of a run: opens what the command line names, and cleans up afterwards.
 
-A name starts a throwaway server, a URL names somebody's. There, a run has queues of its own, whose names nobody else
-could have chosen, and removes them again; it never looks into any other.
+A name starts a throwaway server, a URL names a user's. There, a run has queues of its own under random names, and
+removes them again; it never reads any other queue.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Target(msgspec.Struct):
     """The driver's: ``redis``."""
     adapter: Adapter
     is_ours: bool
-    """Whether nobody else's jobs are there."""
+    """Whether the server holds no other jobs than the run's."""
     run_id: str
     """What sets the queues of this run apart from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
@@ -82,7 +82,7 @@ class Target(msgspec.Struct):
         return name
 
     def remove_queues(self) -> None:
-        """From a server that is somebody else's. Raises ``QueueLeftBehind``, ``BackendError``."""
+        """Remove the run's queues from a user's server. Raises ``QueueLeftBehind``, ``BackendError``."""
         if self.is_ours or not self.queues:
             return
         with open_backend(self.url) as backend:
@@ -101,7 +101,7 @@ class Target(msgspec.Struct):
 
 
 class UrlAdapter(Adapter):
-    """A server whose driver brings no bench: it can be measured from outside, and tells nothing."""
+    """A server whose driver has no ``Bench``: it is measured by its URL only, without counters and settings."""
 
     def __init__(self, url: str, backend: str) -> None:
         self.url = url
@@ -118,7 +118,7 @@ class UrlAdapter(Adapter):
 def open_targets(
     given: Sequence[str], profile: Profile, folder: Path, *, run_id: str | None = None
 ) -> Iterator[list[Target]]:
-    """All that run, until the end of the ``with``; *folder* is for the servers that it starts.
+    """The targets, open until the end of the ``with``; *folder* is for the servers that it starts.
 
     Raises ``ServerMissing``, ``ServerFailed``, ``FolderVolatile``, ``BackendNotInstalled``, ``UrlInvalid``,
     ``BackendError``.
@@ -139,7 +139,7 @@ def open_targets(
 
 
 def load_bench(backend: str) -> type[Bench] | None:
-    """What a driver brings for the bench; None if it brings nothing. Raises ``BackendNotInstalled``."""
+    """The driver's ``Bench``; None if it has none. Raises ``BackendNotInstalled``."""
     if backend not in installed(GROUP):
         load_driver(backend)  # so that one that is not there is told as everywhere
         return None

@@ -1,4 +1,4 @@
-"""The proof: what was enqueued, beside what was run, beside what the store still has. Anything odd is a violation.
+"""Verification: compares what was enqueued, what was run, and what the store still has. Any mismatch is a violation.
 
 Jobs are told apart by the number that each one carries as its argument. No count is set off against another: a job
 that is missing is lost, however many others came twice, and whatever the store says that it holds.

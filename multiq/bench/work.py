@@ -1,4 +1,4 @@
-"""What the hands do. Each function gets an app, says when it is ready, and returns what the accounting needs."""
+"""What the processes of a run do. Each function gets an app, waits for the start signal, and returns its evidence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workers of a connection, as ``multiq top`` shows them: asked for their presence, and their jobs' names looked up."""
+"""The workers of a connection, as ``multiq top`` shows them: by their answers, with their jobs' names looked up."""
 
 from __future__ import annotations
 

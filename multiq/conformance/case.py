@@ -1,4 +1,4 @@
-"""What all topics stand on: the words that tests are written in."""
+"""``Topic``: the base class of all tests, with the steps and checks that they share."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from multiq.errors import LeaseLost, MultiqError
 from multiq.ids import new_id
 
 from .requirements import (
-    MEANINGLESS,
+    DOES_NOT_APPLY,
     NOT_TRIED,
     REFUSED,
     REQUIRES,
     WITHOUT,
     NotTriedError,
-    noted,
+    declared,
     promise,
     requires,
     without,
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
     from multiq.backend import Backend, JobRecord, Lease, Verdict
     from multiq.backend.capabilities import Capabilities
 
-    from .callers import CallersConnection
+    from .external_connections import ExternalConnection
     from .harness import Harness
     from .proxy import Proxy
 
 T = TypeVar("T")
 
-__all__ = ["ALL", "LONG", "SETTLING_IN", "VERDICTS", "Topic", "Witness", "promise", "requires", "without"]
+__all__ = ["ALL", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise", "requires", "without"]
 
 LONG = 3600.0  # seconds: a delay or lease that no test sees the end of, unless its clock is moved there
 ALL = 1000  # more jobs than any test has in a queue
-SETTLING_IN = 0.15  # seconds that a thread gets to fall asleep in a reserve
+SLEEP_GRACE = 0.15  # seconds that a thread gets to fall asleep in a reserve
 
 
-class Witness(Consumer):
-    """A driver's consumer, and a memory of the leases that it got, so that no test leaves a job reserved."""
+class TrackedConsumer(Consumer):
+    """A driver's consumer that remembers its leases, so that no test leaves a job reserved."""
 
     def __init__(self, inner: Consumer) -> None:
         self.queues = inner.queues
@@ -108,14 +108,14 @@ class Topic:
     can: Capabilities
 
     @pytest.fixture(autouse=True)
-    def _stage(self, request: pytest.FixtureRequest) -> Iterator[None]:
+    def _set_up(self, request: pytest.FixtureRequest) -> Iterator[None]:
         self.harness = type(self).harness_class()
         self._request = request
         self._backends: list[Backend] = []
-        self._consumers: list[Witness] = []
+        self._consumers: list[TrackedConsumer] = []
         self._threads: list[Background[Any]] = []
         self._proxies: list[Proxy] = []
-        self._worker: Witness | None = None
+        self._worker: TrackedConsumer | None = None
         try:
             self.backend = self.another_backend()
             self.can = self.harness.capabilities(self.backend)
@@ -128,7 +128,7 @@ class Topic:
     # --- who takes part ---
 
     @property
-    def worker(self) -> Witness:
+    def worker(self) -> TrackedConsumer:
         """The consumer of a test that needs only one."""
         if self._worker is None:
             self._worker = self.another_consumer()
@@ -143,9 +143,9 @@ class Topic:
     def another_queue(self, ending: str = "") -> str:
         return self.harness.fresh_queue(ending)
 
-    def another_consumer(self, *queues: str, backend: Backend | None = None) -> Witness:
+    def another_consumer(self, *queues: str, backend: Backend | None = None) -> TrackedConsumer:
         """One more consumer, of these queues or of the test's own."""
-        consumer = Witness((backend or self.backend).consumer(queues or (self.queue,)))
+        consumer = TrackedConsumer((backend or self.backend).consumer(queues or (self.queue,)))
         self._consumers.append(consumer)
         return consumer
 
@@ -163,7 +163,7 @@ class Topic:
         assert proxy.accepted > 0, "Harness.proxied() opened a backend that does not go through its proxy"
         return proxy, backend
 
-    def transaction(self) -> AbstractContextManager[CallersConnection]:
+    def transaction(self) -> AbstractContextManager[ExternalConnection]:
         """A caller's own connection."""
         try:
             return self.harness.transaction()
@@ -296,10 +296,10 @@ class Topic:
         self._threads.append(thread)
         return thread
 
-    def waiting(self, consumer: Witness, limit: int = 1) -> Background[list[Lease]]:
+    def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
         """*consumer*, asleep in a reserve that will outlast the test."""
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
-        time.sleep(SETTLING_IN)
+        time.sleep(SLEEP_GRACE)
         return thread
 
     def woken(self, waiting: Background[T]) -> T:
@@ -316,19 +316,19 @@ class Topic:
     # --- refusals ---
 
     def _check_powers(self, function: object) -> None:
-        for power in noted(function, REQUIRES):
+        for power in declared(function, REQUIRES):
             gap = self.can.claim(power)
             if isinstance(gap, Gap):
                 # plain words: pytest-xdist sends properties between processes
                 self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
                 pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
-        for power in noted(function, WITHOUT):
+        for power in declared(function, WITHOUT):
             if self.can.claim(power):
                 self.does_not_apply(f"this backend has {power}")
 
     def does_not_apply(self, why: str) -> NoReturn:
         """Leave a test that asks nothing of this backend."""
-        self._request.node.user_properties.append((MEANINGLESS, why))
+        self._request.node.user_properties.append((DOES_NOT_APPLY, why))
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
@@ -352,13 +352,13 @@ class Topic:
             proxy.close()
         self.harness.close()
 
-    def _give_up(self, consumer: Witness) -> None:
+    def _give_up(self, consumer: TrackedConsumer) -> None:
         """Nothing stays reserved in somebody's store."""
         with contextlib.suppress(MultiqError):
             if consumer.held:
                 acks = [Ack(lease) for lease in consumer.held.values()]
                 if consumer.is_closed:
-                    consumer = Witness(self.backend.consumer(consumer.queues))
+                    consumer = TrackedConsumer(self.backend.consumer(consumer.queues))
                 consumer.settle(acks)
             consumer.close()
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
     from multiq.backend.capabilities import Capabilities, Gap
 
-    from .callers import CallersConnection
+    from .external_connections import ExternalConnection
 
 
 _PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # where a URL names none
@@ -91,7 +91,7 @@ class Harness(ABC):
         """Let *seconds* pass for the store. Where its clock cannot be moved this sleeps."""
         time.sleep(max(0.0, seconds))
 
-    def transaction(self) -> AbstractContextManager[CallersConnection]:
+    def transaction(self) -> AbstractContextManager[ExternalConnection]:
         """A DB-API connection to the backend's database, in a transaction of its own, that knows nothing of multiq.
 
         The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without it
@@ -201,8 +201,8 @@ class UrlHarness(Harness):
             return self._only
         return backend
 
-    def transaction(self) -> AbstractContextManager[CallersConnection]:
-        from .callers import connect
+    def transaction(self) -> AbstractContextManager[ExternalConnection]:
+        from .external_connections import connect
 
         return self._transaction(connect(self.url))
 
@@ -222,7 +222,7 @@ class UrlHarness(Harness):
         return proxy, open_backend(urlunsplit(parts))
 
     @contextlib.contextmanager
-    def _transaction(self, connection: CallersConnection) -> Iterator[CallersConnection]:
+    def _transaction(self, connection: ExternalConnection) -> Iterator[ExternalConnection]:
         try:
             yield connection
         finally:

@@ -632,7 +632,7 @@ class _SleepsTooLong(_Planted):
     consumer_class = _Planning
 
 
-class _Deaf(MemoryConsumer):
+class _NeverWoken(MemoryConsumer):
     """Looks once, and then only when its time is over."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
@@ -651,7 +651,7 @@ class _Deaf(MemoryConsumer):
     "Waiting.test_a_new_job_wakes_a_waiting_consumer",
 )
 class _WakesForNothing(_Planted):
-    consumer_class = _Deaf
+    consumer_class = _NeverWoken
 
 
 # --- lost replies, and no replies ------------------------------------------------------------------------
@@ -758,7 +758,7 @@ class _DoubtCalledTimeout(WiredBackend):
     "counts zero of everything if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
 )
-class _NobodyHome(WiredBackend):
+class _Unavailable(WiredBackend):
     on_repeat: ClassVar = {"stats": lambda stats, _: msgspec.structs.replace(stats, ready=0)}
 
 
@@ -897,125 +897,125 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two looks, which hide that nobody is woken
+_NOW_AND_THEN = 3.0  # seconds between two polls, which hide that no consumer is woken
 
 
-class _RingingStore(Store):
-    """With a bell that only some verbs ring."""
+class _NotifyingStore(Store):
+    """A store that wakes consumers only where a verb calls ``notify``."""
 
-    rings = 0
+    notifications = 0
 
-    def ring(self) -> None:
+    def notify(self) -> None:
         with self.changed:
-            self.rings += 1
+            self.notifications += 1
             self.changed.notify_all()
 
 
-class _Listening(MemoryConsumer):
-    """Sleeps until the bell rings, and looks now and then anyway."""
+class _Waiting(MemoryConsumer):
+    """Sleeps until it is notified, and polls now and then anyway."""
 
-    rings_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
-    listens_after: ClassVar[float] = 0.0
-    """Seconds after its last look at which it begins to listen; 0: before it looks, as one should."""
+    notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
+    waits_after: ClassVar[float] = 0.0
+    """Seconds after its last poll at which it begins to wait for notifications; 0: before it polls, which is right."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
-        store = cast("_RingingStore", self._store)
+        store = cast("_NotifyingStore", self._store)
         while True:
-            heard = store.rings
+            seen = store.notifications
             with store.lock:
                 leases = self._take(limit, store.clock())
             left = give_up_at - time.monotonic()
             if leases or left <= 0 or self._interrupted:
                 self._interrupted = False
                 return leases
-            if self.listens_after:
-                time.sleep(self.listens_after)
-                heard = store.rings
+            if self.waits_after:
+                time.sleep(self.waits_after)
+                seen = store.notifications
             with store.changed:
                 store.changed.wait_for(
-                    lambda heard=heard: store.rings != heard or self._interrupted,  # type: ignore[misc]
+                    lambda seen=seen: store.notifications != seen or self._interrupted,  # type: ignore[misc]
                     min(left, _NOW_AND_THEN),
                 )
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         answers = super().settle(verdicts)
-        if any(isinstance(verdict, self.rings_after) for verdict in verdicts):
-            cast("_RingingStore", self._store).ring()
+        if any(isinstance(verdict, self.notifies_after) for verdict in verdicts):
+            cast("_NotifyingStore", self._store).notify()
         return answers
 
 
-class _Ringing(_Planted):
-    """Rings after each verb that may give a consumer a job, but for the *silent* ones."""
+class _Notifying(_Planted):
+    """Notifies after each verb that may give a consumer a job, but for the *silent* ones."""
 
-    store_class = _RingingStore
-    consumer_class = _Listening
+    store_class = _NotifyingStore
+    consumer_class = _Waiting
     silent: ClassVar[frozenset[str]] = frozenset()
 
-    def _ring(self, verb: str) -> None:
+    def _notify(self, verb: str) -> None:
         if verb not in self.silent:
-            cast("_RingingStore", self._store).ring()
+            cast("_NotifyingStore", self._store).notify()
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         ids = super().enqueue(queue, jobs, connection=connection)
-        self._ring("enqueue")
+        self._notify("enqueue")
         return ids
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         new = super().reschedule(queue, job_id, delay)
-        self._ring("reschedule")
+        self._notify("reschedule")
         return new
 
     def kick(self, queue: str, limit: int) -> int:
         count = super().kick(queue, limit)
-        self._ring("kick")
+        self._notify("kick")
         return count
 
     def kick_job(self, queue: str, job_id: str) -> None:
         super().kick_job(queue, job_id)
-        self._ring("kick_job")
+        self._notify("kick_job")
 
     def resume(self, queue: str) -> None:
         super().resume(queue)
-        self._ring("resume")
+        self._notify("resume")
 
 
 _IN_TIME = "Waking.test_a_waiting_consumer_has_the_job_in_time"
 
 
 @_plant("no bell", "nobody is ever woken: consumers look every three seconds", f"{_IN_TIME}[enqueue]")
-class _NoBell(_Ringing):
+class _NoWakeup(_Notifying):
     silent = frozenset({"enqueue", "reschedule", "kick", "kick_job", "resume"})
 
 
 @_plant("reschedule wakes nobody", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
-class _RescheduleWakesNobody(_Ringing):
+class _RescheduleWakesNobody(_Notifying):
     silent = frozenset({"reschedule"})
 
 
 @_plant("kick wakes nobody", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
-class _KickWakesNobody(_Ringing):
+class _KickWakesNobody(_Notifying):
     silent = frozenset({"kick"})
 
 
 @_plant("resume wakes nobody", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
-class _ResumeWakesNobody(_Ringing):
+class _ResumeWakesNobody(_Notifying):
     silent = frozenset({"resume"})
 
 
 @_plant("release wakes nobody", "a released job waits for the next look", f"{_IN_TIME}[release]")
-class _ReleaseWakesNobody(_Ringing):
-    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
-        rings_after = ()
+class _ReleaseWakesNobody(_Notifying):
+    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+        notifies_after = ()
 
 
 @_plant("abandon wakes nobody", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
-class _AbandonWakesNobody(_Ringing):
-    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
-        rings_after = (Release, GiveBack)
+class _AbandonWakesNobody(_Notifying):
+    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+        notifies_after = (Release, GiveBack)
 
 
-class _SleepsInExchanges(_Listening):
+class _SleepsInExchanges(_Waiting):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
@@ -1031,11 +1031,11 @@ class _SleepsInExchanges(_Listening):
     "an exchange that waits looks every three seconds",
     "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[exchange]",
 )
-class _ExchangeIsNotWoken(_Ringing):
+class _ExchangeIsNotWoken(_Notifying):
     consumer_class = _SleepsInExchanges
 
 
-class _WokenOnce(_Listening):
+class _WokenOnce(_Waiting):
     has_waited = False
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
@@ -1053,14 +1053,14 @@ class _WokenOnce(_Listening):
     "a consumer is woken in its first wait, and then looks every three seconds",
     "Waking.test_a_consumer_is_woken_in_time_again_and_in_each_of_its_queues[reserve]",
 )
-class _OnlyWokenOnce(_Ringing):
+class _OnlyWokenOnce(_Notifying):
     consumer_class = _WokenOnce
 
 
-class _RingsForOne(_RingingStore):
-    def ring(self) -> None:
+class _NotifiesOne(_NotifyingStore):
+    def notify(self) -> None:
         with self.changed:
-            self.rings += 1
+            self.notifications += 1
             self.changed.notify(1)
 
 
@@ -1069,8 +1069,8 @@ class _RingsForOne(_RingingStore):
     "a batch of jobs wakes one of the consumers that wait, and the others look every three seconds",
     "Waking.test_two_jobs_wake_two_consumers_in_time",
 )
-class _OneIsWoken(_Ringing):
-    store_class = _RingsForOne
+class _OneIsWoken(_Notifying):
+    store_class = _NotifiesOne
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         store = self._store
@@ -1079,18 +1079,18 @@ class _OneIsWoken(_Ringing):
             held = store.queue(queue, now)
             ids = held.add_all(jobs, now)
             store.keep(held)
-        self._ring("enqueue")
+        self._notify("enqueue")
         return ids
 
 
 @_plant(
     "rings too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
 )
-class _RingsTooEarly(_Ringing):
+class _NotifiesTooEarly(_Notifying):
     silent = frozenset({"enqueue"})
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
-        cast("_RingingStore", self._store).ring()
+        cast("_NotifyingStore", self._store).notify()
         time.sleep(0.02)  # the commit
         return super().enqueue(queue, jobs, connection=connection)
 
@@ -1100,9 +1100,9 @@ class _RingsTooEarly(_Ringing):
     "a consumer begins to listen when it has looked: what comes in between is found at the next look",
     "Waking.test_a_job_that_comes_while_a_consumer_falls_asleep_wakes_it_in_time",
 )
-class _ListensTooLate(_Ringing):
-    class consumer_class(_Listening):  # noqa: N801 - stands for the attribute of this name
-        listens_after = 0.02
+class _WaitsTooLate(_Notifying):
+    class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
+        waits_after = 0.02
 
 
 class _PollingConsumer(WiredConsumer):
@@ -1236,7 +1236,7 @@ class _AskedByAnotherClock(_Planted):
     consumer_class = _OtherClock
 
 
-class _StaleConsumer(_Listening):
+class _StaleConsumer(_Waiting):
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         if timeout <= 0:
             self.asked_at = time.monotonic()
@@ -1248,5 +1248,5 @@ class _StaleConsumer(_Listening):
     "after a wait a consumer tells when it asked the time before",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
-class _AskedLongAgo(_Ringing):
+class _AskedLongAgo(_Notifying):
     consumer_class = _StaleConsumer

@@ -268,7 +268,7 @@ class Proxy:
                 self.accepted += 1
                 self._links.add(link)
             for work in (self._requests, self._replies):
-                threading.Thread(target=self._pump, args=(link, work), daemon=True).start()
+                threading.Thread(target=self._relay, args=(link, work), daemon=True).start()
 
     def _connect(self) -> socket.socket:
         if isinstance(self._upstream, str):
@@ -279,7 +279,7 @@ class Proxy:
             server.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return server
 
-    def _pump(self, link: _Link, work: Callable[[_Link], None]) -> None:
+    def _relay(self, link: _Link, work: Callable[[_Link], None]) -> None:
         with contextlib.suppress(OSError, _Ended):
             link.client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             work(link)

@@ -1,4 +1,4 @@
-"""The decorators that tie a test to the contract and to the powers that it is about."""
+"""The decorators that declare a test's paragraphs of the contract and the powers that it requires."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ PROMISES = "__multiq_promises__"
 REQUIRES = "__multiq_requires__"
 WITHOUT = "__multiq_without__"
 REFUSED = "multiq.refused"  # names of the properties that a report reads off a test
-MEANINGLESS = "multiq.meaningless"
+DOES_NOT_APPLY = "multiq.meaningless"
 NOT_TRIED = "multiq.not-tried"
 
 
 class NotTriedError(Exception):
-    """Raised by a hook that a harness lacks: the test that needs it is told as not tried, with this reason."""
+    """Raised where a harness lacks a hook: the report shows the test that needs it as not tried, with this reason."""
 
 
 def promise(*paragraphs: str) -> Callable[[F], F]:
-    """The paragraphs of ``docs/contract.md`` that a test proves."""
-    return _note(PROMISES, paragraphs, PARAGRAPHS)
+    """Declare the paragraphs of ``docs/contract.md`` that a test checks."""
+    return _declare(PROMISES, paragraphs, PARAGRAPHS)
 
 
 def requires(*powers: str) -> Callable[[F], F]:
-    """The powers that a test is about. A backend that lacks one refuses the test, and says why."""
-    return _note(REQUIRES, powers, POWERS)
+    """Declare the powers that a test needs. Where a backend lacks one, the test counts as refused, with the reason."""
+    return _declare(REQUIRES, powers, POWERS)
 
 
 def without(*powers: str) -> Callable[[F], F]:
-    """The counterpart: what holds where these powers are missing."""
-    return _note(WITHOUT, powers, POWERS)
+    """Declare the powers whose absence a test is about: it runs only where they are missing."""
+    return _declare(WITHOUT, powers, POWERS)
 
 
-def noted(function: object, name: str) -> tuple[str, ...]:
-    """What a decorator of this module left on a test."""
+def declared(function: object, name: str) -> tuple[str, ...]:
+    """What a decorator of this module has declared of a test."""
     value: tuple[str, ...] = getattr(function, name, ())
     return value
 
 
-def _note(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
+def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
-    if unknown or not words:  # a misspelt word would silently prove nothing
-        raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; there are: {', '.join(known)}")
+    if unknown or not words:  # a misspelt word would check nothing, and nothing would show it
+        raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:
         setattr(function, name, words)

@@ -1,7 +1,7 @@
-"""Runs the suite outside of a test file: ``multiq conformance URL``, and whoever wants a report.
+"""Runs the suite outside of a test file, for ``multiq conformance URL`` and ``run``, and makes a report.
 
-It is pytest that runs it, in this process, in a folder of its own, with nothing of the user's: no configuration, no
-plugins, no cache, no files left behind.
+pytest runs it, in this process and in a folder of its own, without the user's configuration and plugins. No cache and
+no files are left behind.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from multiq.settings.url import redact
 from . import need_extra
 from .harness import UrlHarness, first_contact
 from .report import Report, Row
-from .requirements import MEANINGLESS, NOT_TRIED, PROMISES, REFUSED, REQUIRES, noted
+from .requirements import DOES_NOT_APPLY, NOT_TRIED, PROMISES, REFUSED, REQUIRES, declared
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from .harness import Harness
 
 _runs = itertools.count()  # pytest keeps modules by name: each run's file has a new one
-_OF_NO_OMISSION = {"kept", "failed", "not tried"}  # outcomes of a test that was there to be run
+_TRIED = {"kept", "failed", "not tried"}  # outcomes of a test that was there to be run
 _SHORT = 12  # lines of a failure's summary
-_TOLD_OF = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # what a user's shell says to pytest is not for us
+_PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not reach this run
 
 
 def run(
@@ -80,10 +80,10 @@ def run_harness(
     collector.raise_if_stopped()
     if not collector.rows:
         raise OptionInvalid(
-            f"select={list(select)!r} fits no test: name a topic, a paragraph, or a part of a test's name"
+            f"select={list(select)!r} matches no test: name a topic, a paragraph, or a part of a test's name"
         )
     claimed = {power for power in POWERS if capabilities.claim(power)}
-    tried = {power for row in collector.rows if row.outcome in _OF_NO_OMISSION for power in row.powers}
+    tried = {power for row in collector.rows if row.outcome in _TRIED for power in row.powers}
     return Report(
         backend=capabilities.backend,
         target=target or harness_class.__name__,
@@ -104,7 +104,11 @@ def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
     import pytest
 
     module = f"multiq_conformance_{os.getpid()}_{next(_runs)}"
-    with tempfile.TemporaryDirectory(prefix="multiq-conformance-") as folder, _alone(folder), _offered(harness_class):
+    with (
+        tempfile.TemporaryDirectory(prefix="multiq-conformance-") as folder,
+        _isolated(folder),
+        _current(harness_class),
+    ):
         Path(folder, "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
         file = Path(folder, f"{module}.py")
         file.write_text(_FILE, encoding="utf-8")
@@ -120,35 +124,35 @@ def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
 #: what the run's only test file says
 _FILE = """\
 from multiq.conformance import suite
-from multiq.conformance.runner import offered
-globals().update(suite(offered()))
+from multiq.conformance.runner import current_harness
+globals().update(suite(current_harness()))
 """
 
-_offers: list[type[Harness]] = []
+_harnesses: list[type[Harness]] = []
 
 
-def offered() -> type[Harness]:
+def current_harness() -> type[Harness]:
     """The harness of the run that is under way."""
-    return _offers[-1]
+    return _harnesses[-1]
 
 
 @contextlib.contextmanager
-def _offered(harness_class: type[Harness]) -> Iterator[None]:
-    _offers.append(harness_class)
+def _current(harness_class: type[Harness]) -> Iterator[None]:
+    _harnesses.append(harness_class)
     try:
         yield
     finally:
-        _offers.pop()
+        _harnesses.pop()
 
 
 @contextlib.contextmanager
-def _alone(folder: str) -> Iterator[None]:
+def _isolated(folder: str) -> Iterator[None]:
     """Nothing of the user's surroundings reaches the run, and nothing of the run stays in them."""
     import hypothesis.configuration
 
-    kept = {name: os.environ.get(name) for name in (*_TOLD_OF, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
+    kept = {name: os.environ.get(name) for name in (*_PYTEST_VARIABLES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
     writes = sys.dont_write_bytecode
-    for name in _TOLD_OF:
+    for name in _PYTEST_VARIABLES:
         os.environ.pop(name, None)
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
     hypothesis.configuration.set_hypothesis_home_dir(folder)
@@ -229,7 +233,7 @@ class _Collector:
         if name in {topic_name(known).lower() for known in TOPICS}:
             return name == topic.lower()
         if word.replace(".", "").isdigit():
-            return any(number == word or number.startswith(f"{word}.") for number in _notes(item, PROMISES))
+            return any(number == word or number.startswith(f"{word}.") for number in _declared(item, PROMISES))
         return f"_{word}" in f"_{_plain(item.name)}"
 
 
@@ -241,8 +245,8 @@ def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
     row = Row(
         topic=_topic(item),
         name=item.name,
-        paragraphs=_notes(item, PROMISES),
-        powers=_notes(item, REQUIRES),
+        paragraphs=_declared(item, PROMISES),
+        powers=_declared(item, REQUIRES),
         outcome="kept",
         seconds=sum(report.duration for report in reports),
     )
@@ -263,7 +267,7 @@ def _with_outcome(row: Row, reports: Sequence[pytest.TestReport]) -> Row:
     elif NOT_TRIED in properties:
         changes = {"outcome": "not tried", "reason": properties[NOT_TRIED]}
     elif any(report.skipped for report in reports):
-        changes = {"outcome": "does not apply", "reason": properties.get(MEANINGLESS, "it was skipped")}
+        changes = {"outcome": "does not apply", "reason": properties.get(DOES_NOT_APPLY, "it was skipped")}
     return msgspec.structs.replace(row, **changes)
 
 
@@ -271,8 +275,8 @@ def _topic(item: pytest.Item) -> str:
     return (item.parent.name if item.parent is not None else "").removeprefix("Test")
 
 
-def _notes(item: pytest.Item, name: str) -> tuple[str, ...]:
-    return noted(getattr(item, "function", None), name)
+def _declared(item: pytest.Item, name: str) -> tuple[str, ...]:
+    return declared(getattr(item, "function", None), name)
 
 
 def _plain(words: str) -> str:

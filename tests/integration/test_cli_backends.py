@@ -203,7 +203,7 @@ def test_a_configured_connection_can_be_proved_by_its_name(shell: Shell) -> None
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["memory://", "-k", "zebra"], 2, "fits no test"),
+        (["memory://", "-k", "zebra"], 2, "matches no test"),
         (["memory://", "--walks", "-1"], 2, "walks must be 0 or more, got -1"),
         (["nowhere"], 2, "neither a URL"),
         (["kafka://x"], 2, "no backend 'kafka' is installed"),

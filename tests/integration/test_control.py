@@ -1,4 +1,4 @@
-"""A word to all workers of a connection: down, up, restart; with real processes, on each backend."""
+"""Controlling all workers of a connection: down, up, restart; with real processes, on each backend."""
 
 from __future__ import annotations
 

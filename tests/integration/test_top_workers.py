@@ -106,18 +106,18 @@ def test_several_viewers_each_get_all_answers(tmp_path: Path, url: str) -> None:
 def test_a_killed_viewer_leaves_no_jobs_behind(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with worker(tmp_path, url, "processes=1") as process:
         process.wait_until_working()
-        # Given somebody who has heard an answer, and will not come back
-        monkeypatch.setattr(presence, "_LASTS", 8.0)
+        # Given a viewer that has read an answer and is killed
+        monkeypatch.setattr(presence, "_CALL_SECONDS", 8.0)
         call = Viewer(app.backend)
         call.start()
         until(lambda: heard(call, process.process.pid))
         asked = set(PRESENCE_QUEUES)
         until(lambda: any(app.backend.stats(queue).ready for queue in asked))
-        # When its call has ended, then what was said to it is cleared, also what is said in the meantime
+        # When its call has ended, then the answers to it are cleared, also later ones
         until(lambda: not asked & set(app.backend.queues()))
         time.sleep(2.0)
         assert not asked & set(app.backend.queues())
-        call._consumer.close()  # what a death would have done
+        call._consumer.close()  # as its death does
         # And the worker works as before
         quick.enqueue(1)
         until(lambda: app.queue().stats().ready == 0)

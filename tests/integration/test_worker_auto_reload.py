@@ -1,4 +1,4 @@
-"""``multiq worker --watch``: a worker that is rolled onto code as soon as that is changed, and only if it starts."""
+"""``multiq worker --watch``: a worker reloads as soon as its code changes, and only if the new code starts."""
 
 from __future__ import annotations
 
@@ -66,15 +66,15 @@ class Watched:
         until(lambda: "reloads when" in self.log, what=lambda: self.log)
 
     def start_reloaded(self, *, meanwhile: str = "pass") -> None:
-        """As a roll begins the program anew; *meanwhile* is done while it takes no signals."""
-        roll = (
+        """As a reload re-executes the program; *meanwhile* is done while it takes no signals."""
+        reload = (
             "import os, signal, sys; from multiq.worker.processes.reload import reload_environment;"
             "from multiq.worker.processes.supervisor import HANDLED;"
             "reading, writing = os.pipe(); os.set_inheritable(writing, True);"
             f"signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED); {meanwhile};"
             f"os.execve(sys.executable, [sys.executable, *{COMMAND!r}], reload_environment(writing, []))"
         )
-        self.start("-c", roll)
+        self.start("-c", reload)
 
     @property
     def log(self) -> str:
@@ -128,7 +128,7 @@ def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(wa
 
 @pytest.mark.long
 def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> None:
-    # Given a worker that is told to roll onto code whose trial takes its time, and fails
+    # Given a worker that is told to reload with code whose trial takes its time, and fails
     watched.start_watching()
     watched.change("import time\nopen('tried', 'w').close()\ntime.sleep(3)\n" + BROKEN.replace("(", ""))
     until((watched.folder / "tried").exists)
@@ -139,10 +139,10 @@ def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> 
 
 @pytest.mark.long
 def test_auto_reload_waits_for_code_that_breaks_between_check_and_exec(watched: Watched) -> None:
-    # Given a program that was begun anew by a roll, and whose code does not start any more
+    # Given a program that was re-executed by a reload, and whose code does not start any more
     watched.change(BROKEN)
     watched.start_reloaded()
-    until(lambda: "its old processes go on until it is changed" in watched.log, what=lambda: watched.log)
+    until(lambda: "the old processes keep running until it is changed" in watched.log, what=lambda: watched.log)
     # When the code changes, then it begins
     watched.change(SHOP.format(version="second"))
     watched.process.send_signal(signal.SIGHUP)
@@ -183,7 +183,7 @@ def _watchers(supervisor: int) -> list[psutil.Process]:
     """The processes that watch for this one."""
     found = []
     for child in psutil.Process(supervisor).children():
-        with contextlib.suppress(psutil.NoSuchProcess):  # one of before the roll, which has just ended
+        with contextlib.suppress(psutil.NoSuchProcess):  # one of before the reload, which has just ended
             if auto_reload.__name__ in child.cmdline():
                 found.append(child)
     return found

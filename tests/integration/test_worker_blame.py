@@ -1,4 +1,4 @@
-"""Who is told of a job that ran too long, how often, and who is not to blame for it: in every mode, on SQLite."""
+"""Overdue jobs: which events come, how often, and that neighbours are not blamed. In every mode, on SQLite."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def test_the_health_file_s_time_is_when_the_worker_was_last_well(tmp_path: Path,
 def test_it_needs_a_supervisor_and_a_folder(tmp_path: Path, server: RedisServer) -> None:
     with pytest.raises(multiq.OptionInvalid, match="need a process beside the jobs"):
         multiq.Worker(app, processes=0, health_file=tmp_path / "health")
-    with pytest.raises(multiq.OptionInvalid, match="its folder is not there"):
+    with pytest.raises(multiq.OptionInvalid, match="must be in a folder that exists"):
         multiq.Worker(app, processes=1, health_file=tmp_path / "nowhere" / "health")
-    with pytest.raises(multiq.OptionInvalid, match="is a folder"):
+    with pytest.raises(multiq.OptionInvalid, match="must be a file, got the folder"):
         multiq.Worker(app, processes=1, health_file=tmp_path)

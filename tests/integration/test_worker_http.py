@@ -40,7 +40,7 @@ def server() -> Iterator[RedisServer]:
 
 
 def port_of(process: WorkerProcess) -> int:
-    """Where a worker that was told port 0 listens."""
+    """The address of a worker that was started with port 0."""
     until(lambda: "health and metrics are on" in process.log)
     found = re.search(r"on http://127\.0\.0\.1:(\d+)", process.log)
     assert found is not None

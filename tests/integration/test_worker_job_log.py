@@ -1,4 +1,4 @@
-"""What the log of ``multiq worker`` tells of failing, crashing and ending jobs."""
+"""The log lines of ``multiq worker`` about failing, crashing and ending jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What coroutine jobs do to the event loop that they share harms nobody else, and is counted."""
+"""Coroutine jobs that misuse the event loop they share: other jobs are not harmed, and the attempts are counted."""
 
 from __future__ import annotations
 

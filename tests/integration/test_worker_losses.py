@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from processes import WorkerProcess
 
 WAYS = ["exit 0", "exit 12", "exit 13", "exit 14", "exit 130", "exec", "exit of C"]
-"""Ends of a process that say nothing of the job: codes that workers ended well with, and code of somebody else's."""
+"""Ends of a process that say nothing of the job: exit codes of workers that end well, and exits in foreign code."""
 MODES = ["processes=1", "processes=1, threads=2", "processes=1, concurrency=3"]
 
 

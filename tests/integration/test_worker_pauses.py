@@ -1,4 +1,4 @@
-"""Paused and down are two things: who ends the one does not end the other, and no replacement forgets either."""
+"""A worker that is paused or down: ending the one does not end the other, and replaced processes keep both."""
 
 from __future__ import annotations
 
@@ -114,8 +114,8 @@ def test_a_child_that_replaces_a_paused_one_is_paused(tmp_path: Path, url: str, 
 
 
 @contextlib.contextmanager
-def rolling_worker(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
-    """``multiq worker`` of the test app, which can be rolled."""
+def reloading_worker(folder: Path, url: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """``multiq worker`` of the test app, which can reload."""
     environment = {
         **os.environ,
         "MULTIQ_URL": url,
@@ -144,18 +144,18 @@ def log(folder: Path) -> str:
 @pytest.mark.parametrize("options", [["-p", "1"], ["-p", "2", "-t", "2"]])
 def test_a_reload_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) -> None:
     children = int(options[1])
-    with rolling_worker(tmp_path, url, *options) as process:
+    with reloading_worker(tmp_path, url, *options) as process:
         until(lambda: log(tmp_path).count(" working ") == children)
         process.send_signal(signal.SIGUSR2)
         until(lambda: log(tmp_path).count(" paused ") == children)
-        # When a paused worker is rolled
+        # When a paused worker reloads
         process.send_signal(signal.SIGHUP)
         until(lambda: log(tmp_path).count(" working ") == 2 * children)
         # Then the new children are paused
         quick.enqueue(1)
         time.sleep(1.0)
         assert read_diary(tmp_path / "diary") == []
-        # And go on when they are told to; the next roll knows of that, too
+        # And go on when they are told to; the next reload knows of that, too
         process.send_signal(signal.SIGCONT)
         until(lambda: len(read_diary(tmp_path / "diary")) == 2)
         process.send_signal(signal.SIGHUP)
@@ -169,10 +169,10 @@ def test_a_reload_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) ->
 @pytest.mark.long
 def test_sighup_while_the_interpreter_is_replaced_ends_no_process(tmp_path: Path, url: str) -> None:
     # Given a worker at work
-    with rolling_worker(tmp_path, url, "-p", "1") as process:
+    with reloading_worker(tmp_path, url, "-p", "1") as process:
         until(lambda: " working " in log(tmp_path))
         for turn in range(1, 4):
-            # When it rolls, and is told to roll again all the time, until the new program works
+            # When it reloads, and gets SIGHUP again all the time, until the new program works
             process.send_signal(signal.SIGHUP)
             until(lambda turn=turn: log(tmp_path).count("reloading:") >= turn)  # type: ignore[misc]  # bound at once
             rolled_at = len(log(tmp_path))

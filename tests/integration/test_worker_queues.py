@@ -1,4 +1,4 @@
-"""Which queues ``multiq worker`` serves, and which app, if it is told neither."""
+"""Which queues and which app ``multiq worker`` serves without arguments."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A worker is rolled onto new code, shows what it does, and is recycled: with real processes, on each backend."""
+"""A worker reloads with new code, shows what it does, and is recycled: with real processes, on each backend."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def test_a_reload_under_load_switches_to_the_new_code_and_runs_every_job_once(
 def test_a_worker_reloaded_twice_waits_for_the_jobs_of_its_first_children(
     tmp_path: Path, shop: subprocess.Popen[bytes]
 ) -> None:
-    # Given a worker that is rolled twice while a job runs
+    # Given a worker that reloads twice while a job runs
     (tmp_path / "shop.py").write_text(SHOP.replace("time.sleep(0.005)", "time.sleep(number)"))
     until(lambda: log(tmp_path).count(" working ") == 2)
     os.kill(shop.pid, signal.SIGHUP)  # so that the code above is there, whichever it began with
@@ -183,7 +183,7 @@ def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path,
     # Given an app that starts processes when it is imported, and ends them by SIGTERM
     until(lambda: log(tmp_path).count(" working ") == 2)
     (tmp_path / "shop.py").write_text(SHOP + AT_IMPORT)
-    # When a worker is rolled onto it
+    # When a worker reloads with it
     os.kill(shop.pid, signal.SIGHUP)
     until(lambda: log(tmp_path).count(" working ") == 4)
     # Then they end, in the trial and in the new program
@@ -200,7 +200,7 @@ def test_a_process_started_at_import_in_a_reload_ends_by_sigterm(tmp_path: Path,
 def test_a_signal_during_the_import_of_new_code_is_handled_afterwards(
     tmp_path: Path, shop: subprocess.Popen[bytes], number: signal.Signals
 ) -> None:
-    # Given a worker that is rolled onto code that takes a while to import, but not in its trial
+    # Given a worker that reloads with code that takes a while to import, but not in its trial
     until(lambda: log(tmp_path).count(" working ") == 2)
     slow = "if 'MULTIQ_RELOADED' in os.environ:\n    open('importing', 'a').close()\n    time.sleep(1)\n"
     (tmp_path / "shop.py").write_text(SHOP + slow)
@@ -297,7 +297,7 @@ def test_a_reload_to_a_worker_without_a_supervisor_ends_the_old_children(tmp_pat
         until(lambda: read_diary(process.diary))
         old = read_diary(process.diary)[0][2]
         settings.write_text("[worker]\nprocesses = 0\ngrace = 60")
-        # When it is rolled
+        # When it reloads
         process.send(signal.SIGHUP)
         until(lambda: process.log.count(" working ") == 2)
         # Then the old child takes no more jobs, and ends

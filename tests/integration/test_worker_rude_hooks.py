@@ -1,4 +1,4 @@
-"""Hooks that raise a ``BaseException`` change nobody's fate: no thread ends, no job is repeated."""
+"""Hooks that raise a ``BaseException`` change no outcome: no thread ends, no job is repeated."""
 
 from __future__ import annotations
 

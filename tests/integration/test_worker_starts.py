@@ -1,4 +1,4 @@
-"""A worker that starts: told to stop meanwhile, beside what its surroundings have or lack."""
+"""A worker that starts: stopped meanwhile, or in an environment that lacks something."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What becomes of a batch in whose middle a job keeps the interpreter to itself, and of a roll that takes long."""
+"""Batches in whose middle a job holds the interpreter, and reloads that take long."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_a_reload_that_takes_long_to_start_kills_no_job(tmp_path: Path) -> None:
     )
     with worker(tmp_path, url, code=code) as process:
         until(lambda: 1 in starts(process))
-        # When it is rolled
+        # When it reloads
         process.send(signal.SIGHUP)
         # Then the job runs on until the new program works, and has its grace then
         until(lambda: process.log.count("working") == 2, timeout=30)
@@ -92,9 +92,9 @@ def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path)
     )
     with worker(tmp_path, url, code=code) as process:
         process.wait_until_working()
-        # When it is rolled
+        # When it reloads
         process.send(signal.SIGHUP)
-        until(lambda: "the new code cannot be tried" in process.log)
+        until(lambda: "the new code cannot be checked" in process.log)
         # Then it goes on
         quick.enqueue(1)
         until(lambda: 1 in starts(process))
@@ -103,7 +103,7 @@ def test_a_reload_whose_check_cannot_start_keeps_the_old_program(tmp_path: Path)
 
 
 def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path) -> None:
-    # Given a worker that was rolled, and whose old child still has a job that takes minutes
+    # Given a worker that has reloaded, and whose old child still has a job that takes minutes
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     nap.options(ttr=600).enqueue(1, 300)
@@ -162,7 +162,7 @@ def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str)
         assert starts(process)[1] == 1
 
 
-@pytest.mark.parametrize("moment", ["stop", "roll"])
+@pytest.mark.parametrize("moment", ["stop", "reload"])
 def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, moment: str) -> None:
     # Given a job that outlasts the grace, and what a supervisor waits beyond it, in a process that cannot be told
     url = f"sqlite:///{tmp_path}/jobs.db"
@@ -177,7 +177,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
     with worker(tmp_path, url, code=code) as process:
         until(lambda: 1 in starts(process))
         os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
-        if moment == "roll":
+        if moment == "reload":
             app.queue().pause(60)  # nobody takes the job there
             process.send(signal.SIGHUP)
             until(lambda: handle.peek().state is State.READY)

@@ -1,4 +1,4 @@
-"""Subscribers that are coroutines, in a worker's own processes: told of all ends, the violent ones included."""
+"""Async subscribers in a worker's own processes: they get the events of all ends, violent ones included."""
 
 from __future__ import annotations
 

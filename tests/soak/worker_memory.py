@@ -62,7 +62,7 @@ def _feed(jobs: int, what: str) -> None:
 
 
 def _child(pid: int) -> psutil.Process:
-    """The one that has worked: the keeper sleeps."""
+    """The one that has worked: the sidecar sleeps."""
     return max(psutil.Process(pid).children(), key=lambda process: sum(process.cpu_times()[:2]))
 
 

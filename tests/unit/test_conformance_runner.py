@@ -172,7 +172,7 @@ def test_a_paragraph_or_a_section_can_be_selected() -> None:
 
 
 def test_what_fits_nothing_is_an_error() -> None:
-    with pytest.raises(OptionInvalid, match="fits no test"):
+    with pytest.raises(OptionInvalid, match="matches no test"):
         run_harness(MemoryHarness, select=["no such topic"])
 
 
@@ -181,7 +181,7 @@ def test_walks_can_be_chosen_and_left_out() -> None:
     assert [row.outcome for row in run_harness(MemoryHarness, select=["walk"], walks=3).rows] == ["kept"]
     with pytest.raises(OptionInvalid):
         run_harness(MemoryHarness, select=["walk"], walks=0)
-    with pytest.raises(OptionInvalid, match="walks=-1"):
+    with pytest.raises(OptionInvalid, match="walks must be 0 or more"):
         run_harness(MemoryHarness, walks=-1)
 
 

@@ -1,6 +1,6 @@
-"""Names that are found late or never: a call ends at its deadline all the same, on each backend with servers.
+"""Names that are resolved late or never: a call ends at its deadline, on each backend with servers.
 
-The resolver is the system's, which nobody can slow down for a test: one that is held up stands in for it.
+The system's resolver cannot be slowed down for a test, so ``socket.getaddrinfo`` is replaced by one that can.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ URLS = [
 
 
 class SlowResolver:
-    """The system's, that answers for one name only when it is let go."""
+    """The system's resolver, which answers for one name only after an event."""
 
     def __init__(self) -> None:
         self.go = threading.Event()
@@ -58,7 +58,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowResolver]:
 
 
 @pytest.mark.parametrize(("port", "url"), list(enumerate(URLS, 10)))
-def test_a_name_that_is_not_found_in_time_is_a_timeout(slow: SlowResolver, url: str, port: int) -> None:
+def test_slow_name_is_a_timeout(slow: SlowResolver, url: str, port: int) -> None:
     with (
         open_backend(url.format(f"{NAME}:{port}") + "?timeout=0.2") as backend,
         pytest.raises(BackendTimeout, match="DNS"),
@@ -67,9 +67,7 @@ def test_a_name_that_is_not_found_in_time_is_a_timeout(slow: SlowResolver, url: 
 
 
 @pytest.mark.parametrize(("port", "url"), list(enumerate(URLS, 20)))
-def test_a_name_is_looked_up_once_for_all_who_wait_and_used_when_it_is_there(
-    slow: SlowResolver, url: str, port: int
-) -> None:
+def test_slow_name_is_resolved_once_for_all_waiting_calls(slow: SlowResolver, url: str, port: int) -> None:
     # Given calls that did not wait long enough
     url = url.format(f"{NAME}:{port}")
     for _ in range(3):
@@ -85,7 +83,7 @@ def test_a_name_is_looked_up_once_for_all_who_wait_and_used_when_it_is_there(
 
 
 @pytest.mark.parametrize("url", URLS)
-def test_a_name_that_does_not_exist_is_unavailable(url: str) -> None:
+def test_unknown_name_is_unavailable(url: str) -> None:
     with (
         open_backend(url.format("no-such-host.invalid") + "?timeout=5") as backend,
         pytest.raises(BackendUnavailable, match=r"no-such-host\.invalid"),
@@ -93,7 +91,7 @@ def test_a_name_that_does_not_exist_is_unavailable(url: str) -> None:
         backend.stats("mail")
 
 
-def test_a_forked_child_looks_for_itself(slow: SlowResolver) -> None:
+def test_forked_child_resolves_for_itself(slow: SlowResolver) -> None:
     # Given a parent in whose thread a name is looked up
     with pytest.raises(resolver.NameTimeoutError):
         resolver.resolve(NAME, 4, time.monotonic() + 0.1)
@@ -109,12 +107,12 @@ def test_a_forked_child_looks_for_itself(slow: SlowResolver) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
-def test_an_address_in_digits_needs_no_thread(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numeric_address_needs_no_thread(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resolver, "_start", None)
     assert resolver.resolve(host, 1, time.monotonic() + 1)[0][4][0] == host
 
 
-def test_without_a_thread_to_be_had_a_name_is_found_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_name_is_resolved_without_a_thread_if_none_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 

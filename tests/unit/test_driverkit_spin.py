@@ -1,4 +1,4 @@
-"""Staying awake for a reply: caught when it is there, and given up where it never is."""
+"""The spin before a blocking read: received when it is there, and tried less often after misses."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def pair() -> Iterator[Pair]:
         yield ours, theirs
 
 
-def test_what_is_there_is_received(pair: Pair) -> None:
+def test_available_bytes_are_received(pair: Pair) -> None:
     ours, theirs = pair
     reader = SpinReader(ours)
     theirs.sendall(b"reply")
@@ -31,27 +31,27 @@ def test_what_is_there_is_received(pair: Pair) -> None:
     assert reader.receive(3) == b"ly"
 
 
-def test_what_does_not_come_is_not_waited_for(pair: Pair) -> None:
+def test_missing_reply_is_given_up(pair: Pair) -> None:
     ours, _ = pair
     assert SpinReader(ours).receive(100) == b""
 
 
-def test_who_waits_in_vain_sleeps_through_more_calls_each_time(pair: Pair) -> None:
+def test_misses_in_a_row_double_the_skipped_calls(pair: Pair) -> None:
     reader = SpinReader(pair[0])
-    assert [sleeps(reader) for _ in range(12)] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
+    assert [skipped(reader) for _ in range(12)] == [2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 1024, 1024]
 
 
-def test_who_was_in_time_once_begins_anew(pair: Pair) -> None:
+def test_hit_resets_the_skipped_calls(pair: Pair) -> None:
     ours, theirs = pair
     reader = SpinReader(ours)
     for _ in range(5):
-        sleeps(reader)
+        skipped(reader)
     theirs.sendall(b"reply")
     assert reader.receive(100) == b"reply"
-    assert sleeps(reader) == 2
+    assert skipped(reader) == 2
 
 
-def test_who_sleeps_leaves_what_is_there(pair: Pair) -> None:
+def test_skipped_calls_leave_the_bytes_to_the_socket(pair: Pair) -> None:
     ours, theirs = pair
     reader = SpinReader(ours)
     reader.receive(100)
@@ -59,8 +59,8 @@ def test_who_sleeps_leaves_what_is_there(pair: Pair) -> None:
     assert [reader.receive(100) for _ in range(3)] == [b"", b"", b"reply"]
 
 
-def sleeps(reader: SpinReader) -> int:
-    """How many calls it goes to sleep for after one that waits in vain."""
+def skipped(reader: SpinReader) -> int:
+    """How many calls return without spinning after one that missed."""
     reader.receive(100)
     calls = int(reader._skip_calls)
     for _ in range(calls):
@@ -68,14 +68,14 @@ def sleeps(reader: SpinReader) -> int:
     return calls
 
 
-def test_the_end_of_a_connection_is_left_to_the_socket(pair: Pair) -> None:
+def test_end_of_the_stream_is_left_to_the_socket(pair: Pair) -> None:
     ours, theirs = pair
     theirs.close()
     assert SpinReader(ours).receive(100) == b""
     assert ours.recv(100) == b""
 
 
-def test_an_error_comes_through(pair: Pair) -> None:
+def test_socket_error_is_raised(pair: Pair) -> None:
     ours, _ = pair
     reader = SpinReader(ours)
     ours.close()
@@ -83,7 +83,7 @@ def test_an_error_comes_through(pair: Pair) -> None:
         reader.receive(100)
 
 
-def test_a_reply_that_another_thread_sends_meanwhile_is_caught_or_left_whole(pair: Pair) -> None:
+def test_concurrent_reply_is_received_or_left_whole(pair: Pair) -> None:
     ours, theirs = pair
     reader = SpinReader(ours)
     for number in range(200):

@@ -24,14 +24,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
         yield ours, theirs
 
 
-def test_a_handshake_ends_at_its_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_handshake_ends_at_its_deadline(ends: tuple[socket.socket, socket.socket]) -> None:
     ours, _ = ends
     with pytest.raises(TimeoutError, match="did not answer"):
         handshake(ssl.create_default_context(), ours, "example.com", time.monotonic() + 0.2)
     assert ours.fileno() == -1, "a socket was left open"
 
 
-def test_a_fork_does_not_wait_for_a_server_that_is_silent(ends: tuple[socket.socket, socket.socket]) -> None:
+def test_fork_does_not_wait_for_a_silent_server(ends: tuple[socket.socket, socket.socket]) -> None:
     # Given a thread in the middle of a handshake
     ours, theirs = ends
     raised: list[OSError] = []

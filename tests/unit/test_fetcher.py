@@ -1,4 +1,4 @@
-"""The fetcher touches what may still begin here, and tells the others of it first."""
+"""The fetcher touches leases of jobs that may still begin here, and writes it to the in-flight table first."""
 
 from __future__ import annotations
 

@@ -104,15 +104,15 @@ def test_summaries_come_soon_at_first_and_then_ever_more_seldom() -> None:
         for second in range(1, 41):
             at = float(second)
             settled[Ack] += 10
-            summary.look(began + at + 0.5)
+            summary.log_if_due(began + at + 0.5)
         assert [moment for moment, _ in told] == [1, 3, 7, 15, 23, 31, 39]
         assert sum(count for _, count in told) == 390
         for second in range(41, 100):  # a quiet time
             at = float(second)
-            summary.look(began + at + 0.5)
+            summary.log_if_due(began + at + 0.5)
         settled[Ack] += 1
         at = 100.0
-        summary.look(began + at + 0.5)
+        summary.log_if_due(began + at + 0.5)
         assert told[-1] == (100.0, 1)
 
 

@@ -1,4 +1,4 @@
-"""What a worker's processes count, and what whoever reads it finds."""
+"""The shared metrics: what a worker's processes count, and what a reader gets."""
 
 from __future__ import annotations
 

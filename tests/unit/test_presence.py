@@ -1,4 +1,4 @@
-"""The roll call: who works on a connection, and what is left when nobody asks any more."""
+"""Presence: viewers get the workers of a connection, and nothing is left when there is no viewer."""
 
 from __future__ import annotations
 

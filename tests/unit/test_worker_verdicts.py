@@ -228,7 +228,7 @@ def test_a_restart_requested_before_the_worker_started_is_ignored(app: multiq.Ap
 
 
 def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
-    # Given a supervisor after a roll, with a child and a sidecar of before
+    # Given a supervisor after a reload, with a child and a sidecar of before
     code = "import signal, time; signal.signal(signal.SIGUSR1, lambda *_: exit(7)); print(flush=True); time.sleep(60)"
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with contextlib.ExitStack() as stack:
@@ -253,7 +253,7 @@ def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
 
 
 def test_a_process_that_reuses_the_pid_of_a_previous_child_is_not_killed() -> None:
-    # Given a supervisor after a roll, whose processes of before were waited for by somebody else
+    # Given a supervisor after a reload, whose processes of before were waited for by somebody else
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
         pass  # its sockets are closed

@@ -1,6 +1,6 @@
 -- What a queue has to offer, without a lock, in one text: PyMySQL takes longer for a column than the server for the row.
--- Each part reads one entry of the index, or is left out (floors.py). No further ahead than matters, because the leases
--- of jobs that were acked have left entries in the times to come. Who is at work asks only whether anything is due, and
+-- Each part reads one entry of the index, or is left out (scan_window.py). No further ahead than matters, because the leases
+-- of jobs that were acked have left entries in the times to come. A busy consumer asks only whether anything is due, and
 -- backwards (DESC): if nothing is, the scan ends at the ready jobs, and not behind all those entries. Last, how long
 -- all that took.
 SELECT CONCAT_WS(' ', {number}, {now},

@@ -48,7 +48,7 @@ class Variant(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct):
-    """What a repeat found, its accounting aside."""
+    """What a repeat found, its verification aside."""
 
     metrics: dict[str, float | None]
     histograms: dict[str, str] = {}
@@ -56,7 +56,7 @@ class Outcome(msgspec.Struct):
 
 
 class Infeasible(Exception):
-    """A variant asks for more than this contestant can do in the time that there is; the message says why."""
+    """A variant asks for more than this target can do in the time that there is; the message says why."""
 
 
 class Workload(ABC):

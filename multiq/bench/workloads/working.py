@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _HUNT = 5.0  # seconds in which a process is to be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
-_SEED = 20  # the same jobs in each repeat, and for each contestant
+_SEED = 20  # the same jobs in each repeat, and for each target
 
 
 class NobodyToKill(MultiqError):

@@ -9,7 +9,7 @@ import pytest
 from multiq.backend.capabilities import MEASURES, POWERS, Gap, GapKind
 from multiq.backend.registry import backends_with
 from multiq.conformance.case import Topic, promise
-from multiq.conformance.requirements import REQUIRES, noted
+from multiq.conformance.requirements import REQUIRES, declared
 from multiq.errors import Unsupported
 
 
@@ -72,7 +72,7 @@ class CapabilitiesTests(Topic):
         ours = {cls for cls in classes if getattr(cls, "harness_class", None) is harness_class}
         # When their tests are asked what they are about
         tests = (getattr(cls, name) for cls in ours for name in dir(cls) if name.startswith("test_"))
-        proved = {power for test in tests for power in noted(test, REQUIRES)}
+        proved = {power for test in tests for power in declared(test, REQUIRES)}
         # Then no claim is left without a test: a topic that was left out would leave its powers unproved
         unproved = sorted(power for power in POWERS if self.can.claim(power) and power not in proved)
         assert not unproved, f"claimed, but nothing in this run tries it: {', '.join(unproved)}"

@@ -9,7 +9,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from multiq.backend import Ack, Release, State
-from multiq.conformance.case import ALL, LONG, Topic, Witness, promise, requires
+from multiq.conformance.case import ALL, LONG, Topic, TrackedConsumer, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.threads import HANGS, together
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
@@ -118,7 +118,7 @@ class ConcurrencyTests(Topic):
             batches = [[self.new(b"x", ttr=LONG) for _ in range(4)] for _ in range(total // producers // 4)]
             return [job_id for batch in batches for job_id in backend.enqueue(self.queue, batch)]
 
-        def consume(consumer: Witness) -> list[str]:
+        def consume(consumer: TrackedConsumer) -> list[str]:
             verdicts: list[Ack | Release] = []
             give_up_at = time.monotonic() + HANGS
             while len(acked) < total and time.monotonic() < give_up_at:
@@ -339,13 +339,13 @@ class ConcurrencyTests(Topic):
 
     # --- how ---
 
-    def _consumers_of_their_own(self) -> list[Witness]:
+    def _consumers_of_their_own(self) -> list[TrackedConsumer]:
         return [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
 
-    def _reserving(self, consumer: Witness) -> Callable[[], list[Lease]]:
+    def _reserving(self, consumer: TrackedConsumer) -> Callable[[], list[Lease]]:
         return lambda: consumer.reserve(1, 0)
 
-    def _taking(self, consumer: Witness, limit: int) -> Callable[[], list[Lease]]:
+    def _taking(self, consumer: TrackedConsumer, limit: int) -> Callable[[], list[Lease]]:
         """Takes all there is, so many at a time."""
 
         def take() -> list[Lease]:
@@ -356,14 +356,14 @@ class ConcurrencyTests(Topic):
 
         return take
 
-    def _settling(self, consumer: Witness) -> Callable[[], None]:
+    def _settling(self, consumer: TrackedConsumer) -> Callable[[], None]:
         def settle() -> None:
             for number, lease in enumerate(list(consumer.held.values())):
                 self.settle(Release(lease) if number % 2 else Ack(lease), by=consumer)
 
         return settle
 
-    def _ack_all(self, consumers: list[Witness]) -> None:
+    def _ack_all(self, consumers: list[TrackedConsumer]) -> None:
         for consumer in consumers:
             self.settle(*map(Ack, list(consumer.held.values())), by=consumer)
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.backend import JobRecord, Lease, Verdict
-    from multiq.conformance.case import Witness
+    from multiq.conformance.case import TrackedConsumer
 
 
 class LeaseTests(Topic):
@@ -350,7 +350,7 @@ class LeaseTests(Topic):
         self.harness.past(self.in_(self.short_ttr))
         return leases
 
-    def _abandoned_by_one_and_held_by_another(self) -> tuple[list[Lease], Witness]:
+    def _abandoned_by_one_and_held_by_another(self) -> tuple[list[Lease], TrackedConsumer]:
         leases = self._abandoned_of_each_kind()
         other = self.another_consumer(backend=self.another_backend())
         assert len(self.reserve(by=other)) == len(leases)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from multiq.backend import Ack, Bury, Release, State
-from multiq.conformance.case import ALL, LONG, VERDICTS, Topic, Witness, promise, requires, without
+from multiq.conformance.case import ALL, LONG, VERDICTS, Topic, TrackedConsumer, promise, requires, without
 from multiq.conformance.proxy import CutReply, CutRequest
 from multiq.errors import BackendError, BackendUnavailable, EnqueueUncertain, JobNotFound
 
@@ -382,7 +382,7 @@ class LostRepliesTests(Topic):
         return call(*arguments, **options)
 
     @contextlib.contextmanager
-    def _consumer(self, cut: Cut) -> Iterator[Witness]:
+    def _consumer(self, cut: Cut) -> Iterator[TrackedConsumer]:
         """One on the far side that is connected, as who works is."""
         consumer = self.another_consumer(backend=cut.far)
         consumer.reserve(1, 0)
@@ -419,7 +419,7 @@ class LostRepliesTests(Topic):
     def _eventually_counts(self, *expected: int) -> None:
         self.eventually(lambda: self.counts() == expected)
 
-    def _all_done(self, consumer: Witness, leases: Sequence[Lease]) -> list[str]:
+    def _all_done(self, consumer: TrackedConsumer, leases: Sequence[Lease]) -> list[str]:
         """Ack these and all that is left, as this consumer gets it; the ids of what was acked."""
         done: list[str] = []
         give_up_at = time.monotonic() + self.harness.patience

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import pytest
 
 from multiq.backend import Ack, Bury, GiveBack, Release, State
-from multiq.conformance.case import LONG, SETTLING_IN, Topic, promise, requires
+from multiq.conformance.case import LONG, SLEEP_GRACE, Topic, promise, requires
 from multiq.conformance.requirements import NotTriedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from multiq.conformance.case import Witness
+    from multiq.conformance.case import TrackedConsumer
 
 IDLE = 3.0  # seconds of a wait in which requests are counted
 IDLE_REQUESTS = 2  # that one who waits in the server sends meanwhile, and one or two to end its sleep
@@ -208,13 +208,13 @@ class WaitingTests(Topic):
     def test_jobs_for_others_do_not_end_a_wait(self) -> None:
         # Given a consumer that waits a little
         started = time.monotonic()
-        waiting = self.background(lambda: self.worker.reserve(1, 4 * SETTLING_IN))
+        waiting = self.background(lambda: self.worker.reserve(1, 4 * SLEEP_GRACE))
         # When jobs come that are not for it: elsewhere, not due, set aside
         self.enqueue(queue=self.another_queue())
         self.enqueue(delay=LONG)
         # Then it waits until its time is over
-        assert waiting.result(4 * SETTLING_IN + self.harness.patience) == []
-        assert time.monotonic() - started >= 4 * SETTLING_IN
+        assert waiting.result(4 * SLEEP_GRACE + self.harness.patience) == []
+        assert time.monotonic() - started >= 4 * SLEEP_GRACE
 
     @promise("3.2")
     def test_a_waiting_consumer_sleeps(self) -> None:
@@ -224,7 +224,7 @@ class WaitingTests(Topic):
         self.given(State.DELAYED)
         # When a consumer waits
         started, spent = time.monotonic(), time.thread_time()
-        assert self.another_consumer().reserve(1, 4 * SETTLING_IN) == []
+        assert self.another_consumer().reserve(1, 4 * SLEEP_GRACE) == []
         # Then its thread does not spin
         assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
@@ -238,7 +238,7 @@ class WaitingTests(Topic):
         while not seen or seen[-1] > IDLE_REQUESTS:
             assert len(seen) < IDLE_TRIES, f"at most {IDLE_REQUESTS} requests are seldom, and there were {seen}"
             before = asked()
-            seconds = IDLE if before is not None else 4 * SETTLING_IN
+            seconds = IDLE if before is not None else 4 * SLEEP_GRACE
             # When it waits for a while
             started, spent = time.monotonic(), time.thread_time()
             assert consumer.reserve(1, seconds) == []
@@ -246,7 +246,7 @@ class WaitingTests(Topic):
             seen.append((asked() or 0) - (before or 0))
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
-    def _counted(self) -> tuple[Witness, Callable[[], int | None]]:
+    def _counted(self) -> tuple[TrackedConsumer, Callable[[], int | None]]:
         """A consumer, and what the server was asked so far: by everybody, or by this one through a proxy."""
         if self.harness.requests_served() is not None:
             return self.worker, self.harness.requests_served
@@ -342,7 +342,7 @@ class WaitingTests(Topic):
         waiting = self.waiting(self.worker)
         # When it is buried, then the other one waits on, until there is a job for it
         self.settle(Bury(lease), by=holder)
-        time.sleep(SETTLING_IN)
+        time.sleep(SLEEP_GRACE)
         assert waiting.is_alive()
         job_id = self.enqueue()
         assert [held.id for held in self.woken(waiting)] == [job_id]

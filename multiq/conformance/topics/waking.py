@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from multiq.backend import Abandon, Ack, GiveBack, Release, State, Touch
-from multiq.conformance.case import LONG, SETTLING_IN, Topic, promise, requires
+from multiq.conformance.case import LONG, SLEEP_GRACE, Topic, promise, requires
 from multiq.conformance.forks import ended_well, fork
 from multiq.conformance.proxy import Latency
 from multiq.conformance.requirements import NotTriedError
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from multiq.backend import Backend, Lease
-    from multiq.conformance.case import Witness
+    from multiq.conformance.case import TrackedConsumer
     from multiq.conformance.threads import Background
 
 WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it
@@ -170,7 +170,7 @@ class WakingTests(Topic):
     def _commit_late(self, backend: Backend) -> None:
         with self.transaction() as connection:
             backend.enqueue(self.queue, [self.new()], connection=connection)
-            time.sleep(SETTLING_IN)
+            time.sleep(SLEEP_GRACE)
             connection.commit()
 
     # --- how ---
@@ -197,7 +197,7 @@ class WakingTests(Topic):
         promised = WITHIN if self.can.waits_in_server else max(WITHIN, self.can.poll_interval)
         return promised + BASELINES * baseline + lag.seconds
 
-    def _baseline(self, consumer: Witness) -> float:
+    def _baseline(self, consumer: TrackedConsumer) -> float:
         """Seconds in which a job is handed from one thread to another that does not have to be woken by the backend."""
         started = time.monotonic()
         self.enqueue(queue=consumer.queues[-1])
@@ -236,7 +236,7 @@ class WakingTests(Topic):
 
         with Lag() as lag:
             waiting = self.background(wait)
-            time.sleep(SETTLING_IN)
+            time.sleep(SLEEP_GRACE)
             there_at = self._here(lambda backend: backend.enqueue(queue, [self.new()]), self.backend)
             return self._late(consumer, waiting, there_at, partial(self._most, baseline, lag)), self._most(
                 baseline, lag
@@ -264,12 +264,14 @@ class WakingTests(Topic):
                 baseline, lag
             )
 
-    def _asleep(self, consumer: Witness) -> Background[Any]:
+    def _asleep(self, consumer: TrackedConsumer) -> Background[Any]:
         waiting = self.background(lambda: (consumer.reserve(1, 3 * self.harness.patience + 10), time.monotonic()))
-        time.sleep(SETTLING_IN)
+        time.sleep(SLEEP_GRACE)
         return waiting
 
-    def _late(self, consumer: Witness, waiting: Background[Any], there_at: float, most: Callable[[], float]) -> float:
+    def _late(
+        self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
+    ) -> float:
         """Seconds from *there_at* to the moment at which the consumer had its job; it is not waited for much longer."""
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)

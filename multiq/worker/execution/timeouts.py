@@ -152,7 +152,7 @@ class Timeouts:
         self._loop: AbstractEventLoop | None = None
         self._shared: SharedLoop | None = None
         self._loop_answered_at = float("inf")
-        self._logged_stall = 0.0  # the moment since which the loop was held, when that was told
+        self._logged_stall = 0.0  # since when the loop was held, when that was logged last
         self._checked_at = 0.0
 
     @contextlib.contextmanager

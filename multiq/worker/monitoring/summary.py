@@ -28,26 +28,26 @@ class Summary:
         self._settled = settled
         self._longest = longest
         self._pause = min(_FIRST, longest)
-        self._told = self._counts()
+        self._logged = self._counts()
         self._since = time.monotonic()
 
-    def look(self, now: float) -> None:
+    def log_if_due(self, now: float) -> None:
         """Log a line, if it is time."""
         if now < self._since + self._pause or not self._longest:
             return
-        if self.tell(now):
+        if self.log(now):
             self._pause = min(2 * self._pause, self._longest)
         else:
             self._pause, self._since = min(_FIRST, self._longest), now
 
-    def tell(self, now: float) -> bool:
+    def log(self, now: float) -> bool:
         """Log what was settled since the last line. Returns whether there was anything."""
         counts = self._counts()
-        done, retried, buried = (count - told for count, told in zip(counts, self._told, strict=True))
-        if not self._longest or counts == self._told:
+        done, retried, buried = (count - logged for count, logged in zip(counts, self._logged, strict=True))
+        if not self._longest or counts == self._logged:
             return False
         log_summary(self._worker, now - self._since, done=done, retried=retried, buried=buried)
-        self._told, self._since = counts, now
+        self._logged, self._since = counts, now
         return True
 
     def _counts(self) -> tuple[int, int, int]:

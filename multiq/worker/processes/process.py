@@ -327,7 +327,7 @@ class WorkerProcess:
     def _begin_turn(self) -> None:
         """What each turn begins with, whether there are jobs or not."""
         self._process_row.beat = now = time.monotonic()
-        self._summary.look(now)
+        self._summary.log_if_due(now)
         if self._reclaim_signals is not None:
             self._reclaim_signals(also_wakeups=True)
         self._fetcher.touch_due()
@@ -482,7 +482,7 @@ class WorkerProcess:
         if self._inflight is None or self._exit_process is None:
             return
         if overdue:
-            self._exit_for(overdue, "a job does not heed its time limit", EXIT_OVERDUE)
+            self._exit_for(overdue, "a job runs on after its timeout", EXIT_OVERDUE)
         elif self._timeouts.is_loop_stuck():
             is_known = self._timeouts.is_held_by_leftover()
             self._exit_for([], "the event loop is stuck", EXIT_OVERDUE if is_known else EXIT_STUCK)
@@ -603,7 +603,7 @@ class WorkerProcess:
 
     def _stopped(self, patience: float | None = None) -> int:
         """Emit the last events, waiting up to *patience* seconds, if given. Returns the exit code."""
-        self._summary.tell(time.monotonic())
+        self._summary.log(time.monotonic())
         code = EXIT_CUT_SHORT if self._aborted else self._exit_code
         self._lifecycle.stopped(code, patience)
         self._lifecycle.close(_CUT_EVENTS if self._aborted else _LAST_EVENTS)

@@ -45,7 +45,7 @@ _LAST_EVENTS = 2.0  # seconds that subscribers which are coroutines get at the e
 class Sidecar:
     """Runs until the supervisor is gone and all children's jobs are settled.
 
-    - *app*: whose backend is called, and whose subscribers are told of crashes.
+    - *app*: whose backend is called, and whose subscribers get ``JobCrashed``.
     - *shared_state*: of the worker.
     - *notifications*: the supervisor sends a byte when a child has died; the socket closes when the supervisor ends.
     - *lifeline*: a pipe that closes when the children are to end.
@@ -152,7 +152,7 @@ class Sidecar:
         return not poll.poll(_POLL * 1000) or bool(self._notifications.recv(64))
 
     def _is_lifeline_closed(self) -> bool:
-        """Whether the children have been told to end. In a reload, that is once the new program works."""
+        """Whether the children are to end. In a reload, that is once the new program works."""
         poll = select.poll()
         poll.register(self._lifeline, select.POLLIN)
         return bool(poll.poll(0))

@@ -63,7 +63,7 @@ every process of the group: children then receive it twice for one stop."""
 
 
 _REPLACED = {
-    EXIT_OVERDUE: "had a job that did not heed its time limit",
+    EXIT_OVERDUE: "had a job that ran on after its timeout",
     EXIT_STUCK: "had an event loop that was held for longer than any job on it may run",
     EXIT_MEMORY: "used more memory than it may",
     EXIT_RECYCLED: "has worked for long enough",

@@ -246,7 +246,7 @@ with pymysql.connect(host={mysql_server.host!r}, port={mysql_server.port}, user=
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "alone\n"
-        with pytest.raises(BackendTimeout, match="somebody else"):
+        with pytest.raises(BackendTimeout, match="another process"):
             run_up(mysql_server, place, timeout=1)
         process.kill()
     assert run_up(mysql_server, place) == ["0001_jobs", "0002_receipts"]

@@ -10,7 +10,7 @@ import pytest
 
 from multiq.backend.capabilities import POWERS
 from multiq.conformance.contract import ELSEWHERE, PARAGRAPHS
-from multiq.conformance.requirements import PROMISES, REQUIRES, WITHOUT, noted, promise, requires, without
+from multiq.conformance.requirements import PROMISES, REQUIRES, WITHOUT, declared, promise, requires, without
 from multiq.conformance.suites import TOPICS, suite, topic_name
 
 if TYPE_CHECKING:
@@ -37,11 +37,11 @@ def test_the_ledger_has_the_contracts_paragraphs_in_its_order() -> None:
 
 
 def test_every_test_names_a_paragraph() -> None:
-    assert [name for name, test in all_tests() if not noted(test, PROMISES)] == []
+    assert [name for name, test in all_tests() if not declared(test, PROMISES)] == []
 
 
 def test_every_paragraph_has_a_test() -> None:
-    proved = {number for _, test in all_tests() for number in noted(test, PROMISES)}
+    proved = {number for _, test in all_tests() for number in declared(test, PROMISES)}
     assert set(PARAGRAPHS) - proved == set()
 
 
@@ -52,11 +52,11 @@ def test_what_is_shown_elsewhere_is_a_part_of_a_paragraph_with_a_reason() -> Non
 
 @pytest.mark.parametrize("power", POWERS)
 def test_every_power_has_a_test(power: str) -> None:
-    assert [name for name, test in all_tests() if power in noted(test, REQUIRES)]
+    assert [name for name, test in all_tests() if power in declared(test, REQUIRES)]
 
 
 def test_no_test_requires_a_power_and_its_lack() -> None:
-    assert [name for name, test in all_tests() if set(noted(test, REQUIRES)) & set(noted(test, WITHOUT))] == []
+    assert [name for name, test in all_tests() if set(declared(test, REQUIRES)) & set(declared(test, WITHOUT))] == []
 
 
 def test_there_are_as_many_behaviours_as_a_contract_of_this_length_needs() -> None:

@@ -1,4 +1,4 @@
-"""The connection that a program of its own would open to a URL's database, to prove ``enqueue(connection=)`` with."""
+"""Opens the connection that an application would have to a URL's database, to test ``enqueue(connection=)`` with."""
 
 from __future__ import annotations
 
@@ -14,33 +14,33 @@ if TYPE_CHECKING:
     from urllib.parse import SplitResult
 
 
-class CallersConnection(Protocol):
-    """As much of a DB-API connection as the suite uses."""
+class ExternalConnection(Protocol):
+    """The part of a DB-API connection that the suite uses."""
 
     def commit(self) -> None: ...
     def rollback(self) -> None: ...
     def close(self) -> None: ...
 
 
-def connect(url: str) -> CallersConnection:
+def connect(url: str) -> ExternalConnection:
     """A plain client library's connection to *url*'s database."""
     parts = split(url)
     scheme = parts.scheme.partition("+")[0]
     if scheme not in _CONNECT:
         raise NotTriedError(
-            f"transactional_enqueue: how to connect to {scheme}:// without multiq is not known here: name a harness "
-            "that overrides transaction() with --harness, or run the suite under pytest"
+            f"transactional_enqueue: the suite cannot connect to {scheme}:// without multiq: name a harness that "
+            "overrides transaction() with --harness, or run the suite under pytest"
         )
     return _CONNECT[scheme](parts)
 
 
-def _sqlite(parts: SplitResult) -> CallersConnection:
+def _sqlite(parts: SplitResult) -> ExternalConnection:
     import sqlite3
 
     return sqlite3.connect(unquote(parts.path).removeprefix("/"), timeout=30)
 
 
-def _mysql(parts: SplitResult) -> CallersConnection:
+def _mysql(parts: SplitResult) -> ExternalConnection:
     import pymysql  # type: ignore[import-untyped, unused-ignore]
 
     options: dict[str, Any] = {"host": parts.hostname or "localhost", "port": parts.port or 3306}
@@ -49,7 +49,7 @@ def _mysql(parts: SplitResult) -> CallersConnection:
     if parts.password is not None:
         options["password"] = unquote(parts.password)
     database = unquote(parts.path).removeprefix("/")
-    return cast("CallersConnection", pymysql.connect(database=database or None, **options))
+    return cast("ExternalConnection", pymysql.connect(database=database or None, **options))
 
 
-_CONNECT: dict[str, Callable[[SplitResult], CallersConnection]] = {"sqlite": _sqlite, "mysql": _mysql}
+_CONNECT: dict[str, Callable[[SplitResult], ExternalConnection]] = {"sqlite": _sqlite, "mysql": _mysql}
