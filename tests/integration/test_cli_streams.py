@@ -54,7 +54,7 @@ def run(shell: Shell, line: str) -> Done:
         ("multiq stat 2>&-", 2, ""),
         ("multiq enqueue -q mail --bytes - <&-", 2, "standard input is closed"),
         ("multiq enqueue -q mail --body - <&-", 2, "standard input is closed"),
-        ("multiq purge mail <&-", 2, "standard input is closed: nobody can be asked; --yes"),
+        ("multiq purge mail <&-", 2, "standard input is closed: there is no terminal to ask; --yes"),
         ("multiq worker shop.tasks:app -q none --once >&- 2>&- <&-", 0, ""),
     ],
 )

@@ -134,7 +134,7 @@ def test_the_memory_backend_is_warned_of(shell: Shell) -> None:
         (["shop.tasks:app", "-p", "-1"], 2, "processes must be a whole number from 0"),
         (["shop.tasks:app", "--prefetch", "0"], 2, "prefetch must be a whole number from 1"),
         (["shop.tasks:app", "--max-jobs", "0"], 2, "max_jobs must be a whole number from 1"),
-        (["shop.tasks:app", "--grace", "nan"], 2, "grace=nan"),
+        (["shop.tasks:app", "--grace", "nan"], 2, "grace must be a number of seconds, got nan"),
         (["shop.tasks:app", "-t", "many"], 2, "'many' is not a valid int"),
         (["shop.tasks:app", "-q", "a b"], 2, "a queue name must have"),
         (["shop.tasks:app", "-q", "a,,b"], 2, "a queue name must have"),
