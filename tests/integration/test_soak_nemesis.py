@@ -126,7 +126,7 @@ _ASKS = """
 import socket, time
 while True:
     try:
-        with socket.create_connection(("127.0.0.1", {}), timeout=0.5) as connection:
+        with socket.create_connection(("127.0.0.1", {}), timeout=0.1) as connection:
             while True:
                 connection.sendall(b"PING\\r\\n")
                 if not connection.recv(100):

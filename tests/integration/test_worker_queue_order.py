@@ -82,7 +82,7 @@ def test_the_command_line_takes_weights_and_a_policy(tmp_path: Path) -> None:
     ("options", "says"),
     [
         (["-q", "high=3,low"], "choose policy='weighted'"),
-        (["-q", "high=x", "--policy", "weighted"], "the weight of queue 'high' must be a whole number from 1 to 1000, got 'x'"),
+        (["-q", "high=x", "--policy", "weighted"], "queue 'high' must be a whole number from 1 to 1000, got 'x'"),
         (["--policy", "fair"], "'fair' is not one of 'strict', 'weighted', 'round-robin'"),
     ],
 )
