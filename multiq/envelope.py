@@ -24,7 +24,7 @@ MAX_BODY_DEFAULT = 256 * 1024
 _MAX_DEPTH = 100
 _PLAIN = frozenset({str, int, bool, type(None)})
 
-#: bounds that are checked when an envelope is read: anybody may have written it
+#: bounds that are checked when an envelope is read: other programs may have written it
 _Count: TypeAlias = Annotated[int, msgspec.Meta(ge=0)]
 _Seconds: TypeAlias = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -114,7 +114,7 @@ def check_json(value: Any, path: str = "value") -> None:
 
 
 def are_plain(values: Iterable[Any]) -> bool:
-    """Whether each of them is surely JSON: mostly all are, and nobody needs the paths of their places."""
+    """Whether each value is certainly JSON. Mostly all are, and then no paths for an error message are needed."""
     return _PLAIN.issuperset(map(type, values))
 
 

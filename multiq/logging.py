@@ -97,7 +97,7 @@ def log_events(app: App, *, each_job: bool = False) -> None:
 
 
 def slow_after(app: App) -> float:
-    """Seconds beyond which a job is told of as slow; ``NEVER_SLOW`` where nobody would read it."""
+    """Seconds beyond which a job is logged as slow; ``NEVER_SLOW`` if no handler would show it."""
     limit = app.settings.log.slow_job
     return limit if limit and _log.isEnabledFor(logging.WARNING) else NEVER_SLOW
 

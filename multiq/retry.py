@@ -148,9 +148,9 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
         """Why the job must not even be started, or None.
 
-        *counts_given_back*: the store's attempts are also those that were given back before the job began. How many
-        of them began nobody knows then: those that ended without a verdict may have, and a job that never did is
-        not to be refused. ``after_failure`` holds it to its limits.
+        *counts_given_back*: the store also counts attempts that were given back before the job began. It is unknown then
+        how many began, and a job that never did must not be refused, so only the crashed ones count here.
+        ``after_failure`` applies the limits.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
         if self.max_crashes and lease.crashes >= self.max_crashes + lease.kicks:

@@ -92,11 +92,11 @@ class Backend(ABC):
 
     @abstractmethod
     def delete(self, queue: str, job_id: str) -> None:
-        """A job that nobody runs is gone and never starts. Raises ``JobNotFound``, ``JobReserved``."""
+        """Delete a job that is not reserved: it never starts. Raises ``JobNotFound``, ``JobReserved``."""
 
     @abstractmethod
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
-        """A job that nobody runs becomes due in ``delay`` seconds, as if it were enqueued now.
+        """Make a job that is not reserved due in ``delay`` seconds, as if it were enqueued now.
 
         Its attempts, crashes, kicks, age and place start over. Sleeping consumers notice an earlier time.
         Returns the id to use from now on. Raises ``JobNotFound``, ``JobReserved``.
@@ -149,7 +149,7 @@ class Backend(ABC):
         return findings
 
     def schema(self) -> Schema:
-        """The store's tables. Raises ``Unsupported`` where there are none, or where they need nobody's care."""
+        """The store's tables. Raises ``Unsupported`` where there are none, or where the driver keeps them itself."""
         from .registry import backends_with_a_schema
 
         reason = "its store has no tables that a person would have to bring up"
@@ -207,14 +207,14 @@ class Consumer(ABC):
 
         Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A
         job that was released, became due, or whose lease ended keeps its place by age. Never early by the
-        server's clock. A lease that ended makes its job ready again, at most a second late while anybody waits.
+        server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
         """
 
     @abstractmethod
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         """Carry out many verdicts in one round trip. Returns, for each, None or why it was refused.
 
-        A verdict is refused from the moment that its lease has ended, whether or not anybody took the job since.
+        A verdict is refused from the moment that its lease has ended, whether or not another consumer has the job.
         """
 
     def exchange(

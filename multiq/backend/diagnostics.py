@@ -11,7 +11,7 @@ import msgspec
 class Finding(msgspec.Struct, frozen=True):
     """One thing that ``doctor`` looked at, and whether it is as jobs need it.
 
-    ``ok``; ``warn``: works, with a weakness that somebody should know of; ``bad``: jobs will be lost or stuck;
+    ``ok``; ``warn``: works, with a weakness that the operator should know of; ``bad``: jobs will be lost or stuck;
     ``unknown``: could not be found out, so nothing is promised.
     """
 
@@ -44,11 +44,11 @@ class Schema(ABC):
 
     @abstractmethod
     def up(self) -> list[str]:
-        """Run what is missing; safe while jobs are worked off, and when somebody else does the same. Their names.
+        """Run the missing migrations, and return their names. Safe while workers run, and from two processes at once.
 
         Raises ``SchemaNotReady`` if this user may not, ``BackendError``.
         """
 
     @abstractmethod
     def sql(self, since: int = 0) -> str:
-        """What ``up`` would run for tables of version *since*, as a script. Asks nobody."""
+        """What ``up`` would run for tables of version *since*, as a script. Needs no server."""

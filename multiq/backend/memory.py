@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .types import NewJob, Verdict
 
 _LONGEST_SLEEP = 1.0  # seconds: even with a wrong guess about the next due time, no job is later than this
-_PINNED_SLEEP = 0.005  # seconds: a clock moved by hand wakes nobody
+_PINNED_SLEEP = 0.005  # seconds: a clock that a test moves by hand wakes no waiting thread
 _STALE_KEPT = 64  # entries of a heap that may be stale beside as many as there are jobs
 
 _sharing = threading.Lock()

@@ -69,7 +69,7 @@ def default_app() -> str:
 
 
 def visible_queues(app: App) -> list[str]:
-    """All queues that are somebody's, and not the ones in which workers are told things."""
+    """All queues of users: not the reserved ones that hold the control flags."""
     from multiq.control.flags import CONTROL_QUEUES
 
     return [name for name in app.backend.queues() if name not in CONTROL_QUEUES]
@@ -92,7 +92,7 @@ def find_queue(app: App, job_id: str, queue: str | None) -> str:
 
 def _move(app: App, url: str, path: str) -> None:
     """Have an app work on another connection, which it can as long as it has not begun on its own."""
-    if app._backend is not None and app.url != url:  # noqa: SLF001 - nobody else needs to know
+    if app._backend is not None and app.url != url:  # noqa: SLF001 - the only place that needs it
         raise OptionInvalid(
             f"{path} has used its connection while it was imported, so -c comes too late: "
             "take what enqueues or asks out of the module's top level"

@@ -41,7 +41,7 @@ def flaky(name: str) -> None:
 
 
 def doomed(name: str) -> None:
-    """Fails until somebody repairs what is wrong."""
+    """Fails until the cause is repaired."""
     if not (_ledger().parent / FIXED).exists():
         _note(name, "failed")
         raise ValueError("550 no such mailbox")

@@ -63,7 +63,7 @@ def up(target: str | None, as_json: bool) -> int:
 def show_sql(target: str | None, since: int, as_json: bool) -> int:
     """Print what "up" would run for tables of a version (0: none yet), as SQL for a client of the database's own.
 
-    Asks nobody: the server need not even be there.
+    Needs no server.
     """
     with _app(target) as app:
         text = app.backend.schema().sql(since)

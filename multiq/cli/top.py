@@ -44,7 +44,7 @@ class Look(NamedTuple):
     """``time.monotonic()``."""
     queues: Mapping[str, QueueStats]
     workers: Sequence[WorkerNow] | None = None
-    """Those that have answered; None: nobody asked them."""
+    """The workers that have answered; None: they were not asked."""
 
 
 @click.command(short_help="Watch the queues and the workers.")

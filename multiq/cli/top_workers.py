@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from multiq.control.presence import Answer, Run
 
 _LOOKED_UP = 100  # jobs whose names are looked up for one look
-_STEP = 0.1  # seconds between two looks for answers while nobody is shown any
+_STEP = 0.1  # seconds between two looks for answers before the first table is shown
 
 
 class Running(msgspec.Struct, frozen=True):
@@ -55,7 +55,7 @@ class WorkerNow(msgspec.Struct, frozen=True):
 
 
 class Workers:
-    """Those who answer while this block lasts. Raises ``Unsupported`` where there is nobody to ask."""
+    """The workers that answer while this block lasts. Raises ``Unsupported`` where workers cannot be asked."""
 
     def __init__(self, app: App) -> None:
         if not app.backend.capabilities.shared:

@@ -256,7 +256,7 @@ def _load(path: str) -> App:
 
 
 def _processes(app: App, given: int | None) -> int:
-    """One under a supervisor, unless somebody said otherwise, or the backend lives in this process only."""
+    """The number of processes: one by default; 0 if the backend lives in this process only."""
     if given is None:
         given = app.settings.worker.processes
     if given is None:

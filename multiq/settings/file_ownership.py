@@ -9,7 +9,7 @@ import stat
 def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
     """Why a file may hold another user's words, or None. *link* is what its name leads to first (``lstat``).
 
-    A group may write it if nobody else is in that group, as on systems that give each user a group of its own.
+    A group may write it if it has no other member, as on systems that give each user a group of its own.
     """
     if not hasattr(os, "geteuid"):  # Windows has no owners in this sense
         return None

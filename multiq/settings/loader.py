@@ -3,7 +3,7 @@
 The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
 
-A file that was found, not named, must belong to the user or to root, and nobody else may write it: its URLs may refer
+A file that was found, not named, must belong to the user or to root, and no other user may write it: its URLs may refer
 to the environment and to files, and say where those are sent.
 
 Unknown variables that begin with MULTIQ_ are let be: Kubernetes makes some (``MULTIQ_PORT``) for services so named.

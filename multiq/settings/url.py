@@ -137,7 +137,7 @@ def redact(text: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """``host:secret``: where a port should be and there is none, somebody may have forgotten the host."""
+    """``host:secret``: where a port should be and there is none, the host may have been forgotten."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):
