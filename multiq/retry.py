@@ -148,8 +148,8 @@ class RetryPolicy(msgspec.Struct, frozen=True):
     def refuse(self, lease: Lease, *, counts_given_back: bool = False) -> str | None:
         """Why the job must not even be started, or None.
 
-        *counts_given_back*: the store also counts attempts that were given back before the job began. It is unknown then
-        how many began, and a job that never did must not be refused, so only the crashed ones count here.
+        *counts_given_back*: the store also counts attempts that were given back before the job began. It is not known
+        then how many began, and a job that never did must not be refused, so only the crashed ones count here.
         ``after_failure`` applies the limits.
         """
         attempt = lease.crashes + 1 if counts_given_back else lease.attempt
