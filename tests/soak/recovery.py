@@ -71,7 +71,8 @@ class Recovery:
 
 def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) -> Recovery:
     with SITES[name](folder) as site:
-        open_backend(site.url).close()
+        with open_backend(site.url) as backend:
+            backend.queues()  # MySQL's tables, which may take longer to be made than a call may take
         load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05)
         crew = Crew(load, site, 5.0 * (restarts + freezes))
         recorder = Recorder(folder, "nemesis")
