@@ -163,6 +163,7 @@ def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, ser
 def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
+        process.wait_until_working()
         assert ask(port, "/")[0] == ask(port, "/metrics/../etc/passwd")[0] == 404
         assert ask(port, "/metrics", "POST")[0] == ask(port, "/healthz", "DELETE")[0] == 405
         assert ask(port, "/healthz", "HEAD")[:2] == (200, b"")
