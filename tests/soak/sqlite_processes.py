@@ -54,7 +54,7 @@ def supervise(folder: Path, count: int, seconds: float, options: str) -> int:
 
 
 def judge(total: hammer.Sum, seconds: float, largest_log: int) -> int:
-    """Whether what was enqueued is what was acked."""
+    """Compare what was enqueued with what was acked. Returns the exit code."""
     shares = [len(diary["acked"]) for diary in total.diaries[:-1]]
     print(
         f"{total.told(seconds)}; "
@@ -65,7 +65,7 @@ def judge(total: hammer.Sum, seconds: float, largest_log: int) -> int:
 
 
 class Hammer(hammer.Hammer):
-    """One process at work."""
+    """The work of one process."""
 
     def __init__(self, folder: Path, name: str, options: str) -> None:
         settings = dict(pair.split("=") for pair in options.split("&") if pair)
