@@ -3,9 +3,9 @@
     python tests/soak/mysql_processes.py --seconds 120 --processes 8
 
 Each process enqueues in bulk (some delayed, of all priorities), takes jobs, acks most, releases, buries, gives back or
-reschedules some, and lets some leases end: of those it sends the ack too late, and is refused. It writes down what it
-enqueued and what it acked. In the end the rest is worked off, and the two lists must be the same. Prints how often
-transactions were run again. Exits with 1 and says why if the lists differ, or if any call raised.
+reschedules some, and lets some leases end: it acks those jobs too late, and is refused. It records what it enqueued and
+what it acked. In the end the remaining jobs are acked, and the two lists must be the same. Prints how often
+transactions were run again. Exits with 1 and prints why if the lists differ, or if any call raised.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
 ``python tests/soak/run_soak.py redis --seconds 60 --seed 7``; without names it runs all four backends, one by one.
 ``make soak MINUTES=60`` divides the minutes among them, writes a report, and renews the tables of docs/reliability.md.
 
-Load with faults, then everything is healed, load without faults, the producers stop, the store is drained, its raw
-data is read, and the history is judged. A history with violations is kept in tests/soak/histories, cut down to the
-jobs that it is about, and its folder is named.
+A soak is load with faults, the end of all faults, load without faults, and the end of the producers. Then the store is
+drained, its raw data is read, and the history is checked. A history with violations is kept in tests/soak/histories,
+cut down to the jobs that the violations are about, and its folder is printed.
 """
 
 from __future__ import annotations

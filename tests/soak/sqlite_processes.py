@@ -3,8 +3,8 @@
     python tests/soak/sqlite_processes.py --seconds 60 --processes 8
 
 Each process enqueues small batches (some delayed, of all priorities), takes jobs, acks most, releases, buries or gives
-back some, and writes down what it enqueued and what it acked. In the end the rest is worked off, and the two lists
-must be the same. Exits with 1 and says why if they are not, or if any call raised.
+back some, and records what it enqueued and what it acked. In the end the remaining jobs are acked, and the two lists
+must be the same. Exits with 1 and prints why if they are not, or if any call raised.
 """
 
 from __future__ import annotations
