@@ -1,7 +1,7 @@
-"""Sits between a client and its server, and changes what the server replies, by the dice: one reply, or all of them.
+"""A proxy between a client and its server that changes what the server replies at random: one reply, or all of them.
 
-The traffic is that of the real server, so a change hits what a driver reads at that moment: lengths, counts, types,
-numbers, texts. The same seed changes the same reply in the same way as long as the traffic is the same.
+The traffic is that of the real server, so that a change meets what a driver reads at that moment: lengths, counts,
+types, numbers, texts. The same seed changes the same reply in the same way as long as the traffic is the same.
 
     with Attacker((host, port)) as attacker:
         attacker.garble(seed=7, at=3)       # the fourth piece that the server sends from now on
@@ -43,7 +43,7 @@ _INSERTS = [
 
 
 class Attacker:
-    """A proxy for one server; *path*: of the UNIX socket to listen at, instead of a port."""
+    """A proxy for one server. *path*: listen on a UNIX socket there instead of on a port."""
 
     def __init__(self, upstream: Address, *, path: Path | None = None) -> None:
         self._upstream = upstream
@@ -55,7 +55,7 @@ class Attacker:
             self._listener.bind(str(path))
             self._listener.listen(64)
         self.pieces = 0
-        """How many the server has sent since the last change."""
+        """How many pieces the server has sent since the last change of mode."""
         self._change: Callable[[int, bytes, socket.socket], None] = _honest
         self._lock = threading.Lock()
         self._last = b""
@@ -77,11 +77,11 @@ class Attacker:
     # --- what it does ---
 
     def relent(self) -> None:
-        """Change nothing."""
+        """Forward everything unchanged from now on."""
         self._set(_honest)
 
     def garble(self, seed: int, at: int, *, times: int = 1) -> None:
-        """Change so many pieces from the one that is *at* so many others have come before it."""
+        """Change *times* pieces, beginning with the one that comes after *at* others from now on."""
         dice = random.Random(seed)
 
         def change(number: int, data: bytes, client: socket.socket) -> None:
@@ -93,7 +93,7 @@ class Attacker:
         self._set(change)
 
     def dribble(self, every: float, *, since: int = 0) -> None:
-        """A byte each *every* seconds, from the piece *since* on."""
+        """Forward one byte each *every* seconds, from piece number *since* on."""
 
         def change(number: int, data: bytes, client: socket.socket) -> None:
             if number < since:
@@ -132,7 +132,7 @@ class Attacker:
                 one = dice.choice(found)
                 data = data[: one.start()] + dice.choice(_NUMBERS) + data[one.end() :]
             client.sendall(data)
-        elif kind == "size":  # of a MySQL packet, or whatever begins a reply
+        elif kind == "size":  # the size of a MySQL packet; in other protocols the first bytes of a reply
             client.sendall(
                 dice.choice([b"\xff\xff\xff", b"\0\0\0", b"\1\0\0", bytes([data[0] ^ 1, *data[1:3]])]) + data[3:]
             )

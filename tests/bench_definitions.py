@@ -1,4 +1,4 @@
-"""What ``docs/bench.md`` has of the workloads themselves; ``python tests/bench_definitions.py`` makes it anew."""
+"""The part of ``docs/bench.md`` that is made from the workloads; ``python tests/bench_definitions.py`` renews it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def definitions() -> str:
 
 
 def written() -> str:
-    """What the page has."""
+    """The definitions as they are in the page now."""
     return PAGE.read_text("utf-8").partition(BEGIN)[2].partition(END)[0].strip()
 
 

@@ -1,4 +1,4 @@
-"""Reports as ``multiq bench`` writes them, with figures that are invented and of the right size."""
+"""Reports as ``multiq bench`` writes them, with invented figures of realistic size."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ PERCENTILES = (50, 90, 99, 99.9)
 
 
 class Work(NamedTuple):
-    """A workload, its variants, and its headline on redis; ``spread`` is one standard deviation of a repeat."""
+    """A workload, its variants, and its headline on redis; ``spread`` is the standard deviation of a repeat."""
 
     workload: Workload
     variants: Mapping[str, float]
@@ -46,7 +46,7 @@ class Work(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A contestant, and how its speed relates to that of redis."""
+    """A target, and its speed relative to that of redis."""
 
     target: TargetInfo
     speed: float
@@ -215,7 +215,10 @@ def report(
     is_quick: bool = False,
     has_histograms: bool = False,
 ) -> Report:
-    """A run. *factors* are by (workload, metric), *violations* by (workload, contestant); *noise* is a factor too."""
+    """The report of a run.
+
+    *factors* are by (workload, metric), *violations* by (workload, target); *noise* is a factor, too.
+    """
     made = _Maker(
         dice=random.Random(seed),
         noise=noise,

@@ -1,4 +1,4 @@
-"""What all tests share: assertions outside of tests show their values, and nobody's own settings leak in."""
+"""What all tests share: assertions in helper modules show their values, and settings of the machine have no effect."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ if TYPE_CHECKING:
 
 pytest.register_assert_rewrite("multiq.conformance", "faults", "scenes", "waits")
 
-# a command line on a SQLite file, a store on each backend, and which rows of a matrix of these are long
+# fixtures for a command line on a SQLite file and for a store on each backend; and which of their rows are long
 pytest_plugins = ["shell", "stores", "turns"]
 
-# a shell starts what it puts into the background with these ignored, as nohup does, and what tests start inherits that
+# a shell starts background processes with these signals ignored, as nohup does, and the tests' children inherit that
 for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, None), (signal.SIGHUP, None)):
     if signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, usual or signal.SIG_DFL)
 
 
-# how long an example takes says how busy the machine is
+# no deadline: the time that an example takes depends on how busy the machine is
 hypothesis.settings.register_profile("busy", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow])
 hypothesis.settings.load_profile("busy")
 
 
 def pytest_collection_finish() -> None:
-    """What was collected stays until the end: no later collection of garbage need look at its 300,000 objects."""
+    """Exclude the 300,000 objects of the collected tests from garbage collection: they live until the end anyway."""
     gc.collect()
     gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _what_is_left_open_is_told_of_its_own_module() -> Iterator[None]:
-    """A socket or file that is not closed is an error when it is collected, here and not in a later module's test.
+    """Collect garbage after each module: a socket or file left open is an error then, and not in a later module.
 
     ``PYTHONTRACEMALLOC=20`` shows where it was opened.
     """

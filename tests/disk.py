@@ -1,10 +1,10 @@
-"""A disk that loses power, as a model: what of a folder's files had reached it, by a trace of writes and syncs.
+"""A model of a disk that loses power: which parts of a folder's files had reached it, by a trace of writes and syncs.
 
-``kill -9`` proves nothing about disks, because the kernel writes on. Here each call is followed in the order of the
-trace: what is written is in memory until a sync of its file that began later has completed; that a file is there, or is
-gone, is in memory until the folder was synced. A power failure leaves what had reached the disk (``strict``), or beside
-that any part of the rest, in sectors of 512 bytes, in whatever order (``torn``). It is no pulled plug: the disk does
-what it says, and writes a sector whole or not at all.
+``kill -9`` proves nothing about disks, because the kernel still writes what it has. Here each call is followed in the
+order of the trace: written data is in memory until a sync of its file that began later has completed; the creation or
+removal of a file is in memory until the folder is synced. A power failure leaves what had reached the disk
+(``strict``), or besides that any part of the rest, in sectors of 512 bytes, in any order (``torn``). A pulled plug can
+do more harm: the disk of the model completes each sync that it reports, and writes a sector whole or not at all.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 CALLS = "openat,unlink,unlinkat,rename,write,pwrite64,ftruncate,fsync,fdatasync"
-"""What has to be noted, with the data."""
+"""The system calls that the trace must record, with their data."""
 
 SECTOR = 512
 
@@ -32,7 +32,7 @@ _RESULT = re.compile(r"\) += (-?\d+)")
 
 @dataclass
 class Call:
-    """One that has begun, or that has ended, or both."""
+    """A system call's beginning, or its end, or both in one."""
 
     who: str
     name: str
@@ -40,25 +40,25 @@ class Call:
     rest: str
     begins: bool
     result: int | None
-    """None: it has not ended."""
+    """None: the call has not ended."""
 
 
 @dataclass
 class _File:
     durable: bytearray = field(default_factory=bytearray)
     pending: list[tuple[int, bytes]] = field(default_factory=list)
-    """Writes that are in memory alone, each with its place; at a place below 0 it is cut to that length, less one."""
+    """Writes that are only in memory, each with its offset. An offset *n* below 0 truncates to ``-n - 1`` bytes."""
 
 
 class Disk:
-    """A folder's files. ``follow`` the calls, one by one; ``strict`` and ``torn`` are what a failure leaves now."""
+    """A folder's files. ``follow`` takes each call; ``strict`` and ``torn`` return what a failure now would leave."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = f"{folder}/"
         self._there: dict[str, _File] = {}
-        """As programs see it."""
+        """The folder as programs see it."""
         self._durable: dict[str, _File] = {}
-        """As the folder on the disk has it."""
+        """The folder as it is on the disk."""
         self._syncing: dict[str, tuple[str, int]] = {}
 
     def follow(self, call: Call) -> None:
@@ -71,11 +71,11 @@ class Disk:
             self._write(call)
 
     def strict(self) -> dict[str, bytes]:
-        """The names of files, and what is in them."""
+        """The content of each file that has certainly reached the disk, by its name."""
         return {name: bytes(file.durable) for name, file in self._durable.items()}
 
     def torn(self, luck: random.Random) -> dict[str, bytes]:
-        """The same, with a part of what had not reached it."""
+        """The same, with a random part of what had not been synced."""
         names = luck.choice([self._durable, self._there])
         share = luck.choice([0.1, 0.5, 0.9, 1.0])
         return {name: self._with_some(file, luck, share) for name, file in names.items()}
@@ -137,7 +137,7 @@ class Disk:
 
 
 def calls(lines: Iterable[str]) -> Iterator[Call]:
-    """The calls of a trace, in its order. One that another process's call came in between of comes twice."""
+    """The calls of a trace, in its order. A call that is interleaved with another process's call comes twice."""
     unfinished: dict[str, Call] = {}
     for line in lines:
         if started := _START.match(line):
@@ -158,12 +158,12 @@ def calls(lines: Iterable[str]) -> Iterator[Call]:
 
 
 def written(call: Call) -> bytes:
-    """What a call writes."""
+    """The data that a call writes."""
     return b"".join(_decoded(text) for text in _QUOTED.findall(call.rest))
 
 
 def texts(call: Call) -> list[str]:
-    """The names that a call is given."""
+    """The paths among a call's arguments."""
     return [_decoded(text).decode(errors="replace") for text in _QUOTED.findall(call.rest)]
 
 

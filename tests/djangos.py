@@ -1,4 +1,4 @@
-"""Django's connection to a database, without a Django project around it."""
+"""Django's connection to a database, without a Django project."""
 
 from __future__ import annotations
 

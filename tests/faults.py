@@ -1,6 +1,6 @@
-"""What goes wrong with a server and on the way to it, as far as it is the same with each: the pieces of a scene.
+"""Faults of a server and of the connections to it, as far as they are the same for each kind of server.
 
-A server's own tests say what is done to it and what must be true after it; here is what they do it with.
+The tests of each driver say which fault is made and what must hold afterwards; here are the functions that they call.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 QUEUE = "mail"
 DEADLINE = 1.0  # seconds, as ?timeout= says it
-GRACE = 10.0  # seconds that a busy machine may add: a call that minds no deadline hangs with the server
+GRACE = 10.0  # seconds that a busy machine may add; a call without a deadline hangs as long as the server
 
 
 def new(body: bytes = b"x", **options: Any) -> NewJob:
@@ -42,16 +42,16 @@ def new(body: bytes = b"x", **options: Any) -> NewJob:
 
 
 def numbers(diary: Path, word: str) -> list[int]:
-    """The jobs of which the worker's diary says this."""
+    """The numbers of the jobs that have a line with this word in the worker's diary."""
     return [number for said, number, _, _ in read_diary(diary) if said == word]
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- the server does not answer --------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def stopped(server: Server) -> Iterator[None]:
-    """While this holds the kernel takes what is sent, and nobody answers."""
+    """In the block the server is stopped: the kernel takes what is sent, and nothing is answered."""
     server.pause()
     try:
         yield
@@ -60,7 +60,7 @@ def stopped(server: Server) -> Iterator[None]:
 
 
 def verbs(backend: Backend, consumer: Consumer, lease: Lease) -> dict[str, Callable[[], object]]:
-    """A call of each verb; ``reserve`` has tests of its own."""
+    """A call of each verb, by its name, except ``reserve``, which has tests of its own."""
     return {
         "enqueue": lambda: backend.enqueue(QUEUE, [new()]),
         "settle": lambda: consumer.settle([Ack(lease)]),
@@ -79,7 +79,7 @@ def verbs(backend: Backend, consumer: Consumer, lease: Lease) -> dict[str, Calla
 
 
 def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
-    """The call ends with a timeout (an enqueue may leave a doubt by it), and not much after its deadline."""
+    """The call ends with a timeout, not much after its deadline. (After an enqueue the effect may be uncertain.)"""
     start = time.monotonic()
     with pytest.raises((BackendTimeout, EnqueueUncertain)) as told:
         call()
@@ -89,17 +89,17 @@ def timed_out(call: Callable[[], object], deadline: float = DEADLINE) -> None:
 
 
 def all_timed_out(calls: Iterable[Callable[[], object]]) -> None:
-    """All of them, called at once, and each in its time."""
+    """All calls, made at the same time, end with a timeout as in ``timed_out``."""
     together = list(calls)
     with ThreadPoolExecutor(len(together)) as pool:
         list(pool.map(timed_out, together))
 
 
 def an_enqueue_in_doubt_can_be_repeated(server: Server, url: str) -> None:
-    """What a stopped server was sent it carries out when it goes on, and the repetition adds nothing to that."""
+    """A stopped server carries out an enqueue when it continues; a repetition of the enqueue adds no second job."""
     with multiq.App(url) as app:
         queue = app.queue("doubted")
-        app.queue("other").enqueue_many(["a", "b"], delay=3600)  # so the server knows the script, too
+        app.queue("other").enqueue_many(["a", "b"], delay=3600)  # so that the server has the script loaded
         with stopped(server), pytest.raises(EnqueueUncertain, match=r"error\.repeat\(\)") as told:
             queue.enqueue_many(["one", "two"], delay=3600)
         until(lambda: queue.stats().delayed == 2, what=lambda: f"it did what it was sent: {queue.stats()}")
@@ -108,7 +108,10 @@ def an_enqueue_in_doubt_can_be_repeated(server: Server, url: str) -> None:
 
 
 def outlives_a_stop(server: Server, url: str, folder: Path, *, seconds: float = 0.0) -> None:
-    """A worker on this URL does what comes before and after a stop, which lasts until it has noticed, and so long."""
+    """A worker on this URL runs the jobs enqueued before and after a stop of the server.
+
+    The stop lasts until the worker has noticed it, and *seconds* longer.
+    """
     with worker(folder, url, "threads=2") as process:
         process.wait_until_working()
         quick.enqueue_many([(number,) for number in range(20)])
@@ -121,12 +124,12 @@ def outlives_a_stop(server: Server, url: str, folder: Path, *, seconds: float = 
         until(lambda: app.backend.queues() == [])
 
 
-# --- nobody is there, or somebody else -------------------------------------------------------------------
+# --- no server is there, or another program --------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def somebody_else(says: bytes, *, unasked: bool = False) -> Iterator[int]:
-    """A port where all who come, and ask unless *unasked*, are told this and hung up on."""
+    """A port that sends each client this text and closes the connection, *unasked* or after the client's request."""
     with socket.create_server((HOST, 0)) as listener:
 
         def answer() -> None:
@@ -148,7 +151,7 @@ def somebody_else(says: bytes, *, unasked: bool = False) -> Iterator[int]:
 
 
 def waits_for_its_server(server: Server, url: str, folder: Path) -> None:
-    """A worker that starts while its server does not run says so, and works once it does."""
+    """A worker that starts while its server does not run logs that, and works once the server runs."""
     server.stop()
     with worker(folder, url) as process:
         until(lambda: "BackendUnavailable" in process.log, what=lambda: process.log)
@@ -161,17 +164,17 @@ def waits_for_its_server(server: Server, url: str, folder: Path) -> None:
 
 
 def leaves_no_open_file(turn: Callable[[], None]) -> None:
-    """A hundred turns, in each of which connections go away."""
+    """The number of open files does not grow over a hundred turns, in each of which connections end."""
     us = psutil.Process()
     opened = []
     for _ in range(100):
         turn()
         opened.append(us.num_fds())
-    until(lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}")  # the proxy's, too
+    until(lambda: us.num_fds() <= max(opened[:10]) + 4, what=lambda: f"files are closed: {opened}")  # and the proxy's
 
 
 class Load:
-    """A thread that enqueues one ``quick`` after the other while the block lasts, and notes what it is told of each."""
+    """A thread that enqueues ``quick`` jobs one after the other while the block lasts, and notes each answer."""
 
     def __init__(self) -> None:
         self.acknowledged: list[int] = []
@@ -180,7 +183,7 @@ class Load:
         self._thread = threading.Thread(target=self._produce)
 
     def goes_on(self, jobs: int = 100, what: Callable[[], str] | None = None) -> None:
-        """Wait until so many more were acknowledged."""
+        """Wait until more than *jobs* further jobs were acknowledged."""
         known = len(self.acknowledged)
         until(lambda: len(self.acknowledged) > known + jobs, what=what)
 
@@ -216,17 +219,17 @@ class Load:
 
 
 def no_acknowledged_job_is_lost(server: Server, url: str, folder: Path, end: str) -> None:
-    """Neither does any stay uncertain: the ids are ours, so that an enqueue of which nobody heard is made again."""
+    """No job stays uncertain, either: the ids are ours, so that an enqueue without an answer is repeated."""
     with worker(folder, url, "threads=2") as process:
         with Load() as load:
-            # When the server ends in the middle of it, again and again
+            # When the server ends in the middle of the load, three times
             for _ in range(3):
                 load.goes_on()
                 getattr(server, end)()
                 time.sleep(0.2)
                 server.start()
             load.goes_on(what=lambda: process.log)
-        # Then the worker goes on by itself, and does every job of which somebody was told that it is there
+        # Then the worker goes on by itself, and does every job whose enqueue was acknowledged
         until(lambda: set(load.acknowledged) <= set(numbers(process.diary, "end")), what=lambda: process.log)
         until(lambda: app.backend.queues() == [])
     assert load.uncertain == []

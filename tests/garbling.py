@@ -1,4 +1,4 @@
-"""What an attacked driver has to come through: every verb, one changed reply in each, then an honest server again."""
+"""An attack on a driver: every verb is called with one changed reply, and then the driver must work normally again."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
     from multiq.backend import Backend
 
-_HANG = 20.0  # seconds: no call may take so long, whose timeout is a fraction of a second
+_HANG = 20.0  # seconds: a call that takes longer hangs, as its timeout is a fraction of a second
 
 
 def calls(backend: Backend) -> list[Callable[[], Any]]:
-    """Every verb, on jobs that are there."""
+    """A call of every verb, on jobs that exist."""
     consumer = backend.consumer(["q", "r"])
     ids = [new_id() for _ in range(4)]
 
@@ -63,7 +63,7 @@ def calls(backend: Backend) -> list[Callable[[], Any]]:
 
 
 def attack(backend: Backend, attacker: Attacker, seed: int) -> int:
-    """One change in each call. Returns how many calls were refused."""
+    """Change one reply in each call. Returns how many calls raised."""
     refused = 0
     for number, call in enumerate(calls(backend)):
         attacker.garble(
@@ -78,13 +78,13 @@ def attack(backend: Backend, attacker: Attacker, seed: int) -> int:
             refused += 1
         assert time.monotonic() - start < _HANG
         if seed % 2:
-            backend.close()  # the next call logs in
+            backend.close()  # so that the next call has to log in
     attacker.relent()
     return refused
 
 
 def recovers(backend: Backend) -> None:
-    """Its timeout is so short that a busy machine may need more than one try."""
+    """The driver works again. Its timeout is so short that a busy machine may need more than one attempt."""
     for _ in range(30):
         with contextlib.suppress(BackendError):
             backend.stats("q")
@@ -93,7 +93,7 @@ def recovers(backend: Backend) -> None:
 
 
 def is_well(backend: Backend, queue: str) -> None:
-    """At once: nothing is left over of what was wrong. A call may meet a connection that has ended in the meantime."""
+    """Everything works at once: no reply of an earlier call is left over. A call may still meet a dead connection."""
     with contextlib.suppress(BackendError):
         backend.stats(queue)
     (job_id,) = backend.enqueue(queue, [NewJob(b"well", new_id())])

@@ -1,4 +1,4 @@
-"""The proxy of the conformance suite, under the name that the tests here know it by."""
+"""The proxy of the conformance suite, under a shorter name for the tests here."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ __all__ = [
     "some",
 ]
 
-#: at how many places ``make test`` cuts what a call sends or gets; ``make test-long`` cuts at each
+#: at how many positions ``make test`` cuts what a call sends or receives; ``make test-long`` cuts at each position
 MOST = [12, pytest.param(None, marks=pytest.mark.long)]
 
 
 def some(every: Sequence[int], most: int | None) -> Sequence[int]:
-    """No more than *most* of these places, spread evenly, the first and the last among them; None: each."""
+    """At most *most* of these positions, spread evenly, the first and the last among them; None: all."""
     if most is None or len(every) <= most:
         return every
     return [every[number * (len(every) - 1) // (most - 1)] for number in range(most)]

@@ -1,4 +1,4 @@
-"""Scenes that are played through a proxy that cuts: what is there before, a call, and what must be true after it."""
+"""Scenes, played through a proxy that cuts connections: jobs that exist before, a call, and checks after it."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ SEVERAL = ("a", "b", "c")
 
 @dataclass
 class Stage:
-    """Where a scene is played: through the proxy, and beside it."""
+    """What a scene uses: a backend and a consumer through the proxy, and a backend directly to the server."""
 
     proxy: Proxy
     server: Any
-    """Of the driver's kind."""
+    """The server, as the driver's tests know it."""
     there: Backend
-    """Beside the proxy."""
+    """A backend that is connected without the proxy."""
     backend: Backend
     consumer: Consumer
     wipe: Callable[[], object]
-    """Forgets all jobs, behind multiq's back."""
+    """Removes all jobs, behind multiq's back."""
     leases: list[Lease] = field(default_factory=list)
 
     def clear(self) -> None:
-        """Empty queues, open connections, and a consumer that holds nothing."""
+        """Begin again with empty queues, open connections, and a consumer without leases."""
         self.wipe()
         self.leases = []
         self.backend.stats(QUEUE)
@@ -71,7 +71,7 @@ class Stage:
 
 @dataclass
 class Scene:
-    """One verb."""
+    """A test of one verb."""
 
     given: Callable[[Stage], object]
     act: Callable[[Stage], Any]
@@ -79,7 +79,7 @@ class Scene:
 
 
 def play(stage: Stage, scene: Scene, before: Callable[[], None] = lambda: None) -> tuple[int, int]:
-    """Play a scene from the start. Returns how many bytes the call sent, and got as its reply."""
+    """Play a scene from the start. Returns how many bytes the call sent, and how many it received."""
     stage.clear()
     scene.given(stage)
     sent, replied = stage.proxy.sent, stage.proxy.replied
@@ -92,20 +92,20 @@ def play(stage: Stage, scene: Scene, before: Callable[[], None] = lambda: None) 
 
 
 def play_with(stage: Stage, scene: Scene, fault: Fault) -> None:
-    """Play it with a fault in the call, which must happen."""
+    """Play a scene with a fault in its call; the fault must happen."""
     sent, replied = play(stage, scene, lambda: stage.proxy.arm(fault))
     assert not stage.proxy.is_armed, f"nothing was cut: {fault} of {sent} sent and {replied} replied bytes"
 
 
 def in_step(stage: Stage) -> None:
-    """The next calls on the same connections get their own answers, and nobody else's."""
+    """The next calls on the same connections get their own replies, and not those of other calls."""
     stage.put("probe", queue="probe")
     assert stage.backend.peek("probe", "probe").body == b"body of probe"
     assert stage.backend.stats("never used").ready == 0
 
 
 def settles(verdict: Callable[[Lease], Verdict], then: Callable[[Stage], None]) -> Scene:
-    """Two jobs are held, and get this verdict in one call."""
+    """A scene in which the consumer holds two jobs, and gives both this verdict in one call."""
 
     def check(stage: Stage, answers: Sequence[object]) -> None:
         assert list(answers) == [None, None]
@@ -240,7 +240,7 @@ def named(stage: Stage, names: list[str]) -> None:
 
 
 class Given(Protocol):
-    """A stage of any kind, before the call."""
+    """The part of a stage that prepares a scene before its call, the same for each kind of stage."""
 
     def put(self, *ids: str, queue: str = ..., delay: int = ...) -> None: ...
     def hold(self, *ids: str) -> None: ...

@@ -1,4 +1,4 @@
-"""What only strace shows or does: which calls a server has made, and how it takes one that fails."""
+"""strace: record which system calls a server makes, and let some of them fail."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def require() -> None:
-    """Where it is missing or may not trace, the test is skipped."""
+    """Skip the test if strace is missing or is not allowed to trace."""
     if shutil.which("strace") is None:
         pytest.skip("strace is not installed: apt-get install strace")
     if subprocess.run(["strace", "-o", "/dev/null", "true"], capture_output=True, check=False).returncode:
@@ -26,9 +26,9 @@ def require() -> None:
 
 
 def noting(calls: str, file: Path, command: Sequence[str], *, data: int = 0) -> list[str]:
-    """A command that runs this one, and notes its calls on files in *file*, each with the file's path.
+    """A command that runs *command*, and records its *calls* in *file*, with the path of the file that each is on.
 
-    With *data* so many bytes of what is written are noted, too; then all texts are in hexadecimal digits: ``\\x2f``.
+    *data*: how many bytes of what is written are recorded, too; then all texts are in hexadecimal digits: ``\\x2f``.
     """
     how = ["-xx", "-s", str(data)] if data else ["-s", "0"]
     return ["strace", "-f", "-y", *how, "-e", f"trace={calls}", "-o", str(file), *command]
@@ -36,7 +36,7 @@ def noting(calls: str, file: Path, command: Sequence[str], *, data: int = 0) -> 
 
 @contextlib.contextmanager
 def injecting(server: Server, calls: str, fault: str, *options: str) -> Iterator[None]:
-    """While this holds the server's calls of these names have a fault, as strace writes it: ``error=ENOSPC``."""
+    """In the block the server's *calls* have a fault, in the notation of strace: ``error=ENOSPC``."""
     command = ["strace", "-f", "-qq", "-o", "/dev/null", "-p", str(server.pid), *options]
     inject = ["-e", f"trace={calls}", "-e", f"inject={calls}:{fault}"]
     with subprocess.Popen([*command, *inject], stderr=subprocess.DEVNULL) as tracer:

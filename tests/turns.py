@@ -1,9 +1,9 @@
-"""Which rows of a test with parameters run with ``make test``; ``make test-long`` has the rest.
+"""Choose which rows of a parametrized test ``make test`` runs; ``make test-long`` runs the rest.
 
-How a worker runs its jobs and where they are kept matters to few of its tests, and a process for each combination takes
-long. Of a test with such a parameter, ``make test`` has each value of the other ones, and no more rows than these need.
-Which rows depends on the test's name, so that all modes and stores come up somewhere. A test that is marked
-``few_rows`` has as many rows as bring up each value of its parameters once, wherever it is.
+The mode of a worker and its store matter to few of the worker's tests, and a process for each combination takes long.
+Of a test with such a parameter, ``make test`` runs each value of the other parameters, and no more rows than these
+need. Which rows it runs depends on the test's name, so that each mode and store is used by some test. This holds for
+tests in ``tests/integration``, and elsewhere for tests that are marked ``few_rows``.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import pytest
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-#: the parameters that come in turn
+#: parameters of which ``make test`` runs at least one value, and not all
 IN_TURN = frozenset({"mode", "store", "url"})
 
-_QUICK = "not long"  # what ``make test`` selects
+_QUICK = "not long"  # the marker expression of ``make test``
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, obj: object) -> list[pytest.Item] | None:
-    """What ``make test`` would leave out as a whole is not even collected: each of its processes does that."""
+    """Do not even collect tests that ``make test`` leaves out as a whole: each of its processes collects all tests."""
     if collector.config.option.markexpr == _QUICK and _is_long(obj):
         return []
     return None
@@ -55,7 +55,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _some(rows: Rows) -> Iterator[pytest.Item]:
-    """As few rows as bring up every value that has to be there."""
+    """As few rows as are needed to use every required value."""
     values = collections.Counter(name for name, _ in frozenset().union(*rows.values()))
     missing = {name: 1 if name in IN_TURN else count for name, count in values.items()}
     seen: set[tuple[str, str]] = set()

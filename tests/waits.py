@@ -1,4 +1,4 @@
-"""Who waits is woken by time alone, and by an interrupt: what consumers that look for themselves have in common."""
+"""Tests for the consumers of several drivers: a waiting reserve ends by time alone, and by an interrupt."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ TRIES = 4
 
 
 def is_quiet(measured: Callable[[], float], most: float) -> None:
-    """One of some measurements of an idle time is small enough: a busy machine disturbs some, a fault each of them."""
+    """At least one of ``TRIES`` measurements of an idle time is at most *most*.
+
+    A busy machine disturbs some measurements, and a fault disturbs all of them.
+    """
     seen: list[float] = []
     while not seen or seen[-1] > most:
         assert len(seen) < TRIES, f"at most {most} is idle, and there were {seen}"
         seen.append(measured())
 
 
-ENDS = ["delay", "lease", "pause"]  # what makes a job ready without anybody's doing
+ENDS = ["delay", "lease", "pause"]  # events that make a job ready by time alone
 
 
 def woken_by_time(backend: Backend, end: str) -> None:
@@ -36,11 +39,11 @@ def woken_by_time(backend: Backend, end: str) -> None:
     if end == "pause":
         backend.pause("q", 1.0)
     assert len(backend.consumer(["q"]).reserve(1, 60)) == 1
-    assert 1.0 <= time.time() - started < 30  # and it is not the end of the wait which finds it
+    assert 1.0 <= time.time() - started < 30  # well before the reserve's own timeout of 60 s
 
 
 def woken_by_interrupt(consumer: Consumer, idle: float) -> None:
-    """It ends the wait in which it comes, or else the next one."""
+    """An interrupt ends the wait during which it comes; one that comes between waits ends the next wait."""
     threading.Timer(idle, consumer.interrupt).start()
     assert consumer.reserve(1, 100) == []
     consumer.interrupt()

@@ -1,10 +1,11 @@
-"""The soak: load, faults, and a checker that believes only what the jobs themselves have written down.
+"""The soak: load, faults, and a checker that relies only on the records that the jobs and clients write themselves.
 
-``history`` is the record, ``stories`` what it says of each job, ``invariants`` what no history may show, ``checking``
-the verdict. None of these imports anything else of multiq but its errors: what is checked has no part in the check.
+``history`` writes and reads the record, ``stories`` groups it by job, ``invariants`` are the properties that every
+history must have, and ``checking`` gives the verdict. None of these imports anything of multiq but its errors, so that
+the code under test has no part in the check.
 
-``tasks`` and ``clients`` are the load, ``crew`` its processes, ``nemesis`` what is done to them, ``site`` the store
-that it is about, and ``campaign`` the order of it all.
+``tasks`` and ``clients`` are the load, ``crew`` starts its processes, ``nemesis`` makes the faults, ``site`` describes
+the store, and ``campaign`` runs the phases of a soak in order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One soak: load with faults, healing, load without faults, draining, the audit, and the check of the history."""
+"""Run one soak: load with faults, healing, load without faults, draining, the audit, and the check of the history."""
 
 from __future__ import annotations
 
@@ -26,32 +26,35 @@ if TYPE_CHECKING:
     from .load import Load
     from .site import Site
 
-_WITHOUT_FAULTS = 5.0  # seconds of load after all is healed
+_WITHOUT_FAULTS = 5.0  # seconds of load after all faults are healed
 _DRAIN = 60.0  # seconds, at most, until nothing but buried jobs is left
 _BETWEEN = 0.7  # seconds from one fault to the next
-_LOOK_EVERY = 2.0  # seconds, where a soak is to end with the first violation
-_UNWRITTEN = 500_000_000  # ns: an event that is so old is in its file
+_LOOK_EVERY = 2.0  # seconds between two checks of a soak that ends with the first violation
+_UNWRITTEN = 500_000_000  # ns: an event of this age is in its file
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How long, and what is done."""
+    """How long a soak lasts, and which faults it makes."""
 
     seconds: float
-    """Of load with faults."""
+    """How long the load with faults lasts."""
     faults: Collection[str] | None = None
-    """Their names; None: all that the site allows."""
+    """Their names; None: all faults that the site allows."""
     drain: float = _DRAIN
-    """Seconds, at most."""
+    """Seconds that draining may take, at most."""
     until: str = ""
-    """An invariant: the soak ends as soon as it is violated."""
+    """The name of an invariant: the soak ends as soon as it is violated."""
     plant: str = ""
-    """A module that all processes import first."""
+    """A module that every process of the soak imports first."""
 
 
 def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], object] = lambda *_: None) -> Verdict:
-    """Run it, and judge its history. *tell* hears the phase, the seconds that are over, and the faults so far."""
+    """Run a soak, and check its history.
+
+    *tell* is called with the phase, the seconds of load so far, and the number of faults so far.
+    """
     folder = Path(load.folder)
     recorder = Recorder(folder, "nemesis")
     recorder.note("begun", kind=site.driver, value=float(load.seed))
@@ -78,7 +81,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
         for child in outlived:
             recorder.note("residue", kind="process", target=f"{child.pid}")
         if crew.kill_all() or outlived or not is_drained:
-            time.sleep(TTR + 1)  # until the last leases are over: the audit is about a store at rest
+            time.sleep(TTR + 1)  # until the last leases are over: the audit needs a store at rest
         tell("checking", plan.seconds, nemesis.count)
         ended |= _audit(site, recorder, crew)
         for name, how in ended.items():
@@ -92,7 +95,7 @@ def soak(site: Site, load: Load, plan: Plan, tell: Callable[[str, float, int], o
 
 
 def setting_for(driver: str, load: Load) -> Setting:
-    """What the invariants need to know of a backend."""
+    """What the invariants need to know about a backend."""
     return Setting(
         ends_leases_with_connection=driver == "beanstalk",
         one_consumer=frozenset({load.lane}),
@@ -114,7 +117,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
     setting: Setting,
     tell: Callable[[str, float, int], object],
 ) -> Verdict | None:
-    """Load with faults. Returns a verdict if it is to end the soak."""
+    """Run the load with faults. Returns a verdict if the soak is to end at once: the plan's invariant is violated."""
     begin = time.monotonic()
     look_at = begin + _LOOK_EVERY
     while (now := time.monotonic()) < begin + plan.seconds:
@@ -133,7 +136,7 @@ def _load(  # noqa: PLR0917 - the parts of one soak
 
 
 def _measure(crew: Crew, recorder: Recorder) -> None:
-    """The memory and the open files of each process of jobs."""
+    """Record the memory and the open files of each process that runs jobs."""
     for child in crew.children():
         try:
             memory, files = child.memory_info().rss / _MIB, child.num_fds()
@@ -144,13 +147,13 @@ def _measure(crew: Crew, recorder: Recorder) -> None:
 
 
 def _keep_up(crew: Crew, recorder: Recorder, *, with_producers: bool = True) -> None:
-    """Start whoever is not running; who has ended by itself is in the history."""
+    """Start each process that is not running, and record those that ended by themselves."""
     for how in crew.keep_up(with_producers=with_producers).values():
         recorder.note("untyped", kind="process", err=how)
 
 
 def _drain(site: Site, crew: Crew, recorder: Recorder, seconds: float) -> bool:
-    """Whether nothing but buried jobs is left."""
+    """Wait until only buried jobs are left. False: other jobs are left after so many seconds."""
     give_up_at = time.monotonic() + seconds
     while site.is_left():
         if time.monotonic() > give_up_at:

@@ -1,4 +1,4 @@
-"""Check a history: every invariant, the smallest piece of history for each violation, and the figures beside them."""
+"""Check a history by every invariant, cut out the smallest piece of it for each violation, and count the figures."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:
 
     from .history import Event
 
-_SHOWN = 3  # violations of an invariant that are shown with their history
-_LINES = 20  # of a job's history
+_SHOWN = 3  # violations of each invariant that are shown with their history
+_LINES = 20  # lines of a job's history that are shown
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the check of one history came to."""
+    """The result of the check of one history."""
 
     violations: dict[str, list[Violation]]
-    """By the invariant's name, those without any left out."""
+    """By the invariant's name; invariants that hold are left out."""
     figures: dict[str, int]
     events: Sequence[Event]
 
     def smallest(self, name: str, most: int = 3) -> list[Event]:
-        """The piece of the history that shows some violations of an invariant, for a test that replays it."""
+        """The piece of the history that shows up to *most* violations of an invariant, for a test that replays it."""
         found = self.violations[name]
         if name == "I18":
             return [event for event in self.events if event.f in {"memory", "files"}]
         jobs = {number for one in found[:most] for number in (one.number, *one.others) if number is not None}
-        if any(one.number is None for one in found):  # what is counted, and what the audit has found
+        if any(one.number is None for one in found):  # a violation of counts needs every job that the audit found
             jobs |= {number for event in self.events if event.f == "audit" for number in event.jobs}
         return cut(self.events, jobs)
 
@@ -43,7 +43,7 @@ class Verdict:
         return not self.violations
 
     def report(self) -> str:
-        """As text: the figures, then for each invariant that does not hold what was found."""
+        """The figures as text, then for each violated invariant its first violations with their history."""
         lines = ["  ".join(f"{name} {value:,}" for name, value in self.figures.items())]
         if self.is_clean:
             lines.append(f"{len(INVARIANTS)} invariants hold")
@@ -61,7 +61,7 @@ class Verdict:
 
 
 def check(events: Sequence[Event], setting: Setting | None = None) -> Verdict:
-    """Judge a history by all invariants."""
+    """Check a history by all invariants."""
     stories = Stories(events)
     setting = setting or Setting()
     found = {name: list(holds(stories, setting)) for name, holds in INVARIANTS.items()}
@@ -84,7 +84,7 @@ def _figures(stories: Stories) -> dict[str, int]:
         figures["left undone"] = sum(any(state != "buried" for state in story.at_rest) for story in stories)
     kinds = Counter(event.kind for event in stories.notes["struck"])
     figures["faults"] = sum(kinds.values())
-    if stories.notes["missed"]:  # tried, and not seen to happen
+    if stories.notes["missed"]:  # faults that were tried, and not seen to happen
         figures["faults missed"] = len(stories.notes["missed"])
     kinds.update(f"{fault.kind} by a job" for fault in stories.faults if fault.proc.startswith("job."))
     return {**figures, **dict(sorted(kinds.items()))}

@@ -1,7 +1,7 @@
-"""The soak's producers and plain consumers, each a process: ``python -m multiq.soak.clients ROLE NAME``.
+"""The soak's producers and plain consumers, one process each: ``python -m multiq.soak.clients ROLE NAME``.
 
-What they call is written into the history before they call it. They know the URL by ``MULTIQ_URL``, and go on until
-there is a file ``stop-<role>`` in the soak's folder, or whoever started them has gone.
+Each call is written into the history before it is made. A client takes the URL from ``MULTIQ_URL``, and goes on until
+there is a file ``stop-<role>`` in the soak's folder, or until its parent process has ended.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ if TYPE_CHECKING:
 _load = of_this_process()
 _folder = Path(_load.folder)
 _parent = os.getppid()
-_OF_LANE = 3  # jobs at most in one call: its one consumer takes them singly
+_OF_LANE = 3  # jobs at most in one enqueue to the lane: its single consumer takes them one by one
 _VERBS = {Ack: "ack", Release: "release", Bury: "bury", GiveBack: "give_back", Touch: "touch", Abandon: "abandon"}
 
 
 class Caller:
-    """Calls, and writes down what it asked for and what came back."""
+    """Makes calls, and records each with its arguments and its answer."""
 
     def __init__(self, role: str, name: str) -> None:
         self.recorder = Recorder(_folder, f"{role}-{name}")
@@ -61,21 +61,24 @@ class Caller:
     def call(
         self, f: str, work: Callable[[], Any], *, told: Callable[[Any], dict[str, Any]] | None = None, **asked: Any
     ) -> Any:
-        """What *work* returns; None if it failed, which is in the history then."""
+        """Return what *work* returns; None if it raised, after the error is written into the history."""
         op = self.recorder.invoke(f, **asked)
         try:
             result = work()
         except Exception as exc:  # noqa: BLE001 - the history says what it was
             type_, fields = _failure(exc)
             self.recorder.answer(type_, f, op, **fields)  # type: ignore[arg-type]
-            time.sleep(0.05)  # an outage is no reason to write a million lines
+            time.sleep(0.05)  # so that an outage does not fill the history with a million lines
             return None
         self.recorder.answer("ok", f, op, **(told(result) if told else {}))
         return result
 
 
 def _failure(exc: Exception) -> tuple[str, dict[str, Any]]:
-    """What an error says about the effect of a call: ``BackendError`` about verdicts leaves it open."""
+    """The event type and fields for a call that raised. The type is always ``info``: the effect is unknown.
+
+    A ``BackendError`` about verdicts leaves open whether the server has carried them out.
+    """
     fields = {"err": f"{type(exc).__name__}: {exc}"[:300], "is_typed": isinstance(exc, MultiqError)}
     return "info", fields
 
@@ -135,7 +138,7 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
     except (EnqueueUncertain, EnqueuePartial) as exc:
         caller.recorder.answer("info", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
-    except multiq.MultiqError as exc:  # after any other error nothing of the call is there
+    except multiq.MultiqError as exc:  # after any other documented error none of the call's jobs is stored
         caller.recorder.answer("fail", "enqueue", op, err=f"{type(exc).__name__}: {exc}"[:300])
         time.sleep(0.05)
     except Exception as exc:  # noqa: BLE001 - the history says what it was
@@ -147,7 +150,7 @@ def _enqueue(caller: Caller, work: Callable[[], Any], asked: dict[str, Any]) -> 
 
 
 def consume(name: str) -> None:
-    """Reserves, runs and settles in all the ways there are, also too late."""
+    """Reserve, run and settle jobs of the raw queue with all kinds of verdicts, sometimes too late."""
     caller = Caller("consume", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.raw]) as consumer:
         while caller.goes_on:
@@ -155,14 +158,14 @@ def consume(name: str) -> None:
             for lease in leases:
                 _run(caller, lease)
             if leases and caller.chance.random() < _load.late:
-                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end on the way
+                time.sleep(TTR * caller.chance.uniform(0.8, _load.oversleep))  # some of the leases end meanwhile
             elif leases and caller.chance.random() < 0.05:
                 _settle(caller, consumer, [Touch(lease) for lease in leases])
             _settle(caller, consumer, [_verdict(caller, lease) for lease in leases])
 
 
 def lane(name: str) -> None:
-    """The single consumer of a queue: takes one after the other, in whatever order they come."""
+    """The single consumer of the lane: takes one job after the other, in the order in which the store gives them."""
     caller = Caller("lane", name)
     with open_backend(os.environ["MULTIQ_URL"]) as backend, backend.consumer([_load.lane]) as consumer:
         while caller.goes_on:
@@ -206,7 +209,7 @@ def _verdict(caller: Caller, lease: Lease) -> Verdict:
 
 
 def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> None:
-    """One call, and in the history one line for each kind of verdict."""
+    """Settle in one call, with a beginning and an answer in the history for each verdict."""
     if not verdicts:
         return
     ops = []
@@ -228,7 +231,10 @@ def _settle(caller: Caller, consumer: Consumer, verdicts: Sequence[Verdict]) -> 
 
 
 def manage(name: str) -> None:
-    """Deletes, reschedules and kicks jobs of its own, which consumers may be about to take; kicks what is buried."""
+    """Delete, reschedule or kick jobs that it enqueued itself and that consumers may take at the same moment.
+
+    After every tenth job it also kicks buried jobs.
+    """
     caller = Caller("manage", name)
     number = int(name) * 1_000_000_000
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
@@ -273,12 +279,12 @@ def _order(caller: Caller, backend: Backend, number: int, job_id: str) -> None:
 
 
 def count(name: str) -> None:
-    """What the library counts in each queue: once."""
+    """Record once what the library counts in each queue."""
     recorder = Recorder(_folder, f"count-{name}")
     with open_backend(os.environ["MULTIQ_URL"]) as backend:
         for queue in _load.queues:
             with contextlib.suppress(Unsupported):
-                backend.jobs(queue, State.READY, limit=1)  # stores that move due jobs when they are asked do so now
+                backend.jobs(queue, State.READY, limit=1)  # has stores that move due jobs on demand move them now
             stats = backend.stats(queue)
             for state in ("ready", "delayed", "reserved", "buried"):
                 value = getattr(stats, state)

@@ -1,4 +1,4 @@
-"""The workers and clients of one soak: started, hurt, and started again when they have ended."""
+"""The worker and client processes of one soak: start them, and start them again when they have ended."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ _PRODUCERS = {"produce", "manage"}
 _OF_AN_OUTAGE = ("error: ", "multiq.errors.Backend")
 _NEVER = "this should not happen"
 _PATIENCE = 60.0  # seconds; guards against a hang
-_LAST = 300.0  # seconds that a worker is allowed beyond the load: none outlives a soak that was killed for long
+_LAST = 300.0  # seconds that a worker may run beyond the load: after a killed soak its workers end by themselves
 
 
 class Crew:
-    """All processes of one soak. *plant* is a module that each of them imports first: a test plants bugs so."""
+    """All processes of one soak. *plant* is a module that each of them imports first: a test plants bugs with it."""
 
     def __init__(self, load: Load, site: Site, seconds: float, *, plant: str = "") -> None:
         self._folder = Path(load.folder)
         self._max_time = seconds + _LAST
         self._plant = plant
         settings = self._folder / "multiq.toml"
-        settings.touch()  # nobody's own settings change the load
+        settings.touch()  # an empty settings file, so that settings of the machine do not change the load
         path = os.pathsep.join(part or os.getcwd() for part in sys.path)  # noqa: PTH109 - as Python puts it there
         own = {"MULTIQ_URL": site.url, "MULTIQ_CONFIG": str(settings), "PYTHONPATH": path}
         self._environment = {**os.environ, **load.environment(), **own}
@@ -46,7 +46,10 @@ class Crew:
         self._logs: dict[int, Path] = {}
 
     def keep_up(self, *, with_producers: bool = True) -> dict[str, str]:
-        """Start whoever is not running. Returns how those ended that nobody has killed, and that met no outage."""
+        """Start each process that is not running. Returns how processes ended that no fault explains.
+
+        Left out are those that were killed by SIGKILL, and those that ended with an error of an outage.
+        """
         badly: dict[str, str] = {}
         for options in WORKERS:
             if options not in self.workers or self.workers[options].poll() is not None:
@@ -59,7 +62,7 @@ class Crew:
                 continue
             if with_producers or role not in _PRODUCERS:
                 badly |= self._end_of(f"{role} {name}", self.clients.get((role, name)))
-                # one that begins again takes other numbers: those of before are used
+                # a producer that is started again takes new job numbers: the old ones are used
                 begins_again = role in _PRODUCERS and (role, name) in self.clients
                 number = int(name) + (10 * self._rounds if begins_again else 0)
                 self.clients[role, name] = self._client(role, str(number))
@@ -70,13 +73,13 @@ class Crew:
             return {}
         lines = self._logs[process.pid].read_text(errors="replace").split("\n")
         last = next((line for line in reversed(lines) if line), "")
-        # who starts in the middle of an outage may say so
+        # a process that starts during an outage may end with the outage's error
         if process.returncode == 1 and last.startswith(_OF_AN_OUTAGE) and _NEVER not in last:
             return {}
         return {name: f"{name} ended with {process.returncode}, and nobody has killed it: {last[:200]}"}
 
     def children(self, options: str | None = None) -> list[psutil.Process]:
-        """The processes of jobs: of all workers, or of the one with these options."""
+        """The processes that run jobs: those of all workers, or of the one with these options."""
         found = []
         for worker in self.workers.values() if options is None else [self.workers[options]]:
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -84,18 +87,18 @@ class Crew:
         return found
 
     def stop(self, *roles: str) -> dict[str, str]:
-        """Have the clients of these roles come to their end. Returns those that did not, and how."""
+        """End the clients of these roles. Returns those that did not end well, and how they ended."""
         for role in roles:
             (self._folder / f"stop-{role}").touch()
         ended = {f"{role} {name}": process for (role, name), process in self.clients.items() if role in roles}
         return self._ends(ended)
 
     def count(self) -> dict[str, str]:
-        """Have the library's own counts in the history. As ``stop``."""
+        """Write the library's own counts into the history. Returns the same as ``stop``."""
         return self._ends({"count": self._client("count", "0")})
 
     def end_workers(self) -> dict[str, str]:
-        """By SIGTERM. As ``stop``."""
+        """End the workers by SIGTERM. Returns the same as ``stop``."""
         for process in self.workers.values():
             process.terminate()
         return self._ends({f"worker {options}": process for options, process in self.workers.items()})
@@ -114,7 +117,10 @@ class Crew:
         return badly
 
     def kill_all(self) -> bool:
-        """Whether any still ran. Also those that were being started when a signal came: nobody has noted them down."""
+        """Kill all processes. Returns whether any was still running.
+
+        Processes that were being started when a signal came are in no list: they are found by their environment.
+        """
         ran = [process for process in [*self.workers.values(), *self.clients.values()] if process.poll() is None]
         for process in [*self.workers.values(), *self.clients.values()]:
             with contextlib.suppress(ProcessLookupError):

@@ -1,10 +1,10 @@
-"""The history of a soak: each process appends its events to a file of its own, one write for each.
+"""The history of a soak: each process appends its events to a file of its own, with one write for each event.
 
-A line that was written is there whatever happens to the process. All processes run on one machine, so that the times
-of ``time.monotonic_ns`` compare.
+A written line stays, whatever happens to the process. All processes run on one machine, so that their times of
+``time.monotonic_ns`` can be compared.
 
-A line that could not be written, as the disk was full, makes the history worthless: what is missing in it would be laid
-at the door of whoever is under test. ``read`` refuses it then.
+A line that could not be written, for instance because the disk was full, makes the history useless: the missing event
+would look like a fault of the system under test. ``read`` raises an error then.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ INFO: Literal["info"] = "info"
 
 
 class HistoryDamaged(MultiqError):
-    """A history lacks events, so that nothing can be said of the jobs that it is about."""
+    """A history lacks events, so that its jobs cannot be judged."""
 
 
 class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
@@ -42,42 +42,42 @@ class Event(msgspec.Struct, gc=False, omit_defaults=True, kw_only=True):
     t: int
     """``time.monotonic_ns()``."""
     proc: str
-    """Who writes: a name and a pid. A file has one writer."""
+    """The process that writes the event: a name and a pid. A file has one writer."""
     type: Literal["invoke", "ok", "fail", "info"]
-    """A call begins; it answered; it had certainly no effect; nobody knows whether it had."""
+    """A call begins; it answered; it certainly had no effect; it is unknown whether it had an effect."""
     f: str
-    """What is called: enqueue, claim, a verdict, an order, start, end; else what happens: fault, audit, healed, ..."""
+    """The call: enqueue, claim, a verdict, an order, start, end; or else what happens: fault, audit, healed, ..."""
     op: int = 0
     """Joins a call's answer to its beginning, and the end of a run to its start; unique in a process."""
     jobs: tuple[int, ...] = ()
     tokens: tuple[str, ...] = ()
     attempts: tuple[int, ...] = ()
-    """1-based, as the claim or the run was told."""
+    """The attempt numbers, 1-based, as the claim or the run got them."""
     digests: tuple[str, ...] = ()
-    """Of the payloads: as enqueued, and as they came."""
+    """Digests of the payloads: as they were enqueued, or as they were received."""
     queue: str = ""
     priority: int = 0
     delay: float = 0.0
-    """Seconds, of an enqueue, a release or a reschedule."""
+    """Seconds that an enqueue, a release or a reschedule asks for."""
     ttr: float = 0.0
     """Seconds that a lease lasts."""
     max_attempts: int = 0
     max_crashes: int = 0
     deadline: float = 0.0
-    """Seconds that the call may take; 0.0: it has none."""
+    """Seconds that the call may take; 0.0: no deadline."""
     outcome: str = ""
     """How a run ended: done, raised."""
     err: str = ""
-    """What was raised: module, class and text."""
+    """The exception that was raised: class and text."""
     is_typed: bool = True
     """Whether *err* is one of the errors that the library documents."""
     kind: str = ""
-    """Of a fault: kill, stop, cut, freeze, restart, ...; of a measurement: what was measured."""
+    """For a fault: kill, stop, cut, freeze, restart, ...; for a measurement: what was measured."""
     target: str = ""
-    """Whom a fault met: a process by its name here, ``store``, or ``link``."""
+    """What a fault was made on: a process by its name in the history, ``store``, or ``link``."""
     value: float = 0.0
     states: tuple[str, ...] = ()
-    """Of an audit: the states of its jobs."""
+    """For an audit: the states of its jobs."""
 
 
 _OF_NO_JOB = frozenset(
@@ -94,7 +94,7 @@ _FAILED = ".failed"
 class Recorder:
     """Writes one process's events. Threads may share it: a line is one write.
 
-    A process may have the number of one that has ended: its lines follow in the same file.
+    A process may get the pid of an earlier process that has ended: its lines follow in the same file.
     """
 
     def __init__(self, folder: Path, name: str) -> None:
@@ -103,10 +103,10 @@ class Recorder:
         self._file = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         size = os.fstat(self._file).st_size
         if size and os.pread(self._file, 1, size - 1) != b"\n":
-            self._append(b"\n")  # that one was killed in the middle of a line
+            self._append(b"\n")  # the earlier process was killed in the middle of a line
 
     def invoke(self, f: str, **fields: Any) -> int:
-        """A call begins. Returns its number, for its answer."""
+        """Record that a call begins. Returns the number that its answer is recorded with."""
         op = time.monotonic_ns()
         self._write(Event(t=op, proc=self.proc, type=INVOKE, f=f, op=op, **fields))
         return op
@@ -115,7 +115,7 @@ class Recorder:
         self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=type_, f=f, op=op, **fields))
 
     def note(self, f: str, **fields: Any) -> None:
-        """Something that has no beginning and no answer: a fault, a measurement, an audit."""
+        """Record an event that is not a call: a fault, a measurement, an audit."""
         self._write(Event(t=time.monotonic_ns(), proc=self.proc, type=INFO, f=f, **fields))
 
     def close(self) -> None:
@@ -133,7 +133,7 @@ class Recorder:
         else:
             if written < len(line):
                 why = f"{written} of {len(line)} bytes were written"
-        if why:  # an empty file needs no room; its name says that the history is not whole
+        if why:  # an empty file needs no room on a full disk; its name tells ``read`` that events are missing
             os.close(os.open(self._path.with_suffix(_FAILED), os.O_WRONLY | os.O_CREAT, 0o600))
             raise HistoryDamaged(f"{self._path} cannot be written: {why}")
 
@@ -141,8 +141,8 @@ class Recorder:
 def read(folder: Path) -> list[Event]:
     """All events of a folder's files, in the order of time.
 
-    A half line of a process that was killed is left out: nothing began before it was written. Raises
-    ``HistoryDamaged`` if a line could not be written, or cannot be read.
+    An incomplete line of a process that was killed is left out: a call is recorded before it is made, so that this call
+    was never made. Raises ``HistoryDamaged`` if a line could not be written, or cannot be read.
     """
     for path in sorted(folder.glob(f"*{_FAILED}")):
         raise HistoryDamaged(
@@ -157,7 +157,7 @@ def read(folder: Path) -> list[Event]:
 
 
 def _event(path: Path, line: bytes) -> Event | None:
-    """None: the half line of a process that was killed; the one that follows has its number."""
+    """The event of a line. None: an incomplete line of a killed process, followed by lines of one with the same pid."""
     try:
         return _decode(line)
     except msgspec.DecodeError as exc:
@@ -167,17 +167,17 @@ def _event(path: Path, line: bytes) -> Event | None:
 
 
 def write(path: Path, events: Iterable[Event]) -> None:
-    """Keep these events, compressed, for a history that is replayed."""
+    """Write these events, compressed, into a file that ``replay`` reads."""
     path.write_bytes(gzip.compress(b"".join(_encode(event) + b"\n" for event in events), mtime=0))
 
 
 def replay(path: Path) -> list[Event]:
-    """What ``write`` has kept."""
+    """The events of a file that ``write`` made."""
     return [_decode(line) for line in gzip.decompress(path.read_bytes()).splitlines()]
 
 
 def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
-    """What a history says of these jobs, cut down to them, and of none in particular: faults, and what was measured."""
+    """The events about these jobs, cut down to them, and those about no single job: faults, measurements, counts."""
     calls = {(event.proc, event.op) for event in events if event.op and not numbers.isdisjoint(event.jobs)}
     kept = []
     for event in events:
@@ -189,7 +189,7 @@ def cut(events: Sequence[Event], numbers: AbstractSet[int]) -> list[Event]:
 
 
 def _of(event: Event, places: Sequence[int]) -> Event:
-    """An event cut down to the jobs in these places."""
+    """An event cut down to the jobs at these positions."""
     fields = {}
     for field in ("jobs", "tokens", "attempts", "digests", "states"):
         values = getattr(event, field)
@@ -198,7 +198,7 @@ def _of(event: Event, places: Sequence[int]) -> Event:
 
 
 def about(events: Sequence[Event], number: int) -> list[Event]:
-    """What a history says of one job, cut down to that job, with the answers to calls about it."""
+    """The events about one job, cut down to that job, with the answers to calls about it."""
     found = []
     calls: set[tuple[str, int]] = set()
     for event in events:

@@ -1,7 +1,7 @@
-"""What no history may show. Each invariant is by itself, and names the jobs that break it.
+"""The invariants that every history must meet. Each is independent, and names the jobs that violate it.
 
-An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it takes the reading
-that is best for the system under test.
+An invariant reports only what is certain: where a reply was lost, or a fault could be the cause, it assumes the case
+in which the system under test is right.
 """
 
 from __future__ import annotations
@@ -22,65 +22,66 @@ if TYPE_CHECKING:
     from .history import Event
     from .stories import Claim, Fault, Run, Said, Stories, Story
 
-_LEAST_GROWTH = 8.0  # MiB: less says nothing, whatever the number of jobs
+_LEAST_GROWTH = 8.0  # MiB: less growth proves nothing, whatever the number of jobs
 _LEAST_FILES = 20.0
 _GRACE = 0.05 * SECOND  # between a process's end and the record of the fault that ended it
 
 
 @dataclass(frozen=True, slots=True)
 class Violation:
-    """Something that must not have happened."""
+    """One breach of an invariant."""
 
     invariant: str
     number: int | None
-    """The job, where it is one."""
+    """The job, if the violation is about one job."""
     text: str
     others: tuple[int, ...] = ()
-    """Jobs without which it could not be told."""
+    """Other jobs whose history is needed to see the violation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What the soak that made the history knows of the system that it has tried."""
+    """What the soak that made the history knows about the system under test."""
 
     ends_leases_with_connection: bool = False
-    """beanstalkd."""
+    """Whether a lease ends with its connection, as on beanstalkd."""
     is_durable: bool = True
-    """Whether what was answered for survives a kill of the server."""
+    """Whether a job whose enqueue was acknowledged survives a kill of the server."""
     one_consumer: frozenset[str] = frozenset()
-    """Queues that have one consumer only: there the order of claims is the order of the queue."""
+    """Queues with a single consumer: there the order of claims is the order of the queue."""
     counts_exactly: bool = True
-    """Whether an attempt is counted once for each reservation that was not given back, also over a restart.
+    """Whether each reservation that was not given back counts as one attempt, also across a restart.
 
-    beanstalkd counts those, too, and begins anew with a restart: there no attempt is counted too little without one.
+    beanstalkd counts given-back reservations, too, and counts from the beginning after a restart. So on beanstalkd an
+    attempt may be too high, and is too low only after a restart.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: a job that is rescheduled is put anew, then deleted; if a reply is lost, both may be there."""
+    """beanstalkd: reschedule puts the job anew, then deletes the old one; if a reply is lost, both may exist."""
     repeats_enqueues: bool = False
-    """MySQL: a call of the backend repeats an enqueue whose reply was lost, and cannot tell that the job is done."""
+    """MySQL: the backend repeats an enqueue whose reply was lost, and cannot know whether the job is already done."""
     locks_rows: bool = False
-    """MySQL: a transaction whose client has gone keeps jobs from others until the server sees that."""
+    """MySQL: a transaction whose client has gone keeps its rows locked until the server notices that."""
     waits_for_the_stopped: bool = False
-    """SQLite: a process that is stopped may hold the lock that all others wait for, until their leases are over."""
+    """SQLite: a stopped process may hold the lock that all other processes wait for, until their leases end."""
     patience: float = 10.0
-    """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one."""
+    """Seconds that a due job may wait for an idle worker: the lease, the sweep, and one second."""
     growth: float = 1.0
-    """MiB of memory that a process may grow for every 100,000 jobs."""
+    """MiB that a process may grow for every 100,000 jobs."""
     slack: float = 1.0
     """Seconds that a call may take beyond its deadline."""
     slack_of_waiting: float = 2.0
-    """The same for a reserve that waits: it may have to learn first that nobody can wake it."""
+    """The same for a reserve that waits: it may first have to notice that its wakeup connection is dead."""
 
 
 # --- one job at a time -------------------------------------------------------------------------------------
 
 
 def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I1: what was stored has run to its end, or was deleted, or is still there."""
+    """I1: a stored job has run to its end, or was deleted, or is still in the store."""
     for story in stories:
         if story.is_refused or story.at_rest or not stories.audited or _has_ended(stories, setting, story):
             continue
-        # what was handed out was stored, whatever its enqueue has answered
+        # a job that was handed out was stored, whatever its enqueue answered
         stored_at = min([story.stored_at, *(claim.at for claim in story.claims), *(run.at for run in story.runs)])
         if stored_at == NEVER:
             continue
@@ -90,7 +91,7 @@ def nothing_lost(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I2: what runs was enqueued, and is what was enqueued."""
+    """I2: every job that runs was enqueued, with the same payload."""
     for event in stories.strangers:
         yield Violation("I2 nothing invented", event.jobs[0], f"{event.f} of a job that nobody has enqueued like this")
     for story in stories:
@@ -99,7 +100,7 @@ def nothing_invented(stories: Stories, _setting: Setting) -> Iterator[Violation]
 
 
 def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I3: one reservation's ack counts, and after it the job is gone: nobody gets it, nor does the store hold it."""
+    """I3: the ack of one reservation counts; after it the job is not handed out again, and is not in the store."""
     for story in stories:
         acked = [said for said in story.verdicts if said.f == "ack" and said.type == OK]
         if not acked:
@@ -120,7 +121,7 @@ def one_ack(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I4: nobody gets a job while another one's lease on it lasts."""
+    """I4: a job is not handed out while the lease of another consumer on it lasts."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -133,7 +134,7 @@ def lease_exclusion(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I5: a verdict counts only for the newest reservation, and for that one until its lease ends."""
+    """I5: a verdict counts only if it is for the newest reservation, and always counts there until the lease ends."""
     for story in stories:
         if _may_be_copied(setting, story):
             continue
@@ -151,7 +152,7 @@ def fence(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I8: nothing is handed out before its time, nor after a release before the delay is over."""
+    """I8: no job is handed out before it is due; after a release or a reschedule, not before the delay is over."""
     for story in stories:
         handed_out = sorted([claim.at for claim in story.claims] + [run.at for run in story.runs])
         if not handed_out:
@@ -167,7 +168,7 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
                 continue
             due_at = said.asked + said.delay * SECOND
             late = [claim.at for claim in story.claims if _came_after(claim, said)]
-            if not story.claims:  # only its runs are known
+            if not story.claims:  # only the job's runs are known
                 late = [run.at for run in story.runs if run.at > said.at]
             early_at = min(late, default=NEVER)
             if early_at < due_at:
@@ -176,7 +177,7 @@ def never_early(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I9: an attempt is the number of reservations before it, and this one."""
+    """I9: the attempt number is the number of earlier reservations plus one."""
     for story in stories:
         if not story.runs and not story.claims:
             continue
@@ -189,7 +190,7 @@ def attempts_exact(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I10: a job fails as often as it is allowed to, no more, and is given up no sooner."""
+    """I10: a job fails at most ``max_attempts`` times, and is not buried before that."""
     for story in stories:
         if not story.max_attempts or any(order.f == "kick" and order.type != FAIL for order in story.orders):
             continue
@@ -206,7 +207,7 @@ def retry_budget(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I11: a job begins again only after a failure, a release, the end of its lease or process, or a fault."""
+    """I11: a job runs again only after a failure, a release, the end of its lease or process, or a fault."""
     for story in stories:
         if len(story.runs) < 2:
             continue
@@ -221,7 +222,7 @@ def explained_duplicates(stories: Stories, setting: Setting) -> Iterator[Violati
 
 
 def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I6: of two jobs with one priority, the one that was stored before the other was asked for is claimed first."""
+    """I6: of two jobs of equal priority, one that was stored before the enqueue of the other began is claimed first."""
     latest: dict[tuple[str, int], tuple[int, int]] = {}
     for claim, story in _first_claims(stories, setting.one_consumer):
         if story.delay or story.orders or len(story.claims) > 1:
@@ -242,7 +243,7 @@ def first_in_first_out(stories: Stories, setting: Setting) -> Iterator[Violation
 
 
 def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I7: nothing is claimed while something more urgent of its queue was ready."""
+    """I7: no job is claimed while a more urgent job of its queue is ready."""
     claims = _first_claims(stories, setting.one_consumer)
     waiting: dict[str, list[tuple[int, float, int]]] = {}
     ready = sorted(
@@ -261,7 +262,7 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
             place += 1
         heap = waiting.get(story.queue, [])
         while heap and stories.jobs[heap[0][2]].claims[0].asked <= claim.asked:
-            heapq.heappop(heap)  # it has gone before, or goes along
+            heapq.heappop(heap)  # it was claimed earlier, or in the same call
         is_less_urgent = bool(heap) and heap[0][0] < story.priority
         if is_less_urgent and not _may_have_been_locked(stories, setting, stories.jobs[heap[0][2]], claim):
             text = f"claimed with priority {story.priority} while job {heap[0][2]} with {heap[0][0]} was ready"
@@ -269,9 +270,9 @@ def priority_first(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I12: what the library counts is what the store holds, and a job is there once."""
+    """I12: the library's counts are those of the jobs in the store, and each job is in the store once."""
     for story in stories:
-        if len(story.at_rest) > 1 + _copies(setting, story):  # one id is there once, however often it is enqueued
+        if len(story.at_rest) > 1 + _copies(setting, story):  # one id is stored once, however often it is enqueued
             yield Violation("I12 conservation", story.number, f"it is in the store {len(story.at_rest)} times")
     held: Counter[tuple[str, str]] = Counter()
     for story in stories:
@@ -286,7 +287,7 @@ def conservation(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
-    """I13: when all is done, nothing is left: no lease, no process, no key."""
+    """I13: at the end nothing is left over: no lease, no process, no key."""
     for story in stories:
         if "reserved" in story.at_rest:
             yield Violation("I13 no residue", story.number, "it is still reserved")
@@ -295,7 +296,7 @@ def no_residue(stories: Stories, _setting: Setting) -> Iterator[Violation]:
 
 
 def liveness(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I14: after the faults, a due job does not wait while no job runs."""
+    """I14: after the faults, a due job does not wait while no job of its queue runs."""
     healed = stories.notes["healed"]
     if not healed:
         return
@@ -315,7 +316,7 @@ def _waited_in_vain(found: Sequence[Story], since: int, stopped: float, patience
     waits = [wait for story in found if not story.orders for wait in _waits(story)]
     for begin, end in _gaps(runs, since, stopped, patience):
         if not runs or runs[-1][0] < end:
-            continue  # nothing has begun afterwards: what is left is judged by itself
+            continue  # no job began afterwards: _left_waiting judges the jobs that are left
         for story, due_at, begun_at in waits:
             if begun_at >= end and begun_at - max(due_at, begin) > patience:
                 waited = (min(begun_at, end) - max(due_at, begin)) / SECOND
@@ -329,7 +330,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
         (*(run.at for run in story.runs), *(claim.at for claim in story.claims)) for story in found
     )
     if any(at > latest for at in busy_at):
-        return  # its consumers had enough to do, and were not given the time for all of it
+        return  # its consumers were busy to the end, and had too little time for all jobs
     for story in found:
         is_waiting = "ready" in story.at_rest or "delayed" in story.at_rest
         if is_waiting and _last_touched(story) < latest:
@@ -337,7 +338,7 @@ def _left_waiting(found: Sequence[Story], latest: float) -> Iterator[Violation]:
 
 
 def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I15: what a caller meets is a documented error, within the deadline and a second."""
+    """I15: calls raise only documented errors, and end within the deadline plus the slack of the setting."""
     for begun, answer in stories.calls:
         number = begun.jobs[0] if len(begun.jobs) == 1 else None
         if answer is None:
@@ -357,7 +358,7 @@ def typed(stories: Stories, setting: Setting) -> Iterator[Violation]:
 
 
 def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
-    """I18: no process grows with the number of jobs that it has run, in memory or in open files."""
+    """I18: the memory and the open files of a process do not grow with the number of jobs that it has run."""
     runs: dict[str, list[int]] = {}
     for run in sorted((run for story in stories for run in story.runs), key=_run_at):
         runs.setdefault(run.proc, []).append(run.at)
@@ -369,10 +370,10 @@ def flat(stories: Stories, setting: Setting) -> Iterator[Violation]:
         for event in stories.notes[what]:
             samples.setdefault(event.target, []).append(event)
         for target, taken in samples.items():
-            some = taken[len(taken) // 5 :]  # what a process loads in its first moments is no growth
+            some = taken[len(taken) // 5 :]  # modules that a process loads in its first moments do not count as growth
             done = runs.get(target, [])
             jobs = bisect.bisect(done, some[-1].t) - bisect.bisect(done, some[0].t)
-            # one sample may be of a moment at which much is under way: the growth is that of what it comes back to
+            # minimum against minimum: a single sample may be of a moment with much work under way
             half = max(1, len(some) // 2)
             grown = min(event.value for event in some[-half:]) - min(event.value for event in some[:half])
             if grown > max(least, rate * jobs / 100_000):
@@ -397,14 +398,17 @@ INVARIANTS: dict[str, Callable[[Stories, Setting], Iterator[Violation]]] = {
     "I15": typed,
     "I18": flat,
 }
-"""By the names of the specification; I16 and I17 need unique jobs and schedules."""
+"""By the names of the specification; I16 and I17 are missing, as they need unique jobs and schedules."""
 
 
 # --- readings ----------------------------------------------------------------------------------------------
 
 
 def _counted_as(stories: Stories, state: str) -> str:
-    """If jobs were left undone, delays end between the count and the look into the store."""
+    """The state under which I12 counts a job.
+
+    If jobs were left undone, delays may end between the count and the audit, so that all unfinished states are one.
+    """
     return "unfinished" if stories.left_undone and state != "buried" else state
 
 
@@ -415,19 +419,22 @@ def _has_ended(stories: Stories, setting: Setting, story: Story) -> bool:
     if any(said.type in {OK, INFO} or _may_have_counted(stories, setting, said) for said in acks):
         return True
     if story.claims:
-        return False  # whoever has claims in the history has verdicts there, too: what was run may have been released
+        return False  # a consumer that records claims records verdicts, too: a job that ran may have been released
     return any(run.outcome == "done" for run in story.runs)
 
 
 def _may_have_counted(stories: Stories, setting: Setting, said: Said) -> bool:
-    """On beanstalkd a verdict whose reply is lost is refused, whether the server has carried it out or not."""
+    """Whether a refused verdict may have counted.
+
+    On beanstalkd a verdict whose reply was lost is refused, whether the server carried it out or not.
+    """
     return setting.ends_leases_with_connection and any(
         True for _ in stories.faults_between(said.asked, said.at, {said.proc})
     )
 
 
 def _copies(setting: Setting, story: Story) -> int:
-    """How many more of it may be there at once: copies whose original may be left."""
+    """How many additional copies of the job may exist: each reschedule of unknown effect may leave its original."""
     orders = (order.f == "reschedule" and order.type == INFO for order in story.orders)
     return sum(orders) if setting.reschedules_by_copy else 0
 
@@ -437,10 +444,10 @@ def _may_be_copied(setting: Setting, story: Story) -> bool:
 
 
 def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
-    """How many times more it may be done: as a copy, or as it was done before its enqueue ended.
+    """How many more times than once the job may be done: as a copy, or because it was done before its enqueue ended.
 
-    The queue forgets a job that is done. One whose enqueue was sent and not answered is sent again under its id, and is
-    stored once more if it was run in between: at most once for each run that was done until the enqueue ended.
+    The store forgets a job that is done. An enqueue that was sent and not answered is sent again with the same id, and
+    stores the job once more if it was done in between: at most once for each run done before the enqueue ended.
     """
     copies = _copies(setting, story)
     if not (story.is_repeated or setting.repeats_enqueues):
@@ -453,12 +460,15 @@ def _more_lives(stories: Stories, setting: Setting, story: Story) -> int:
 
 
 def _doubt_ends(setting: Setting, story: Story) -> float:
-    """Until when an enqueue of it may take effect: a request that nobody waits for any more may still be on its way."""
+    """Until when an enqueue of the job may take effect.
+
+    A request whose caller no longer waits may still be on its way to the server.
+    """
     return story.stored_at if story.is_stored else story.over_at + setting.patience * SECOND
 
 
 def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether its attempts may be counted from the beginning: the server was started again meanwhile."""
+    """Whether its attempts may be counted from the beginning, because the server was restarted meanwhile."""
     if setting.counts_exactly:
         return False
     last = max([*(run.at for run in story.runs), *(claim.at for claim in story.claims)], default=story.asked)
@@ -466,13 +476,13 @@ def _may_begin_anew(stories: Stories, setting: Setting, story: Story) -> bool:
 
 
 def _is_given_up_early(stories: Stories, story: Story) -> bool:
-    """Whether it is buried, and neither its failures nor attempts that came to nothing by a fault explain that."""
+    """Whether it is buried, and neither its failures nor attempts lost to a fault explain that."""
     if "buried" not in story.at_rest or story.verdicts or not stories.audited:
         return False
     if max((run.attempt for run in story.runs), default=0) >= story.max_attempts:
         return False
     last = max((run.at for run in story.runs), default=story.asked)
-    # a reservation may end in a process that has not begun the job yet
+    # a fault may end a reservation, and use up its attempt, in a process that has not begun the job yet
     return not _were_workers_hurt(stories, last, NEVER)
 
 
@@ -485,7 +495,7 @@ def _were_workers_hurt(stories: Stories, begin: float, end: float) -> bool:
 
 
 def stored_again(stories: Stories, setting: Setting) -> int:
-    """How many jobs were done once more, as their enqueue was repeated after they were done."""
+    """How many jobs were done more than once because their enqueue was repeated after they were done."""
     return sum(
         sum(run.outcome == "done" for run in story.runs) > 1
         and _more_lives(stories, setting, story) > _copies(setting, story)
@@ -498,9 +508,9 @@ def _ran(story: Story) -> str:
 
 
 def _came_after(claim: Claim, said: Said) -> bool:
-    """Whether a job was handed out after a verdict or an order had taken effect.
+    """Whether a job was certainly handed out after a verdict or an order had taken effect.
 
-    Who was stopped for longer than a lease may hear only afterwards of a lease that it had before.
+    A consumer that was stopped for longer than a lease may record a lease only after that lease has ended.
     """
     return claim.at > said.at and claim.since + claim.ttr > said.asked
 
@@ -509,7 +519,7 @@ def _began_after(story: Story, run: Run, said: Said) -> bool:
     lease = story.lease_of(run)
     if lease is None or lease.token == said.token:
         return run.at > said.at
-    # who does not look at the clock runs what it was handed out long ago
+    # a consumer that does not check the time runs jobs whose leases have ended
     return run.at > said.at and lease.since + lease.ttr > min(said.asked, run.at)
 
 
@@ -527,7 +537,7 @@ def _run_at(run: Run) -> int:
 
 def _overlap(first: Claim, second: Claim) -> bool:
     """Whether the second lease certainly began while the first one certainly lasted."""
-    if second.asked < first.at:  # which of the two came first is open
+    if second.asked < first.at:  # the order of the two is unknown
         return False
     return second.at < min(first.extended + first.ttr, first.over)
 
@@ -538,7 +548,7 @@ def _connection_may_have_ended(stories: Stories, setting: Setting, claim: Claim,
 
 
 def _refused_wrongly(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """The holder of a live lease was told that it has none: its worker says that a job was lost which is done."""
+    """Verdicts that were refused though their lease lasted: the worker would report a job as lost that it has done."""
     for claim in story.claims:
         said = next((said for said in story.verdicts if said.token == claim.token), None)
         if said is None or said.type != FAIL or said.at >= claim.extended + claim.ttr:
@@ -552,7 +562,7 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
     given_back = {said.token for said in story.verdicts if said.f == "give_back" and said.type != FAIL}
     claims = sorted(story.claims, key=_asked)
     if any(second.asked < first.at for first, second in itertools.pairwise(claims)):
-        return  # two at a time: who was first is open
+        return  # two claims overlap: their order is unknown
     kicked = any(order.f in {"kick", "reschedule"} and order.type != FAIL for order in story.orders)
     for number, claim in enumerate(claims):
         before = sum(other.token not in given_back for other in claims[:number])
@@ -563,8 +573,8 @@ def _exact_attempts(stories: Stories, story: Story) -> Iterator[Violation]:
 
 
 def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[Violation]:
-    """Where only the runs are known: each counts, but for those that a worker gave back when it was hurt or ended."""
-    counted: list[Run] = []  # for certain
+    """I9 where only runs are known: each run counts, except those that a worker gave back in a fault or at its end."""
+    counted: list[Run] = []  # runs that certainly count
     last = len(story.runs) - 1
     for place, run in enumerate(sorted(story.runs, key=_run_at)):
         least = sum(not _may_have_begun_late(stories, setting, story, run, other) for other in counted)
@@ -584,13 +594,13 @@ def _counted_runs(stories: Stories, setting: Setting, story: Story) -> Iterator[
 
 
 def _may_have_begun_late(stories: Stories, setting: Setting, story: Story, run: Run, other: Run) -> bool:
-    """Whether *run* may have been handed out before *other*, which began first, and a fault has ended its lease."""
+    """Whether *run* may have been handed out before *other*, which began first, and a fault ended its lease."""
     since = run.at - (story.ttr or setting.patience) * SECOND
     return run.attempt < other.attempt and any(True for _ in stories.faults_between(since, run.at, {run.proc}))
 
 
 def _may_be_given_back(stories: Stories, run: Run) -> bool:
-    """Whether a run that ended does not count: its process ended at once, before anybody had heard of that."""
+    """Whether a run that ended may not count: its process was killed within a second, before the end was reported."""
     faults = stories.faults_between(run.at, run.ended_at + SECOND, {run.proc})
     return any(fault.kind == "kill" and fault.target == run.proc for fault in faults)
 
@@ -602,8 +612,8 @@ def _is_explained(stories: Stories, setting: Setting, story: Story, first: Run, 
     if is_stored_again and _more_lives(stories, setting, story):
         return True
     lease, own = story.lease_of(first), story.lease_of(second)
-    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # a holder that does not touch
-    # or one that was stopped, and does not look at the clock
+    is_over = lease is not None and lease.extended + lease.ttr <= second.at  # the first holder does not touch
+    # or the second holder was stopped after its claim, and does not check the time
     is_stale = own is not None and own.since < first.at and own.since + own.ttr <= second.at
     since = first.at - (story.ttr or setting.patience) * SECOND if lease is None else lease.since
     if is_over or is_stale or _were_all_stopped(stories, setting, since, second.at):
@@ -631,10 +641,10 @@ def _explains(fault: Fault, first: Run, *, ends_by_time_only: bool) -> bool:
 
 
 def _is_put_back(stories: Stories, story: Story, first: Run, second: Run, since: float) -> bool:
-    """Whether somebody put the job back by a verdict or an order."""
+    """Whether a verdict or an order put the job back between the two runs."""
     for order in story.orders:
         is_effective = order.f in {"kick", "reschedule"} and order.type != FAIL and order.asked <= second.at
-        if is_effective and (order.type == INFO or order.at >= since):  # a lost one may still be on its way
+        if is_effective and (order.type == INFO or order.at >= since):  # an unanswered order may still be on its way
             return True
     for said in story.verdicts:
         if not first.at <= said.asked <= second.at:
@@ -645,7 +655,7 @@ def _is_put_back(stories: Stories, story: Story, first: Run, second: Run, since:
 
 
 def _is_kicked(stories: Stories, after: float, before: float) -> bool:
-    """Whether somebody kicked what was buried in that time."""
+    """Whether buried jobs were kicked in that time."""
     return any(
         begun.t <= before and (answer is None or answer.type != OK or answer.t >= after)
         for begun, answer in stories.calls
@@ -667,7 +677,7 @@ def _first_claims(stories: Stories, queues: frozenset[str]) -> list[tuple[Claim,
 
 
 def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bool:
-    """Whether somebody had this job before its first claim that is known: the reply to an earlier one was lost."""
+    """Whether this job may have been claimed before its first known claim: the reply to an earlier one was lost."""
     claim = story.claims[0]
     if claim.attempt <= 1 and setting.counts_exactly:
         return False
@@ -676,13 +686,13 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 
 
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
-    """Whether a claim could not see this job: a transaction that had lost its client still had it locked."""
+    """Whether this job may have been invisible to a claim: a transaction whose client was lost had it locked."""
     faults = stories.faults_between(story.stored_at, claim.at, set())
     return setting.locks_rows and any(fault.kind == "freeze" for fault in faults)
 
 
 def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:
-    """Times after *begin* in which no job ran, of at least *shortest* nanoseconds."""
+    """Periods after *begin* in which no job ran, each longer than *shortest* nanoseconds."""
     free_from: float = begin
     for at, ended_at in runs:
         if at - free_from > shortest:
@@ -693,7 +703,7 @@ def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: f
 
 
 def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
-    """From when the job was due until it began: the first time, and after each release."""
+    """The job's waits, from when it was due until it began: the first one, and one after each release."""
     starts = sorted(run.at for run in story.runs)
     if story.is_stored:
         yield story, max(story.due_at, story.stored_at), starts[0] if starts else NEVER
@@ -704,7 +714,7 @@ def _waits(story: Story) -> Iterator[tuple[Story, float, float]]:
 
 
 def _last_touched(story: Story) -> float:
-    """The last moment at which something happened to the job, or it became due by what somebody has asked for."""
+    """The last moment at which the job was run, claimed or ordered about, or became due by a delay."""
     moments = [story.due_at, story.over_at]
     moments += [run.at if run.ended_at == NEVER else run.ended_at for run in story.runs]
     moments += [claim.extended + claim.ttr for claim in story.claims]

@@ -1,4 +1,4 @@
-"""What the processes of one soak share: its settings, which they get by the environment, and what its names are."""
+"""What the processes of one soak share: its settings, passed in the environment, and the names that it uses."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 import msgspec
 
 VARIABLE = "SOAK_LOAD"
-"""Of the environment: the settings of a process that is under test."""
+"""The environment variable that holds the settings for each process under test."""
 
-TTR = 3.0  # seconds that a lease lasts: as short as the slowest store's whole seconds allow with room
-TIMEOUT = 1.0  # seconds, of tasks that have one
+TTR = 3.0  # seconds that a lease lasts: as short as is safe on a store that counts in whole seconds
+TIMEOUT = 1.0  # seconds: the time limit of tasks that have one
 MAX_ATTEMPTS = 4
-MAX_CRASHES = 50  # a soak kills more often than life does
+MAX_CRASHES = 50  # more than usual, because a soak kills often
 MARK = "soak#{}#"
-"""What is found in a store's raw data of a job with this number."""
+"""The text by which a job with this number is found in a store's raw data."""
 
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
@@ -24,19 +24,19 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     """Where the history is written."""
     seed: int
     timeout: float
-    """Seconds that a call may take, as the URL says."""
+    """Seconds that a call may take: the URL's ``timeout``."""
     prefix: str = ""
-    """Of the names of all queues."""
+    """What the names of all queues begin with."""
     pace: float = 0.02
     """Seconds between two calls of a producer, on average."""
     late: float = 0.03
-    """How often a plain consumer keeps jobs until about the end of their leases, of one."""
+    """The share of batches, 0 to 1, that a plain consumer keeps until about the end of their leases."""
     oversleep: float = 1.3
-    """For how long at most, in leases."""
+    """How long it keeps them at most, in multiples of the ttr."""
     released: float = 0.04
-    """How often it releases a job instead of acking it, of one."""
+    """The share of jobs, 0 to 1, that a plain consumer releases instead of acking."""
     weights: dict[str, int] = {}
-    """How many of a hundred jobs are of a kind, where that is not as ``tasks.KINDS`` says."""
+    """How many of a hundred jobs are of a kind, where this differs from ``tasks.KINDS``."""
 
     @property
     def tasks(self) -> str:
@@ -45,7 +45,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def raw(self) -> str:
-        """The queue of plain consumers."""
+        """The queue of the plain consumers."""
         return f"{self.prefix}raw"
 
     @property
@@ -58,7 +58,7 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         return self.tasks, self.raw, self.lane
 
     def environment(self) -> dict[str, str]:
-        """For the processes that are under test."""
+        """The environment variables for the processes under test."""
         return {VARIABLE: msgspec.json.encode(self).decode()}
 
 
@@ -68,5 +68,5 @@ def of_this_process() -> Load:
 
 
 def name_of(pid: int) -> str:
-    """How the process of jobs with this pid is called in the history."""
+    """The name in the history of the job process with this pid."""
     return f"job.{pid}"

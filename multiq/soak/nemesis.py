@@ -1,7 +1,7 @@
-"""What is done to the processes, links and stores of a soak: each fault by its name, written down before it is done.
+"""The faults of a soak, on processes, links and stores: each has a name, and is recorded before it is made.
 
-A fault counts only if it was seen to happen: the process ended by the signal or stood still, the proxy has cut or held
-something, the server did not answer or is another one. What was tried in vain is in the history as ``missed``.
+A fault counts only if it was seen to happen: the process ended by the signal or was stopped, the proxy cut or held
+something, the server stood still or has a new run id. A fault that was not seen to happen is recorded as ``missed``.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 _STALLS = (0.5, 1.5, TTR + 1)  # seconds
 _LATENCIES = (0.02, 0.1, 0.3)  # seconds
 _CUT_FOR = 0.5  # seconds that a fault of the proxy stays armed
-_SEEN_WITHIN = 5.0  # seconds in which the effect of a signal is to be seen
+_SEEN_WITHIN = 5.0  # seconds within which the effect of a signal must be seen
 
 OF_WORKERS = ("kill job process", "stop job process", "kill consumer", "stop consumer", "kill worker")
 OF_LINKS = ("cut", "freeze links", "swallow", "slow down", "lose replies", "lose requests", "lose acks")
 
 
 def available(site: Site) -> list[str]:
-    """The names of the faults that can be made there."""
+    """The names of the faults that can be made at this site."""
     names = list(OF_WORKERS)
     if site.proxy is not None:
         names += [name for name in OF_LINKS if site.acks or name != "lose acks"]
@@ -50,11 +50,11 @@ def available(site: Site) -> list[str]:
 
 
 class Missed(Exception):
-    """A fault has not happened, or nobody has seen it happen."""
+    """A fault has not happened, or was not seen to happen."""
 
 
 class Nemesis:
-    """Does harm, and writes down what it did, and to whom. *only*: faults by their names; None: all there are."""
+    """Makes faults, and records each with its target. *only*: the names of the faults to make; None: all available."""
 
     def __init__(
         self, crew: Crew, site: Site, recorder: Recorder, chance: random.Random, only: Collection[str] | None = None
@@ -86,7 +86,7 @@ class Nemesis:
         self._faults = {name: mine[name] for name in available(site) if only is None or name in only}
 
     def strike(self) -> None:
-        """One fault, and the history has when it began and when it was over, or why it has not happened."""
+        """Make one random fault. The history gets when it began and when it was over, or why it did not happen."""
         if not self._faults:
             return
         name = self._chance.choice(list(self._faults))
@@ -125,14 +125,14 @@ class Nemesis:
         self._stop(child, name_of(child.pid))
 
     def _stop(self, process: psutil.Process, name: str) -> None:
-        """Longer than its leases last."""
+        """Stop a process for longer than its leases last."""
         self._note("stop", name, TTR + 2)
         try:
             process.suspend()
             _wait_for(lambda: process.status() == psutil.STATUS_STOPPED, f"process {process.pid} stands still")
             time.sleep(TTR + 0.5)
         finally:
-            with contextlib.suppress(psutil.NoSuchProcess):  # who watches it may have killed it
+            with contextlib.suppress(psutil.NoSuchProcess):  # its parent may have killed it
                 process.resume()
 
     def _a_child(self) -> psutil.Process:
@@ -143,7 +143,7 @@ class Nemesis:
 
     def _kill_worker(self) -> None:
         options, worker = self._chance.choice(sorted(self._crew.workers.items()))
-        for child in self._crew.children(options):  # they end with it
+        for child in self._crew.children(options):  # they end with their worker
             self._note("kill", name_of(child.pid), 2.0)
         self._note("kill", f"worker {options}")
         _kill(worker)
@@ -158,7 +158,7 @@ class Nemesis:
         self._stop(psutil.Process(process.pid), name)
 
     def _a_consumer(self) -> tuple[str, subprocess.Popen[bytes]]:
-        """A plain one, and how it is called in the history."""
+        """A plain consumer: its name in the history, and its process."""
         mine = [(key, process) for key, process in sorted(self._crew.clients.items()) if key[0] == "consume"]
         (role, name), process = self._chance.choice(mine)
         return f"{role}-{name}.{process.pid}", process
@@ -171,7 +171,7 @@ class Nemesis:
         _seen(self._site.proxy.cut(rst=self._chance.random() < 0.5), "there were no connections")
 
     def _freeze_links(self) -> None:
-        """What is connected now hears nothing any more, for a while not even an end."""
+        """The connections that are open now carry nothing more; only after a while do they also end."""
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
@@ -181,7 +181,10 @@ class Nemesis:
         _seen(frozen, "there were no connections")
 
     def _swallow(self) -> None:
-        """Connections stay open, and what is sent into them is never delivered. Then they end: TCP leaves no gaps."""
+        """Connections stay open, and what is sent into them is dropped.
+
+        Then they are cut, because a TCP connection cannot go on with a gap in its stream.
+        """
         assert self._site.proxy is not None  # noqa: S101
         seconds = self._chance.choice(_STALLS)
         self._note("freeze", "link", seconds + 3)
@@ -203,11 +206,11 @@ class Nemesis:
         _seen(self._site.proxy.replied - before, "the server sent nothing")
 
     def _lose_replies(self) -> None:
-        """The server does what it is asked, and its replies do not arrive."""
+        """The server carries out requests, and its replies do not arrive."""
         self._cut_some(CutReply(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_requests(self) -> None:
-        """The server is never asked, and its clients cannot know that."""
+        """Requests do not reach the server, and its clients cannot know that."""
         self._cut_some(CutRequest(at=self._chance.choice([0, 3]), times=5))
 
     def _lose_acks(self) -> None:
@@ -251,7 +254,7 @@ class Nemesis:
         self._note(kind, "store", 2.0)
         try:
             happened = do()
-        except Exception as exc:  # of whatever client the site has
+        except Exception as exc:  # any exception of the site's own client
             raise Missed(f"{type(exc).__name__}: {exc}") from exc
         _seen(happened, f"the server did not say so: {happened!r}")
 
@@ -270,7 +273,7 @@ def _wait_for(condition: Callable[[], bool], what: str) -> None:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
-    """One of our own children."""
+    """Kill a child process of this one."""
     process.kill()
     code = process.wait()
     _seen(code == -signal.SIGKILL, f"process {process.pid} had ended with {code} before")

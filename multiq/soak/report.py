@@ -1,4 +1,4 @@
-"""What came of soaks, in figures: as JSON, and as the tables of a page."""
+"""The results of soaks, in figures: as JSON, and as the tables of a page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .checking import Verdict
     from .history import Event
 
-#: what is said of a soak in the first table: a line's title, and the invariants that it counts
+#: lines of the first table: a line's title, and the invariant whose violations it counts
 _PROMISES = (
     ("lost (I1)", "I1"),
     ("invented (I2)", "I2"),
@@ -39,7 +39,7 @@ class Spread(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, times: Iterable[float]) -> Spread | None:
-        """None: there are none."""
+        """The spread of these times; None if there are no times."""
         ordered = sorted(times)
         if not ordered:
             return None
@@ -50,26 +50,26 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True, kw_only=True):
-    """One soak."""
+    """The result of one soak."""
 
     driver: str
     seed: int
     seconds: float
-    """Of load with faults."""
+    """How long the load with faults lasted."""
     figures: dict[str, int]
-    """Jobs: asked for, stored, run, run again, ...; beside them, each kind of fault."""
+    """Numbers of jobs: asked for, stored, run, run again, ...; and totals of faults."""
     faults: dict[str, int]
-    """By kind: those of the nemesis, and those that jobs did to their own processes."""
+    """By kind: those of the nemesis, and those that jobs made on their own processes."""
     violations: dict[str, int]
-    """By invariant; those that hold are left out."""
+    """How many by invariant; invariants that hold are left out."""
     refused: int
-    """Verdicts that came after the end of their lease, and did not count."""
+    """Verdicts that were refused, because their lease had ended."""
     recovery: dict[str, Spread]
-    """From when a server serves again, or a link carries again, to the next job that begins."""
+    """By fault: the time from when a server or a link works again until the next job begins."""
     samples: int
-    """Of the memory of job processes."""
+    """How often the memory of job processes was measured."""
     growth: float
-    """MiB: the most that one of these processes grew after its first moments."""
+    """MiB: the most that one of these processes grew, its first fifth of samples left out."""
 
     @property
     def is_clean(self) -> bool:
@@ -77,7 +77,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def outcome(verdict: Verdict, seconds: float) -> Outcome:
-    """What came of one soak."""
+    """The figures of one soak, from its verdict."""
     stories = Stories(verdict.events)
     begun = stories.notes["begun"][0]
     faults = {event.kind: 0 for event in stories.notes["struck"]}
@@ -102,7 +102,7 @@ def outcome(verdict: Verdict, seconds: float) -> Outcome:
 
 
 def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
-    """What was promised, and what came of it: a title, and a cell for each soak."""
+    """The lines of the first table: a title, and a cell for each soak."""
     told: list[tuple[str, Callable[[Outcome], str]]] = [
         ("load with faults", lambda one: _time(one.seconds)),
         ("seed", lambda one: str(one.seed)),
@@ -123,7 +123,7 @@ def rows(outcomes: Sequence[Outcome]) -> list[list[str]]:
 
 
 def markdown(outcomes: Sequence[Outcome]) -> str:
-    """Tables: what was promised, the faults, the recovery and the memory."""
+    """The tables: results, faults, recovery times and memory."""
     head = ["", *(one.driver for one in outcomes)]
     faults = sorted({kind for one in outcomes for kind in one.faults})
     outages = sorted({kind for one in outcomes for kind in one.recovery})
@@ -169,7 +169,7 @@ def _recovery(stories: Stories) -> dict[str, Spread]:
 
 
 def _growth(samples: Iterable[Event]) -> float:
-    """As I18 reckons it."""
+    """The most that one process grew in MiB, calculated as in I18."""
     by_process: dict[str, list[float]] = {}
     for event in samples:
         by_process.setdefault(event.target, []).append(event.value)
@@ -190,6 +190,6 @@ def _time(seconds: float) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """In Markdown."""
+    """A Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines) + "\n"

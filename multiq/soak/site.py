@@ -1,4 +1,4 @@
-"""The store that a soak is about: how to get there, and what can be done to it."""
+"""The store that a soak tests: how to reach it, and which faults can be made on it."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ if TYPE_CHECKING:
     from multiq.conformance.proxy import Proxy
 
 Held = list[tuple[int, str]]
-"""Number and state of each job that a store holds."""
+"""The number and the state of each job that a store holds."""
 
 
 class Server(Protocol):
-    """What can be done to a server's process."""
+    """The operations of a soak on a server's process."""
 
     can_pause: bool
     can_restart: bool
 
     @property
     def pid(self) -> int:
-        """Its process on this machine, where it can be paused."""
+        """The number of its process on this machine, if it can be paused."""
 
     def run_id(self) -> object:
-        """Another one after each start."""
+        """An identifier that differs after each start."""
 
     def pause(self) -> object:
-        """It is stopped: it takes connections, and does not answer."""
+        """Stop the process: connections are accepted, and nothing is answered."""
 
     def go_on(self) -> object: ...
 
     def restart(self) -> object:
-        """It is killed, and started again; returns when it serves."""
+        """Kill the server and start it again. Returns when it serves."""
 
 
 @dataclass
 class Site:
-    """A store, and what a soak knows of it. A fault that needs what is None cannot be made there."""
+    """A store, and what a soak knows about it. A fault that needs a field that is None is not available."""
 
     driver: str
     """The backend's name."""
     url: str
-    """For everybody who is under test: through the proxy, where there is one."""
+    """The URL for all processes under test: through the proxy, if there is one."""
     held: Callable[[], Held]
-    """Reads what the store holds, at the end. It may take away what it reads."""
+    """Reads what the store holds, at the end of a soak. It may remove the jobs that it reads."""
     is_left: Callable[[], bool]
     """Whether the store holds jobs that are not buried."""
     proxy: Proxy | None = None
     server: Server | None = None
     acks: bytes = b""
-    """What clients send when they ack."""
+    """Bytes that only an ack request contains."""
     own_faults: dict[str, Callable[[], object]] = field(default_factory=dict)
-    """What can be done to no other store, by its name in the history. Each returns something true if it was done."""
+    """Faults of this kind of store alone, by their names in the history. Each returns a true value if it happened."""

@@ -1,7 +1,7 @@
-"""A store that somebody else has set up: how a soak gets there, what it may do to it, and how it leaves it.
+"""A site for a store that the user has set up: how a soak reaches it, which faults it may make, how it cleans up.
 
-Everything happens in queues of its own, whose names nobody else could have chosen. Their jobs are purged at the end,
-and what the driver keeps for an empty queue is swept away.
+A soak works only in queues of its own, whose names no other program has chosen. Their jobs are purged at the end, and
+what the driver keeps for an empty queue is removed.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ if TYPE_CHECKING:
     from .site import Held
 
 _PORTS = {"redis": 6379, "beanstalk": 11300, "mysql": 3306}
-"""Of those that a proxy can stand before: one address, and no TLS that checks it."""
+"""The default ports of the stores that a proxy can stand before: one address, and no TLS that verifies it."""
 _TLS = frozenset({"ca", "tls", "ssl", "ssl_ca", "cert"})
 _STATES = (State.RESERVED, State.DELAYED, State.READY, State.BURIED)
-"""In this order: a job that becomes ready while they are listed is seen twice, and not missed."""
+"""Listed in this order, so that a job that becomes ready meanwhile is seen twice rather than missed."""
 _PURGED = (State.READY, State.DELAYED, State.BURIED)
 _BENCH = "multiq.bench"
 _MOST_AT_ONCE = 100
@@ -56,19 +56,19 @@ class RestartFailed(MultiqError):
 
 
 class Harm(NamedTuple):
-    """What may be done to the server itself: nothing, unless it is asked for."""
+    """The faults that a soak may make on the server itself: none by default."""
 
     freeze_pid: int | None = None
-    """Its process on this machine, to be stopped for seconds at a time."""
+    """The server's process on this machine, which is stopped for seconds at a time."""
     restart_command: str = ""
-    """A shell's command that kills it and starts it again."""
+    """A shell command that kills the server and starts it again."""
     flush_scripts: bool = False
-    """Redis: have it forget all scripts, those of others included."""
+    """Redis: flush all scripts of the server, those of other programs included."""
 
 
 @contextlib.contextmanager
 def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iterator[Site]:
-    """The store at *url*; its *queues* are gone at the end.
+    """The site for the store at *url*; its *queues* are removed at the end.
 
     Raises ``UrlInvalid``, ``OptionInvalid``, ``BackendNotInstalled``, ``BackendError``, and ``QueueLeftBehind``.
     """
@@ -84,8 +84,8 @@ def site_at(url: str, queues: Sequence[str], timeout: float, harm: Harm) -> Iter
         others: list[str] = []
         backend = stack.enter_context(open_backend(direct))
         for queue in queues:
-            backend.stats(queue)  # so that what is wrong with the URL is said before anything begins
-        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))  # who has come meanwhile stays
+            backend.stats(queue)  # so that a wrong URL raises before anything begins
+        stack.callback(lambda: others.extend(set(backend.queues()) - set(queues)))  # then the file is kept for them
         stack.callback(_clean, backend, name, direct, queues)
         proxy = None
         through = direct
@@ -115,7 +115,7 @@ def _with_timeout(url: str, timeout: float) -> str:
 
 
 def _address(url: str) -> tuple[str, int] | None:
-    """Where a proxy would forward to; None where none can stand in between."""
+    """The address that a proxy would forward to; None if a proxy cannot stand in between."""
     parts = urlsplit(url)
     if parts.scheme not in _PORTS or "," in parts.netloc or not parts.hostname:
         return None
@@ -132,7 +132,7 @@ def _through(url: str, port: int) -> str:
 
 
 def _file_to_be(url: str) -> Path | None:
-    """The file that a soak on SQLite would make; None if it is there already, or if there is none."""
+    """The file that a soak on SQLite would create; None if it exists already, or if the URL names no file."""
     if not url.startswith("sqlite:///"):
         return None
     path = Path(unquote(url.removeprefix("sqlite:///").partition("?")[0]))
@@ -149,7 +149,7 @@ def _remove_file(path: Path | None) -> None:
 
 
 def _held(backend: Backend, queues: Sequence[str]) -> Held:
-    """By the library's own listing; where there is none, what is buried is kicked, and taken."""
+    """All jobs, by the library's own listing. A store without one has its ready jobs taken, then buried ones kicked."""
     found: Held = []
     for queue in queues:
         if backend.capabilities.lists_jobs:
@@ -160,7 +160,7 @@ def _held(backend: Backend, queues: Sequence[str]) -> Held:
 
 
 def _listed(backend: Backend, queue: str, state: State) -> Iterator[tuple[str, tuple[int, str]]]:
-    """By their ids."""
+    """The id of each job in this state, with its number and its state."""
     after: str | None = None
     while True:
         page = backend.jobs(queue, state, after=after)
@@ -191,13 +191,13 @@ def _is_left(backend: Backend, queues: Sequence[str]) -> bool:
     try:
         stats = [backend.stats(queue) for queue in queues]
     except BackendError:
-        return True  # it may be back before long
+        return True  # the server may be back soon, with jobs
     return any((one.ready or 0) + (one.delayed or 0) + (one.reserved or 0) for one in stats)
 
 
 @contextlib.contextmanager
 def _uninterrupted() -> Iterator[None]:
-    """An impatient second Ctrl-C would leave jobs behind."""
+    """Ignore SIGINT for the block: a second Ctrl-C during the cleanup would leave jobs behind."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -210,7 +210,7 @@ def _uninterrupted() -> Iterator[None]:
 
 @_uninterrupted()
 def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None:
-    """Purge the queues. What is reserved yet belongs to processes that were killed, and is ready before long."""
+    """Purge the queues. Jobs still reserved belong to killed processes: they are ready once their leases end."""
     give_up_at = time.monotonic() + 3 * TTR
     while True:
         for queue in queues:
@@ -232,7 +232,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
 
 
 class _Server:
-    """A server that somebody has set up, and allowed to be hurt."""
+    """A server that the user has set up, and on which the user allows faults."""
 
     def __init__(  # noqa: PLR0917 - what is known of it
         self, backend: Backend, queue: str, harm: Harm, driver: str, url: str, address: tuple[str, int] | None
@@ -254,7 +254,7 @@ class _Server:
         return self._process.pid
 
     def pause(self) -> None:
-        """Raises ``psutil.NoSuchProcess`` if it has ended, also if another one has its number now."""
+        """Raises ``psutil.NoSuchProcess`` if the process has ended, even if another process has its number now."""
         assert self._process is not None  # noqa: S101
         self._process.suspend()
 
@@ -264,7 +264,10 @@ class _Server:
             self._process.resume()
 
     def run_id(self) -> object:
-        """As the server says. One that has no name for it, or is behind something, is believed to be another one."""
+        """The run id that the server reports, or else the number of restarts.
+
+        A server that reports no run id, or that cannot be asked directly, counts as a new one after each restart.
+        """
         told = None
         if self._address is not None:
             with contextlib.suppress(OSError, ValueError):
@@ -272,8 +275,11 @@ class _Server:
         return self._restarts if told is None else told
 
     def restart(self) -> None:
-        """Raises ``RestartFailed``: a soak with a server that is gone for good says nothing."""
-        with tempfile.TemporaryFile() as output:  # no pipe: a server that it has started would keep that open
+        """Run the restart command, and wait until the server serves.
+
+        Raises ``RestartFailed``: without a server a soak proves nothing.
+        """
+        with tempfile.TemporaryFile() as output:  # not a pipe: the server that the command starts would keep it open
             done = subprocess.run(  # noqa: S602 - the user's own
                 self._restart_command, shell=True, check=False, stdin=subprocess.DEVNULL, stdout=output, stderr=output
             )
@@ -297,7 +303,7 @@ class _Server:
 
 
 def _process(pid: int) -> psutil.Process:
-    """A process that may be stopped. A handle, as its number may belong to another one before long."""
+    """A process that may be stopped, as a handle: its number alone may later belong to another process."""
     try:
         process = psutil.Process(pid)
         os.kill(pid, 0)
@@ -312,7 +318,7 @@ def _process(pid: int) -> psutil.Process:
 
 
 def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
-    """What a server calls itself, in a connection of our own; None: it does not, or nobody here can ask it."""
+    """The run id that a server reports on a connection of this process; None for drivers whose servers have none."""
     if driver == "redis":
         info = _redis_says(url, address, "INFO", "server")
         return next((line for line in info.splitlines() if line.startswith("run_id:")), None)
@@ -325,7 +331,10 @@ def _told_run_id(driver: str, url: str, address: tuple[str, int]) -> str | None:
 
 
 def _redis_says(url: str, address: tuple[str, int], *command: str) -> str:
-    """The reply to one command, in a connection of our own. Raises ``OSError``, and ``ValueError`` for an error."""
+    """The reply to one command, on a connection of this process.
+
+    Raises ``OSError``, and ``ValueError`` for an error reply.
+    """
     parsed = parse_url(url, load_driver("redis").options)
     words: list[Sequence[str]] = [command]
     if parsed.password is not None:

@@ -1,4 +1,4 @@
-"""What a history says of each job: when it was asked for, claimed, run, settled, and where it was at the end."""
+"""A history grouped by job: when each was asked for, claimed, run and settled, and its state at the end."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NEVER = math.inf
 
 @dataclass(slots=True)
 class Run:
-    """Once through a job's code, by its own record."""
+    """One execution of a job's code, from the job's own record."""
 
     at: int
     proc: str
@@ -34,7 +34,7 @@ class Run:
 
 @dataclass(slots=True)
 class Claim:
-    """A lease, as the consumer that has it knows it."""
+    """A lease, as recorded by the consumer that has it."""
 
     asked: int
     at: int
@@ -44,16 +44,19 @@ class Claim:
     ttr: int
     """Nanoseconds."""
     extended: int
-    """When it may have begun, or the last touch that counted was asked for: it lasts at least a ttr from there."""
+    """When the claim, or the last touch that counted, was asked for: the lease lasts at least a ttr from there."""
     over: float = NEVER
-    """When its first verdict was asked for."""
+    """When the first verdict on it was asked for."""
     since: int = 0
-    """When the job may have been taken: it may come from an earlier claim of this consumer, whose reply was lost."""
+    """The earliest moment at which the job may have been taken.
+
+    The lease may come from an earlier claim of this consumer, whose reply was lost.
+    """
 
 
 @dataclass(slots=True)
 class Said:
-    """A verdict or an order, and its answer."""
+    """A verdict or an order, with its answer."""
 
     f: str
     asked: int
@@ -66,7 +69,7 @@ class Said:
 
 @dataclass(slots=True)
 class Story:
-    """One job."""
+    """What the history says about one job."""
 
     number: int
     asked: int
@@ -79,62 +82,62 @@ class Story:
     max_crashes: int
     digest: str
     stored_at: float = NEVER
-    """When an enqueue answered that it is stored."""
+    """When an enqueue first answered that the job is stored."""
     over_at: float = 0.0
-    """When its last enqueue ended, whatever it answered; where it did not, when its time was over."""
+    """When its last enqueue ended, whatever the answer; without an answer, the enqueue's deadline."""
     is_stored: bool = False
     is_repeated: bool = False
-    """Whether the library itself repeats an enqueue of it that is in doubt, as it does for tasks."""
+    """Whether the library itself repeats an enqueue of it whose effect is unknown, as it does for tasks."""
     is_refused: bool = True
-    """Whether every enqueue of it had certainly no effect."""
+    """Whether every enqueue of it certainly had no effect."""
     runs: list[Run] = field(default_factory=list)
     claims: list[Claim] = field(default_factory=list)
     verdicts: list[Said] = field(default_factory=list)
     orders: list[Said] = field(default_factory=list)
     at_rest: list[str] = field(default_factory=list)
-    """The states in which the audit found it."""
+    """The states in which the audit found the job."""
 
     @property
     def due_at(self) -> float:
-        """The earliest moment at which it may be handed out, for as long as nobody reschedules it."""
+        """The earliest moment at which it may be handed out, unless it is rescheduled."""
         return self.asked + self.delay * SECOND
 
     def lease_of(self, run: Run) -> Claim | None:
-        """The claim that this run began with, where claims are known."""
+        """The claim that this run belongs to, if its process records claims."""
         found = [claim for claim in self.claims if claim.at <= run.at and claim.proc == run.proc]
         return found[-1] if found else None
 
 
 @dataclass(slots=True)
 class Fault:
-    """Something that was done to the system under test."""
+    """One fault that was made on the system under test."""
 
     at: int
     until: float
     kind: str
     target: str
     proc: str = ""
-    """Who did it."""
+    """The process that made it."""
 
 
 class Stories:
-    """A history, told job by job."""
+    """A history, grouped by job."""
 
     def __init__(self, events: Sequence[Event]) -> None:
         self.events = events
         self.jobs: dict[int, Story] = {}
         self.strangers: list[Event] = []
-        """Claims and runs of jobs that nobody has enqueued, or whose payload is another."""
+        """Events about jobs that were never enqueued, or with another payload than was enqueued."""
         self.faults: list[Fault] = []
         self.calls: list[tuple[Event, Event | None]] = []
-        """Every call with a deadline or an error, and its answer."""
+        """Every call that has a deadline or an error, with its answer."""
         self.notes: dict[str, list[Event]] = defaultdict(list)
         self.audited = False
         self._open: dict[tuple[str, int], Event] = {}
         self._runs: dict[tuple[str, int], Run] = {}
         self._claims: dict[tuple[int, str], Claim] = {}
         self._failed: dict[str, int] = {}
-        """By process, when the first of its claims was asked for that failed since the last one that did not."""
+        """By process, when the first failed claim since its last successful claim was asked for."""
         for event in events:
             self._take(event)
         for begun in self._open.values():  # their process has ended
@@ -147,12 +150,12 @@ class Stories:
 
     @property
     def left_undone(self) -> bool:
-        """Whether the time to drain was over before all jobs were."""
+        """Whether the time to drain ended before all jobs were done."""
         return any(event.err for event in self.notes["drained"])
 
     def faults_between(self, begin: float, end: float, procs: set[str]) -> Iterator[Fault]:
-        """Faults that met the store, the link or one of these processes in that time."""
-        # they are in the order of time, and none lasts longer than the longest
+        """Faults on the store, the link or one of these processes that overlap with that time."""
+        # self.faults is in the order of time: a fault that still lasts began at most the longest duration before
         first = bisect.bisect_left(self._fault_times, begin - self._longest_fault)
         last = bisect.bisect_right(self._fault_times, end)
         for fault in self.faults[first:last]:
@@ -183,7 +186,7 @@ class Stories:
             self.notes[f].append(event)
 
     def _over(self, event: Event) -> None:
-        """A nemesis has done what it did last: an outage may have lasted longer than was thought when it began."""
+        """A nemesis has finished its last fault: extend that fault if it lasted longer than was noted at its start."""
         self.notes[event.f].append(event)
         for fault in reversed(self.faults):
             if fault.proc == event.proc:
@@ -265,7 +268,7 @@ class Stories:
         for at, number in enumerate(answer.jobs):
             story = self._known(answer, number, answer.digests[at] if answer.digests else "")
             if story is not None and begun.queue and story.queue != begun.queue:
-                self.strangers.append(answer)  # of a queue that it was not asked of
+                self.strangers.append(answer)  # handed out from another queue than the claim named
             elif story is not None:
                 token = answer.tokens[at]
                 claim = Claim(

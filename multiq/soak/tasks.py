@@ -1,7 +1,7 @@
-"""The app of the soak, for ``multiq worker multiq.soak.tasks:app``: what each job does, it has written down first.
+"""The app of the soak, for ``multiq worker multiq.soak.tasks:app``: each job records what it does before it does it.
 
-The history is the jobs' own: a line before their first piece of work, and one after the last. Only processes that a
-soak has started can import this.
+Each job writes one line before its work and one after it. Only processes that a soak has started can import this
+module, because it reads their settings from the environment.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _opening = threading.Lock()
 
 
 class Planned(Exception):
-    """Raised by a job that is to fail."""
+    """Raised by a job that fails on purpose."""
 
 
 def _recorder() -> Recorder:
@@ -64,7 +64,7 @@ def _written_down(mark: str, digest: str) -> Iterator[int]:
 
 
 def _ends(kind: str, seconds: float) -> None:
-    """Write down that this process is about to come to harm, as a nemesis would."""
+    """Record a fault on this process that the job is about to make, as the nemesis records its faults."""
     recorder = _recorder()
     recorder.note("fault", kind=kind, target=recorder.proc, value=seconds)
 
@@ -122,7 +122,7 @@ def fail_always(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def kill(mark: str, digest: str) -> None:
-    """Ends its process the first time."""
+    """Kills its process with SIGKILL the first time."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -131,7 +131,7 @@ def kill(mark: str, digest: str) -> None:
 
 @app.task(**_options)
 def leave(mark: str, digest: str) -> None:
-    """Ends its process by a good exit code the first time."""
+    """Ends its process with exit code 0 the first time."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 1.0)
@@ -140,7 +140,7 @@ def leave(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 def hang(mark: str, digest: str) -> None:
-    """Deaf to its limit the first time: its process has to be ended."""
+    """Ignores its time limit the first time, so that its process has to be ended."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             _ends("kill", 10.0)
@@ -152,7 +152,7 @@ def hang(mark: str, digest: str) -> None:
 
 @app.task(timeout=TIMEOUT, **_options)
 async def ahang(mark: str, digest: str) -> None:
-    """Longer than its limit the first time."""
+    """Exceeds its time limit the first time."""
     with _written_down(mark, digest) as number:
         if _is_first_time(number):
             await asyncio.sleep(30)
@@ -171,4 +171,4 @@ KINDS: dict[str, tuple[Any, int]] = {
     "hang": (hang, 1),
     "ahang": (ahang, 1),
 }
-"""A kind's task, and how many of a hundred jobs are of it."""
+"""By kind: its task, and how many of a hundred jobs are of this kind."""

@@ -1,1 +1,1 @@
-"""Private, real servers for tests, one module a server; ``process`` is what they share."""
+"""Real servers that tests start for themselves, one module for each kind; ``process`` is what they share."""

@@ -1,4 +1,4 @@
-"""``beanstalkd``, and a bare connection to it that says words and shows the reply."""
+"""``beanstalkd``, and a bare connection to it that sends raw commands and returns the raw replies."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from typing import Self
 
-_LOOKED_AT_AFTER = 0.03  # seconds: what is put into a connection that was used just now, and is dead, is in doubt
+# seconds; the driver checks a connection before use only if it has been idle for a moment: a put into a dead
+# connection that was used just before has an unknown effect
+_LOOKED_AT_AFTER = 0.03
 
-#: replies that end with the length of a body, which follows
+#: replies whose last word is the length of the body that follows
 _WITH_BODY = frozenset({b"OK", b"RESERVED", b"FOUND"})
 
 
 class BeanstalkServer(Server):
-    """``beanstalkd`` on a TCP port, or on a UNIX socket alone; nothing is written to disk unless *binlog* says so.
+    """``beanstalkd`` on a TCP port, or on a UNIX socket alone; it writes to disk only with *binlog*.
 
-    With *binlog* it logs to a folder of its own, that outlives restarts, and syncs every *fsync_ms* milliseconds (0:
-    before each answer; None: as the server does unless told). *max_job_size* is ``-z``; *address* is where it listens.
+    With *binlog* it logs to a folder of its own, which is kept over restarts, and syncs every *fsync_ms* milliseconds
+    (0: before each answer; None: the server's default). *max_job_size* is ``-z``; *address* is where it listens.
     """
 
     program = "beanstalkd"
@@ -65,7 +67,7 @@ class BeanstalkServer(Server):
 
     @property
     def address(self) -> tuple[str, int] | str:
-        """Where clients connect to."""
+        """The address that clients connect to."""
         return str(self.socket) if self._is_unix else (HOST, self.port)
 
     @property
@@ -77,16 +79,16 @@ class BeanstalkServer(Server):
 
     @property
     def connections(self) -> int:
-        """How many are open, that of who asks not counted."""
+        """How many connections are open, not counting the one that asks."""
         with self.client() as client:
             return int(client.stats()["current-connections"]) - 1
 
     @property
     def ended_by(self) -> str | None:
-        """By what it ended without being told to by us: ``SIGSEGV``, ``exit code 1``; None if it runs."""
+        """How the server ended by itself: ``SIGSEGV``, ``exit code 1``; None if it runs."""
         if self._process is None or self.answers():
             return None
-        code = self._process.wait(PATIENCE)  # it hangs up before it is gone
+        code = self._process.wait(PATIENCE)  # it closes its connections before the process ends
         return signal.Signals(-code).name if code < 0 else f"exit code {code}"
 
     @contextlib.contextmanager
@@ -96,17 +98,17 @@ class BeanstalkServer(Server):
             yield made
 
     def drain(self) -> None:
-        """SIGUSR1: puts are refused from now on, everything else goes on; only a restart ends it."""
+        """SIGUSR1: puts are refused from now on, everything else works; only a restart ends this."""
         os.kill(self.pid, signal.SIGUSR1)
         until(self._is_draining, "the server drains")
 
     def crash(self) -> None:
-        """SIGSEGV, as a fault of its own would end it."""
+        """End the server by SIGSEGV, as a bug of its own would."""
         self._end(signal.SIGSEGV)
 
     @contextlib.contextmanager
     def little_memory(self, more: int) -> Iterator[None]:
-        """So many bytes more than the server has, and no more."""
+        """In the block the server can allocate *more* bytes beyond what it has now, and no more."""
         pages = int(Path(f"/proc/{self.pid}/statm").read_text().split()[0])
         soft, hard = resource.prlimit(self.pid, resource.RLIMIT_AS)
         resource.prlimit(self.pid, resource.RLIMIT_AS, (pages * resource.getpagesize() + more, hard))
@@ -116,11 +118,11 @@ class BeanstalkServer(Server):
             resource.prlimit(self.pid, resource.RLIMIT_AS, (soft, hard))
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start it; again no sooner than its clients look at their connections before they use them."""
+        """Start the server; a restart waits first until its clients check their idle connections before use."""
         if (self.folder / "log").exists():
             time.sleep(_LOOKED_AT_AFTER)
         with contextlib.suppress(FileNotFoundError):
-            self.socket.unlink()  # one that was killed leaves it behind, and another could not bind it
+            self.socket.unlink()  # a killed server leaves the file behind, and the next one could not bind it
         super().start(wait=wait)
         return self
 
@@ -138,7 +140,7 @@ class BeanstalkServer(Server):
 
 
 class BareClient:
-    """One connection, spoken to in the protocol's own words. A server that hangs up raises ``ConnectionError``."""
+    """One connection that sends raw commands of the protocol. A closed connection raises ``ConnectionError``."""
 
     def __init__(self, address: tuple[str, int] | str) -> None:
         if isinstance(address, str):
@@ -149,16 +151,16 @@ class BareClient:
         self._replies = self.socket.makefile("rb")
 
     def ask(self, command: bytes) -> bytes:
-        """The reply to one command, its body on the lines below."""
+        """The reply to one command; its body follows the first line."""
         self.send(command)
         return self.reply()
 
     def send(self, *commands: bytes) -> None:
-        """Without waiting for what it answers."""
+        """Send commands without waiting for the replies."""
         self.socket.sendall(b"".join(command + b"\r\n" for command in commands))
 
     def reply(self) -> bytes:
-        """The next reply. One with a body is ``OK 3``, a line's end, and the body."""
+        """The next reply. One with a body is its first line, such as ``OK 3``, a line's end, and the body."""
         line = self._replies.readline()
         if not line.endswith(b"\r\n"):
             raise ConnectionError(f"the server hung up after {line!r}")
@@ -169,15 +171,15 @@ class BareClient:
         return line + body[:-2]
 
     def put(self, body: bytes, *, tube: str = "default", priority: int = 1024, delay: int = 0, ttr: int = 60) -> int:
-        """Put a job; its id."""
+        """Put a job. Returns its id."""
         assert self.ask(b"use " + tube.encode()).startswith(b"USING")
         reply = self.ask(b"put %d %d %d %d\r\n%b" % (priority, delay, ttr, len(body), body))
         assert reply.startswith(b"INSERTED "), reply
         return int(reply.split()[1])
 
     def fill(self, tube: str = "default", *, batch: int = 1000) -> None:
-        """As many ready jobs as an empty tube has places for: the next one makes the server want twice the memory."""
-        count = 2**15 - 2  # places grow from 2 to twice what is needed
+        """Put ready jobs into an empty tube until its heap is full: for the next job the server doubles the heap."""
+        count = 2**15 - 2  # the heap's capacity begins at 2 and doubles when it is full
         assert self.ask(b"use " + tube.encode()).startswith(b"USING")
         for at in range(0, count, batch):
             puts = [b"put 1024 0 60 1\r\nx"] * min(batch, count - at)
@@ -185,13 +187,13 @@ class BareClient:
             assert all(self.reply().startswith(b"INSERTED") for _ in puts)
 
     def watch(self, tube: str) -> None:
-        """This tube, and no other."""
+        """Watch this tube, and no other."""
         assert self.ask(b"watch " + tube.encode()).startswith(b"WATCHING")
         if tube != "default":
             self.ask(b"ignore default")
 
     def reserve(self, timeout: int = 0) -> tuple[int, bytes] | None:
-        """Id and body; None if nothing was due."""
+        """Reserve a job. Returns its id and body; None if no job was ready."""
         reply = self.ask(b"reserve-with-timeout %d" % timeout)
         if not reply.startswith(b"RESERVED "):
             return None
@@ -199,7 +201,7 @@ class BareClient:
         return int(head.split()[1]), body
 
     def stats(self, *of: str) -> dict[str, str]:
-        """``stats``, ``stats("tube", name)``, ``stats("job", id)``; a tube or job that is not there has none."""
+        """``stats``, ``stats("tube", name)``, ``stats("job", id)``; an empty dict for a tube or job that is missing."""
         reply = self.ask("-".join(["stats", *of[:1]]).encode() + b"".join(b" " + word.encode() for word in of[1:]))
         _, _, text = reply.partition(b"\r\n")
         lines = (line.partition(": ") for line in text.decode().splitlines() if ": " in line)

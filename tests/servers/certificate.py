@@ -1,4 +1,4 @@
-"""Certificates for a server's TLS, by an authority that lives as long as the test."""
+"""Certificates for a server's TLS, signed by an authority that is made for the test."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Certificate(NamedTuple):
-    """Files in PEM: the certificate with its key, and the authority that signed it."""
+    """PEM files: the certificate with its key, and the authority that signed it."""
 
     pair: Path
     authority: Path

@@ -29,13 +29,14 @@ if TYPE_CHECKING:
 
 
 A_NEW_COPY = 0.15
-"""Seconds to wait before each look at ``INNODB_TRX``: InnoDB shows a copy, and renews it only if nobody has looked for
-0.1 s (CACHE_MIN_IDLE_TIME_NS in storage/innobase/trx/trx0i_s.cc). Whoever looks more often sees the same one for ever.
+"""Seconds to wait before each query of ``INNODB_TRX``: InnoDB shows a cached copy, and renews it only if it has not
+been read for 0.1 s (CACHE_MIN_IDLE_TIME_NS in storage/innobase/trx/trx0i_s.cc). A test that polls faster sees the same
+copy for ever.
 """
 
 _RUNNING = "MULTIQ_TEST_MYSQL_URL"
 
-#: durable, as the figures and the fault tests need it, and small, as many run side by side
+#: durable, because the benchmarks and the fault tests need that, and small, because many servers run side by side
 _SETTINGS = {
     "innodb_flush_log_at_trx_commit": "1",
     "innodb_buffer_pool_size": "64M",
@@ -46,22 +47,22 @@ _SETTINGS = {
 
 
 class Place(NamedTuple):
-    """A database that nobody else uses, and how to get there."""
+    """A database for one test alone, and how to reach it."""
 
     url: str
-    """For multiq, over TCP."""
+    """The URL for multiq, over TCP."""
     name: str
 
 
 class MysqlDatabases:
-    """A server that tests leave as they found it."""
+    """A MySQL or MariaDB server on which tests make databases and accounts, and remove them again."""
 
     def __init__(
         self, host: str, port: int, user: str = "root", password: str = "", unix_socket: Path | None = None
     ) -> None:
         self.host, self.port, self.user, self.password = host, port, user, password
         self.socket = unix_socket
-        """Preferred by ``client``; None: there is TCP only."""
+        """The UNIX socket, which ``client`` prefers; None: TCP only."""
 
     @contextlib.contextmanager
     def database(self, *, options: str = "") -> Iterator[Place]:
@@ -75,7 +76,7 @@ class MysqlDatabases:
 
     @contextlib.contextmanager
     def account(self, rights: str, on: str, *, password: str = "sécret/@:", more: str = "") -> Iterator[MysqlDatabases]:  # noqa: S107 - of a test
-        """The same server for another user, who may do this on a database or on ``*.*``; gone at the end."""
+        """The same server for a new user with these rights on a database or on ``*.*``; dropped at the end."""
         name = f"u{uuid.uuid4().hex[:16]}"
         self.ask(f"CREATE USER {name} IDENTIFIED BY %s {more}", password)
         try:
@@ -86,13 +87,13 @@ class MysqlDatabases:
             self.ask(f"DROP USER {name}")
 
     def url(self, database: str, options: str = "", *, port: int | None = None, user: str | None = None) -> str:
-        """The URL for multiq; *port* is a proxy's, *user* may bring a password: ``ann:secret``."""
+        """The URL for multiq; *port* is for a proxy's port, *user* may contain a password: ``ann:secret``."""
         password = f":{quote(self.password, safe='')}" if self.password else ""
         who = user or f"{quote(self.user, safe='')}{password}"
         return f"mysql://{who}@{self.host}:{port or self.port}/{database}" + (f"?{options}" if options else "")
 
     def connect(self, database: str | None = None, **options: Any) -> Connection[Any]:
-        """A plain connection behind multiq's back, autocommitting unless told."""
+        """A plain connection behind multiq's back; it commits automatically unless *options* say otherwise."""
         place: dict[str, Any] = {"host": self.host, "port": self.port}
         if self.socket is not None:
             place["unix_socket"] = str(self.socket)
@@ -100,7 +101,7 @@ class MysqlDatabases:
             "connect_timeout": int(PATIENCE),
             "read_timeout": 600,
             "autocommit": True,
-            "ssl_disabled": True,  # or PyMySQL reads the system's authorities for each connection
+            "ssl_disabled": True,  # otherwise PyMySQL reads the system's authorities for each connection
         }
         return pymysql.connect(
             **{
@@ -120,13 +121,13 @@ class MysqlDatabases:
             yield connection
 
     def ask(self, statement: str, *values: object, database: str | None = None) -> tuple[tuple[Any, ...], ...]:
-        """The rows of one statement's answer."""
+        """Execute one statement. Returns its rows."""
         with self.client(database) as connection, connection.cursor() as cursor:
             cursor.execute(statement, values or None)
             return tuple(cursor.fetchall())
 
     def set(self, name: str, value: object) -> None:
-        """``SET GLOBAL``: new sessions have it; a restart forgets it."""
+        """``SET GLOBAL``: it holds for new sessions, until the next restart."""
         self.ask(f"SET GLOBAL {name} = %s", value)
 
     def variable(self, name: str) -> str:
@@ -135,16 +136,16 @@ class MysqlDatabases:
         return str(value)
 
     def status(self, name: str) -> int:
-        """A counter of the server's."""
+        """The value of one of the server's status counters."""
         ((_, value),) = self.ask("SHOW GLOBAL STATUS LIKE %s", name)
         return int(value)
 
 
 class MysqlServer(MysqlDatabases, Server):
-    """``mariadbd`` on a UNIX socket and a TCP port, whose data outlive restarts. User root needs no password.
+    """``mariadbd`` on a UNIX socket and a TCP port; its data is kept over restarts. User root needs no password.
 
-    Settings are the server's own, with underscores: ``MysqlServer(sql_mode="ANSI")``. *system_zone* is its machine's
-    time zone, as POSIX writes it; MariaDB's own setting goes no further than +13:00.
+    Settings are the server's own, with underscores: ``MysqlServer(sql_mode="ANSI")``. *system_zone* is the time zone of
+    its machine in POSIX notation, because MariaDB's own setting goes no further than +13:00.
     """
 
     program = "mariadbd"
@@ -170,7 +171,7 @@ class MysqlServer(MysqlDatabases, Server):
             **settings,
         }
         if os.geteuid() == 0:
-            self._settings["user"] = "root"  # it refuses to unless told
+            self._settings["user"] = "root"  # without this setting the server refuses to run as root
         require("mariadb-install-db", self.package)
         shutil.copytree(empty_data(), self.data)
 
@@ -181,11 +182,11 @@ class MysqlServer(MysqlDatabases, Server):
         return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
 
     def change(self, **settings: object) -> None:
-        """For the next start."""
+        """Change settings for the next start."""
         self._settings.update(settings)
 
     def restart(self) -> None:
-        """A clean end, and a new start."""
+        """Shut down cleanly, and start again."""
         self.stop()
         self.start()
 
@@ -195,7 +196,7 @@ class MysqlServer(MysqlDatabases, Server):
 
     def answers(self) -> bool:
         with contextlib.suppress(pymysql.MySQLError, OSError):
-            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves one open that cannot connect
+            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL does not close a socket that cannot connect
                 probe.connect(str(self.socket))
             return self.ask("SELECT 1") == ((1,),)
         return False
@@ -208,7 +209,7 @@ class MysqlServer(MysqlDatabases, Server):
 
 
 def running() -> MysqlDatabases | None:
-    """The server that ``MULTIQ_TEST_MYSQL_URL`` names, if it does; its user must be allowed to create databases."""
+    """The server that ``MULTIQ_TEST_MYSQL_URL`` names, or None; its user must be allowed to create databases."""
     text = os.environ.get(_RUNNING)
     if not text:
         return None
@@ -223,7 +224,7 @@ def running() -> MysqlDatabases | None:
 
 @contextlib.contextmanager
 def any_server() -> Iterator[MysqlDatabases]:
-    """The one that is running, or else one of our own; for tests that leave it as they found it."""
+    """The server that is already running, or else a new one; for tests that leave it as they found it."""
     named = running()
     if named is not None:
         yield named

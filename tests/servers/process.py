@@ -1,7 +1,7 @@
-"""A server's process for a test: in a temporary folder, paused and killed at will, and gone when the tests are.
+"""A server's process for a test, in a temporary folder: tests can pause and kill it, and it ends with the tests.
 
-Starting and ending are what ``multiq bench`` has for its own throwaway servers; here a server that is missing skips the
-test, and one that does not start fails it.
+Starting and ending are the code that ``multiq bench`` uses for its own throwaway servers. Here a missing server program
+skips the test, and a server that does not start fails it.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ __all__ = ["HOST", "PATIENCE", "Server", "free_port", "require", "until"]
 
 
 def require(program: str, package: str | None = None) -> str:
-    """The path of a server's program. Missing, it skips the test, or under CI fails it, and names what to install.
+    """The path of a server's program. If it is missing, the test is skipped, or under CI fails, naming what to install.
 
-    The *package* is mostly called as the program is.
+    *package* is needed only where its name differs from that of the program.
     """
     try:
         return servers.find(program, package or program)
@@ -40,7 +40,7 @@ def require(program: str, package: str | None = None) -> str:
 
 
 def until(condition: Callable[[], object], what: str) -> None:
-    """Wait until a condition holds; a hang fails the test."""
+    """Wait until a condition holds; the test fails if this takes too long."""
     give_up_at = time.monotonic() + PATIENCE
     while not condition():
         if time.monotonic() > give_up_at:
@@ -49,7 +49,7 @@ def until(condition: Callable[[], object], what: str) -> None:
 
 
 class Server(servers.Server):
-    """A server's process: started, waited for, paused, killed, started again, and always ended."""
+    """A server's process that can be started, paused, killed and restarted, and is always ended after the test."""
 
     def __init__(self) -> None:
         require(self.program, self.package)
@@ -64,11 +64,11 @@ class Server(servers.Server):
             raise AssertionError(str(exc)) from exc
 
     def pause(self) -> None:
-        """SIGSTOP: the kernel goes on accepting and acknowledging; the process does not answer."""
+        """SIGSTOP: the kernel still accepts connections and acknowledges data; the process does not answer."""
         os.kill(self.pid, signal.SIGSTOP)
 
     def go_on(self) -> None:
-        """SIGCONT."""
+        """SIGCONT: end the pause."""
         os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""``redis-server``: one alone, three under sentinels, a cluster of masters."""
+"""``redis-server``: a single server, a primary with replicas and sentinels, and a cluster of masters."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
     from servers.certificate import Certificate
 
-SERVICE = "multiq"  # what the sentinels call their primary
+SERVICE = "multiq"  # the name of the primary in the sentinels' configuration
 SLOTS = 16384
 
 _OF_CONSUMERS = {"eval", "evalsha", "bzpopmin"}
 
 
 class RedisServer(Server):
-    """``redis-server`` on a TCP port and a UNIX socket; nothing is written to disk unless *config* says so.
+    """``redis-server`` on a TCP port and a UNIX socket; it writes to disk only if *config* says so.
 
-    *config* is what stands in ``redis.conf``: ``RedisServer(appendonly="yes", maxmemory="4mb")``, with underscores
-    for dashes. With *certificate* the port speaks TLS only; the socket stays plain, for the tests themselves.
+    *config* are settings of ``redis.conf``: ``RedisServer(appendonly="yes", maxmemory="4mb")``, with underscores for
+    dashes. With *certificate* the port accepts TLS only; the socket stays plain, for the tests themselves.
     """
 
     program = "redis-server"
@@ -57,7 +57,7 @@ class RedisServer(Server):
 
     @property
     def url(self) -> str:
-        """The URL for multiq over TCP; over TLS with the certificate's authority."""
+        """The URL for multiq over TCP, or, with a certificate, over TLS with its authority."""
         ca = "" if self.certificate is None else f"?ca={self.certificate.authority}"
         password = f":{self.password}@" if self.password else ""
         return f"{self.scheme}://{password}{HOST}:{self.port}{ca}"
@@ -68,7 +68,7 @@ class RedisServer(Server):
 
     @property
     def consumers_sent(self) -> int:
-        """Commands that consumers have sent so far: not those inside their scripts."""
+        """How many commands consumers have sent so far, not counting the commands inside their scripts."""
         stats = self.ask("INFO", "commandstats")
         return sum(stat["calls"] for name, stat in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
 
@@ -90,15 +90,15 @@ class RedisServer(Server):
             yield made
 
     def ask(self, *command: str | bytes | int, raw: bool = False) -> Any:
-        """The answer to one command; raw is as it comes, and not as redis-py arranges it."""
+        """The reply to one command; *raw*: as the server sends it, without redis-py's conversion."""
         with self.client() as client:
             if raw:
                 client.response_callbacks.clear()
-            execute: Any = client.execute_command  # not annotated there
+            execute: Any = client.execute_command  # redis-py does not annotate it
             return execute(*command)
 
     def set(self, name: str, value: str) -> None:
-        """``CONFIG SET``: for this run, a restart forgets it."""
+        """``CONFIG SET``: it holds until the next restart."""
         self.ask("CONFIG", "SET", name, value)
 
     def arguments(self) -> Sequence[str]:
@@ -147,7 +147,7 @@ class _Sentinel(RedisServer):
 
 
 class SentinelTrio:
-    """A primary, its replicas and three sentinels that take a primary silent for half a second for dead."""
+    """A primary, its replicas, and three sentinels, which take the primary for dead after half a second of silence."""
 
     def __init__(self, *, replicas: int = 1, **config: str) -> None:
         quick: dict[str, Any] = {"repl_diskless_sync_delay": "0", "repl_timeout": "3", **config}
@@ -162,7 +162,7 @@ class SentinelTrio:
 
     @property
     def primary_port(self) -> int:
-        """The port of whom the first sentinel takes for the primary."""
+        """The port of the server that the first sentinel takes for the primary."""
         _, port = self.sentinels[0].ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
         return int(port)
 
@@ -244,7 +244,7 @@ class RedisCluster:
         raise AssertionError(f"no node serves slot {slot}")
 
     def move(self, slot: int, to: RedisServer, *, between: Callable[[], object] = lambda: None) -> None:
-        """Hand a slot with all its keys to another node, a key at a time; *between* is called after each."""
+        """Move a slot with all its keys to another node, one key at a time; *between* is called after each."""
         source = self.owner(slot)
         to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", _name(source))
         source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", _name(to))

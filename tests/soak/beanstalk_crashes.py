@@ -26,13 +26,13 @@ sys.path.append(str(Path(__file__).parent.parent))
 from servers.beanstalk import BareClient, BeanstalkServer
 
 TUBE, OTHER = "default", "other"
-OTHERS = 50  # jobs that nobody reserves, each of them ready, delayed or buried
+OTHERS = 50  # jobs that are never reserved, each of them ready, delayed or buried
 BODY = 670  # bytes
 TTR = 1
 
 
 class Jobs:
-    """What somebody was told of each job; the numbers are in the bodies."""
+    """What the server has answered about each job; the jobs' numbers are in their bodies."""
 
     def __init__(self) -> None:
         self.there: set[int] = set()
@@ -54,11 +54,11 @@ class Jobs:
         self.unsure.add(number)
         reply = client.ask(b"delete %d" % job_id)
         self.unsure.discard(number)
-        if reply != b"DELETED":  # a lease of one second may be over
+        if reply != b"DELETED":  # the lease of one second may be over
             self.there.add(number)
 
     def check(self, found: set[int]) -> str | None:
-        """What must not be, in words."""
+        """A text about what is wrong with the jobs that were found; None if nothing is."""
         lost, back = self.there - found, found - self.there - self.unsure
         self.there, self.unsure = set(found), set()
         if lost or back:
@@ -67,7 +67,7 @@ class Jobs:
 
 
 def play(server: BeanstalkServer, waiting: list[BareClient], jobs: Jobs, luck: random.Random) -> None:
-    """One round. A server that ends in it raises ``OSError``."""
+    """Play one round. Raises ``OSError`` if the server ends during it."""
     with server.client() as holder:
         by_pause = luck.random() < 0.5
         if by_pause:
@@ -78,7 +78,7 @@ def play(server: BeanstalkServer, waiting: list[BareClient], jobs: Jobs, luck: r
                 pass
         for client in waiting:
             client.send(b"reserve-with-timeout 30")
-        time.sleep(0.002)  # so that the server has read them all; a round in which it has not is tried in vain
+        time.sleep(0.002)  # so that the server has read all commands; otherwise the round cannot cause the crash
         if by_pause:
             holder.ask(b"pause-tube default 0")
     luck.shuffle(waiting)
@@ -96,7 +96,7 @@ def play(server: BeanstalkServer, waiting: list[BareClient], jobs: Jobs, luck: r
 
 
 def put_others(server: BeanstalkServer, jobs: Jobs) -> None:
-    """Jobs that no round touches: a third each of them ready, delayed and buried."""
+    """Put the jobs that no round touches: a third each ready, delayed and buried."""
     with server.client() as client:
         client.watch(OTHER)
         jobs.put(client, OTHERS // 3, tube=OTHER)
@@ -107,7 +107,7 @@ def put_others(server: BeanstalkServer, jobs: Jobs) -> None:
 
 
 def looked_at(server: BeanstalkServer) -> set[int]:
-    """The numbers of all jobs that the server has, in whatever state."""
+    """The numbers of all jobs that the server has, in any state."""
     found = set()
     with server.client() as client:
         left = sum(int(client.stats()[f"current-jobs-{state}"]) for state in ("ready", "delayed", "buried", "reserved"))

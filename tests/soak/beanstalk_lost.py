@@ -2,18 +2,18 @@
 
     python tests/soak/beanstalk_lost.py --rounds 1000
 
-In each round a consumer takes a job through a proxy, and something happens to its connection, at some moment around the
-end of its lease: the reply or the request of its verdict is cut, its idle connection is cut or frozen, with replies
-in front that it has not read, or its replies come late. Meanwhile a rival, which speaks to the server in its own
-words, takes the job as soon as it can have it, and acks, buries, delays or releases it, or keeps it.
+In each round a consumer takes a job through a proxy. At a random moment around the end of its lease, its connection has
+a fault: the reply or the request of its verdict is cut, the idle connection is cut or frozen, perhaps with unread
+replies before that, or replies come late. Meanwhile a rival, a bare socket that sends raw commands, takes the job as
+soon as it is ready, and acks, buries, delays or releases it, or keeps it.
 
-The judge has what the rival was answered, and what the server says in the end; it shares no code with the driver.
+The judge uses the replies to the rival, and what the server reports in the end; it shares no code with the driver.
 
-- *stale*: a verdict was accepted though the rival had been handed the job before, or the job is not as it leaves it.
-- *false*: a verdict was refused though its connection was whole, and its answer came before the lease's end. That a cut
-  ends a lease is declared.
+- *stale*: a verdict was accepted although the rival had the job before, or the job is not as the verdict leaves it.
+- *false*: a verdict was refused although its connection was intact and the answer came before the lease's end. That a
+  cut connection ends its leases is a documented property of the backend.
 
-Exits with 1 and says why if there is any.
+Exits with 1 and prints why if there is any.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ if TYPE_CHECKING:
     from multiq.backend import Lease, Verdict
     from multiq.errors import LeaseLost
 
-TTR = 3  # seconds, the shortest
+TTR = 3  # seconds: the shortest that is possible
 TUBE = "lost"
-WORKERS = 25  # rounds at a time, each with a consumer and a proxy of its own
+WORKERS = 25  # rounds at the same time, each with a consumer and a proxy of its own
 FAULTS = ("whole", "reply", "request", "cut", "unread", "frozen", "late")
 DEEDS = (b"delete", b"bury", b"delay", b"release", b"keep")
 VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
@@ -59,7 +59,7 @@ VERDICTS: dict[str, Callable[[Lease], Verdict]] = {
 
 
 class Rival:
-    """A bare socket that takes the job of one tube, does one thing with it, and notes when it was answered."""
+    """A bare socket that takes the job of one tube, does *deed* with it, and notes when each reply came."""
 
     def __init__(self, address: tuple[str, int], tube: str, deed: bytes) -> None:
         self.taken_at: float | None = None
@@ -73,7 +73,7 @@ class Rival:
         self._thread.start()
 
     def stop(self) -> None:
-        """Wait no longer; what it has, it keeps until ``close``."""
+        """Stop waiting for the job. A job that the rival has, it keeps until ``close``."""
         with contextlib.suppress(OSError):
             if self.taken_at is None:
                 self._socket.shutdown(socket.SHUT_RDWR)
@@ -107,7 +107,7 @@ class Rival:
 
 
 class Outcome(NamedTuple):
-    """One round, as the judge sees it."""
+    """What the judge knows about one round."""
 
     fault: str
     what: str
@@ -120,11 +120,11 @@ class Outcome(NamedTuple):
     begun_at: float
     taken_at: float | None
     state: str | None
-    """What the server says of the job in the end; None: it is gone."""
+    """The job's state in the end, as the server reports it; None: the job is gone."""
 
     @property
     def is_stale(self) -> bool:
-        """Accepted, though the rival had the job before; or the job is not as the verdict leaves it."""
+        """Whether it was accepted though the rival had the job before, or the job is not as the verdict leaves it."""
         if not self.accepted:
             return False
         if self.what == "touch":
@@ -134,12 +134,12 @@ class Outcome(NamedTuple):
 
     @property
     def is_false(self) -> bool:
-        """Refused, on a whole connection, though the answer came before the lease's end."""
+        """Whether it was refused on an intact connection, though the answer came before the lease's end."""
         return not self.accepted and self.fault in {"whole", "late"} and self.heard_at < self.begun_at + TTR - 0.02
 
 
 def play(server: BeanstalkServer, number: int, seed: int) -> Outcome:
-    """One round."""
+    """Play one round."""
     luck = random.Random(seed * 1_000_003 + number)
     tube, short_tube = f"{TUBE}-{number}", f"{TUBE}-{number}-short"
     fault, what, deed = FAULTS[number % len(FAULTS)], luck.choice(list(VERDICTS)), luck.choice(DEEDS)
@@ -151,7 +151,7 @@ def play(server: BeanstalkServer, number: int, seed: int) -> Outcome:
         open_backend(f"beanstalk://127.0.0.1:{proxy.port}?timeout=2") as backend,
         backend.consumer([tube, short_tube]) as consumer,
     ):
-        if fault == "unread":  # a lease that ends soon: its end is said on the connection, and the reply is not read
+        if fault == "unread":  # a lease that ends soon: the server announces its end, and that reply is not read
             client.put(b"short", tube=short_tube, ttr=TTR)
             assert len(consumer.reserve(1, 0)) == 1
             time.sleep(TTR - 0.4)
@@ -194,7 +194,7 @@ def sleep_until(moment: float) -> None:
 def insist(
     settle: Callable[[list[Verdict]], list[LeaseLost | None]], verdicts: list[Verdict]
 ) -> list[LeaseLost | None]:
-    """As a worker does: a call that failed is made again."""
+    """Settle, and repeat a call that failed, as a worker does."""
     for _ in range(50):
         try:
             return settle(verdicts)

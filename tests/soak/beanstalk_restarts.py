@@ -2,11 +2,11 @@
 
     python tests/soak/beanstalk_restarts.py --rounds 1000
 
-In each round a server has jobs of one queue, and a call works on them through a proxy. At some moment of it, before one
-of its requests or with one of its replies, the server is killed, started anew and given jobs of another queue, which
-get the same ids. Then the call goes on. A bare socket looks at every job of the other queue before and after.
+In each round a server has jobs of one queue, and a call works on them through a proxy. During the call, before one of
+its requests or with one of its replies, the server is killed and started again, and gets jobs of another queue, which
+have the same ids. Then the call goes on. A bare socket reads every job of the other queue before and after.
 
-Exits with 1 and says why if any of them has changed, or if too few calls were met in their middle.
+Exits with 1 and prints why if any of them has changed, or if the restart came during too few of the calls.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 OURS, THEIRS = "ours", "theirs"
-OUR_JOBS, THEIR_JOBS = 6, 14  # a reschedule makes a new one, whose id theirs have, too
+OUR_JOBS, THEIR_JOBS = 6, 14  # theirs are more, so that they also have the ids of the jobs that a reschedule makes
 TOMORROW = 86400
 
 STATES = ("ready", "delayed", "buried")
@@ -66,7 +66,7 @@ MOMENTS: dict[str, tuple[tuple[str, bytes], ...]] = {
 
 
 class Restarting(Proxy):
-    """Restarts the server before the nth request, or with the nth reply, that has some bytes."""
+    """A proxy that restarts the server before the nth request, or with the nth reply, that contains some bytes."""
 
     def __init__(self, server: BeanstalkServer) -> None:
         self.left = 0
@@ -113,14 +113,14 @@ class Restarting(Proxy):
         if not is_now:
             super()._deliver(client, data)
             return
-        client.sendall(data, socket.MSG_MORE)  # so that the connection's end comes with it
+        client.sendall(data, socket.MSG_MORE)  # so that the data and the connection's end arrive together
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)
         raise _Ended
 
 
 def put(client: BareClient, tube: str, count: int, luck: random.Random) -> None:
-    """So many jobs, each in some state."""
+    """Put *count* jobs, each in a random state."""
     client.watch(tube)
     for _ in range(count):
         state = luck.choice(STATES)
@@ -135,16 +135,16 @@ def put(client: BareClient, tube: str, count: int, luck: random.Random) -> None:
 
 
 def looked_at(client: BareClient) -> list[dict[str, str]]:
-    """All that the server knows of the other queue's jobs, but for how time passes."""
+    """All that the server reports about the other queue's jobs, except values that change with time."""
     jobs = [client.stats("job", str(job_id)) for job_id in range(1, THEIR_JOBS + 1)]
     return [{name: value for name, value in job.items() if name not in {"age", "time-left"}} for job in jobs]
 
 
 def play(server: BeanstalkServer, backend: Backend, proxy: Restarting, luck: random.Random) -> tuple[str, bool, bool]:
-    """One round: what was done, whether the server was restarted in it, and whether another's job was touched."""
+    """Play one round. Returns the call, whether the server restarted during it, and whether another job was touched."""
     with server.client() as client:
         put(client, OURS, OUR_JOBS, luck)
-        with contextlib.suppress(MultiqError):  # a connection of before the last restart
+        with contextlib.suppress(MultiqError):  # the connection may be from before the last restart
             backend.stats(OURS)
         newest = max(job_id for job_id in range(1, 200) if client.stats("job", str(job_id)).get("tube") == OURS)
     verb = luck.choice(list(VERBS))
@@ -173,7 +173,7 @@ def main() -> int:
     start = time.monotonic()
     with BeanstalkServer() as server, Restarting(server) as proxy:
         while met.total() < given.rounds and calls < 5 * given.rounds:
-            # ids begin at 1 for each round, and ours are among those that theirs get
+            # a new server counts ids from 1 in each round, so that the other queue's jobs get the ids of ours, too
             server.kill()
             server.start()
             with open_backend(f"beanstalk://127.0.0.1:{proxy.port}") as backend:

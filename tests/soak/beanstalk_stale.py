@@ -7,8 +7,8 @@ verdicts were accepted. One of them after the other is stopped (SIGSTOP) until i
 jobs, and goes on. In the end the accepted verdicts of each job must be in the order of its attempts, one for each, with
 at most one ack, after which there is nothing. Exits with 1 and says why if they are not.
 
-The server would miss the ends of a stopped process's leases (see tests/drivers/beanstalk/test_server.py), so that
-nobody would be late. The link says a word in its place, and keeps the reply to itself.
+The server would not notice the ends of a stopped process's leases (see tests/drivers/beanstalk/test_server.py), so that
+no verdict would be late. The proxy sends a command on the process's connection instead, and drops the reply.
 """
 
 from __future__ import annotations
@@ -46,12 +46,12 @@ T = TypeVar("T")
 QUEUE = "stale"
 TTR = 3.0
 STOPPED = (3.2, 5.0)  # seconds
-OTHERS_TURN = (0.0, 1.0)  # seconds until the stopped one goes on, after its leases have ended
+OTHERS_TURN = (0.0, 1.0)  # seconds from the end of its leases until the stopped process goes on
 BATCH = 20
 
 
 class Nudging(Proxy):
-    """A link that can say a word for a client that is stopped."""
+    """A proxy that can send a command on behalf of a client that is stopped."""
 
     _WORD, _REPLY = b"peek 0\r\n", b"NOT_FOUND\r\n"
 
@@ -68,7 +68,7 @@ class Nudging(Proxy):
                 found = data.count(self._REPLY, 0) if owed else 0
                 if owed > found:
                     self._owed[link] = owed - found
-            if owed:  # the first ones: the client was stopped, and has asked nothing since
+            if owed:  # drop the first replies: they cannot be the client's, which was stopped and sent nothing since
                 data = data.replace(self._REPLY, b"", owed)
             link.client.sendall(data)
 
@@ -78,7 +78,7 @@ class Nudging(Proxy):
 
 
 class Entry(NamedTuple):
-    """A verdict, when it was about to be sent, and when its answer had come."""
+    """A verdict and its answer: when it was about to be sent, when the answer had come, and what they were."""
 
     sent_at: int
     at: int
@@ -102,7 +102,7 @@ def main() -> int:
 
 
 def work(url: str, diary: Path) -> None:
-    """Reserve and settle until somebody ends it."""
+    """Reserve and settle until the process is ended from outside."""
     luck = random.Random(diary.name)
     with open_backend(url) as backend, backend.consumer([QUEUE]) as consumer, diary.open("a", buffering=1) as lines:
         while True:
@@ -119,7 +119,7 @@ def work(url: str, diary: Path) -> None:
 
 
 def _insist(call: Callable[[], list[T]]) -> list[T]:
-    """A call that was stopped in the middle has run out of its time; as a worker does, make it again."""
+    """Repeat a call until it succeeds, as a worker does: a call that was stopped in its middle times out."""
     while True:
         with contextlib.suppress(BackendUnavailable):
             return call()
@@ -181,7 +181,7 @@ def read(file: Path) -> list[Entry]:
 
 
 def judge(entries: list[Entry], stops: int) -> int:
-    """Whether the accepted verdicts of each job make sense."""
+    """Check the accepted verdicts of each job. Returns the exit code."""
     jobs: dict[int, list[Entry]] = defaultdict(list)
     for entry in sorted(entries, key=lambda entry: entry.attempt):
         if entry.is_accepted:
@@ -198,7 +198,7 @@ def judge(entries: list[Entry], stops: int) -> int:
 
 
 def is_in_order(its: list[Entry]) -> bool:
-    """Whether the accepted verdicts of a job can have come one after the other, by their attempts."""
+    """Whether a job's accepted verdicts can have come one after the other in the order of their attempts."""
     attempts = [entry.attempt for entry in its]
     is_late = any(one.sent_at > later.at for number, one in enumerate(its) for later in its[number + 1 :])
     is_acked_before = any(entry.what == "Ack" for entry in its[:-1])

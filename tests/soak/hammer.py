@@ -1,6 +1,6 @@
 """Many processes on one store; each writes down what it enqueued and what it acked, and the lists must be the same.
 
-What a process enqueues, how it settles and what it complains of is its store's own; see ``sqlite_processes.py``.
+What a process enqueues, how it settles and what it reports as wrong depends on its store; see ``sqlite_processes.py``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ QUEUES = ["high", "default", "low"]
 
 
 class Hammer(ABC):
-    """One process at work: a store's own says what it does to it."""
+    """The work of one process; a subclass for each store says what it does in a turn."""
 
     def __init__(self, backend: Backend, folder: Path, name: str) -> None:
         self.backend = backend
@@ -43,18 +43,18 @@ class Hammer(ABC):
 
     @abstractmethod
     def turn(self) -> None:
-        """Enqueue, reserve, settle, and whatever else."""
+        """Enqueue, reserve, settle, and make other calls."""
 
     def refuse(self, verdict: Verdict, answer: LeaseLost) -> None:
-        """A verdict was refused."""
+        """Called when a verdict was refused. Raises unless a subclass expects that."""
         raise AssertionError(f"a lease was lost before its time: {answer}")
 
     def diary(self) -> dict[str, Any]:
-        """What this process did."""
+        """What this process did, as JSON values."""
         return {"enqueued": self.enqueued, "acked": self.acked, "calls": self.calls, "slowest": self.slowest}
 
     def run(self, seconds: float) -> int:
-        """Take turns for so long."""
+        """Take turns for so many seconds. Returns the exit code."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             self.turn()
@@ -64,7 +64,7 @@ class Hammer(ABC):
         return 0
 
     def work_off(self) -> None:
-        """Ack all that there is."""
+        """Reserve and ack until nothing is left."""
         for queue in QUEUES:
             self.backend.kick(queue, 1_000_000)
         while leases := self.consumer.reserve(500, 2.0):
@@ -81,7 +81,7 @@ class Hammer(ABC):
         self.slowest = max(self.slowest, time.monotonic() - started)
 
     def verdict(self, lease: Lease) -> Verdict:
-        """Mostly an ack."""
+        """A random verdict on a lease, mostly an ack."""
         dice = self.luck.random()
         if dice < 0.85:
             return Ack(lease)
@@ -103,9 +103,9 @@ class Hammer(ABC):
 def run(
     program: str, folder: Path, count: int, seconds: float, where: str, *, meanwhile: Callable[[], None] | None = None
 ) -> bool:
-    """Run the processes, ``program --work FOLDER NAME SECONDS WHERE``; whether none failed, or what the first one said.
+    """Run the processes, ``program --work FOLDER NAME SECONDS WHERE``. Returns whether all of them succeeded.
 
-    *meanwhile* is called while they run.
+    What the first failed process said is printed. *meanwhile* is called while they run.
     """
     command = [sys.executable, "-W", "error", program, "--work", str(folder)]
     processes = [
@@ -123,11 +123,11 @@ def run(
 
 
 class Sum:
-    """What all processes together did."""
+    """The sum of what all processes did."""
 
     def __init__(self, folder: Path) -> None:
         self.diaries = [json.loads(file.read_text()) for file in sorted(folder.glob("*.json"))]
-        """The last one is that of who worked off the rest."""
+        """The last one is of the process that worked off the rest."""
         self.enqueued = Counter(job_id for diary in self.diaries for job_id in diary["enqueued"])
         self.acked = Counter(job_id for diary in self.diaries for job_id in diary["acked"])
         self.slowest = max(diary["slowest"] for diary in self.diaries)
@@ -137,7 +137,7 @@ class Sum:
 
     @property
     def is_right(self) -> bool:
-        """Something was enqueued, and each job acked once."""
+        """Whether something was enqueued, and each job was acked once."""
         return bool(self.enqueued) and self.enqueued == self.acked
 
     def told(self, seconds: float) -> str:

@@ -1,8 +1,9 @@
 """Planted bugs for the soak: ``SOAK_MUTANT=name`` puts one into every process of a soak, by patching what it imports.
 
-Nothing of this is in the library. Each names the invariant that must turn red, the backends that it applies to, and
-the load that meets it: which faults, how many late consumers. ``python tests/soak/mutants.py`` runs a soak for each,
-which ends as soon as its invariant is violated, and says which were caught, by which invariant, after how long.
+None of these bugs is in the library. Each mutant names the invariant that must be violated, the backends that it
+applies to, and the load that makes it visible: which faults, how many late consumers. ``python tests/soak/mutants.py``
+runs a soak for each, which ends as soon as its invariant is violated, and reports which were caught, by which
+invariant, after how long.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ _chance = random.Random()
 
 @dataclass(frozen=True)
 class Mutant:
-    """A bug, and who must find it."""
+    """A bug, and the invariant that must find it."""
 
     invariant: str
     plant: Callable[[Any, Any], None]
-    """Takes the driver's backend class and its consumer class."""
+    """Plants the bug, given the driver's backend class and its consumer class."""
     backends: tuple[str, ...] = BACKENDS
     faults: tuple[str, ...] | None = None
-    """Those that meet it, where others would only explain what it does; None: all."""
+    """The faults to make, if other faults would only explain the bug's effects; None: all."""
     load: dict[str, Any] = field(default_factory=dict)
-    """What is not as usual, of ``multiq.soak.load.Load``."""
+    """Fields of ``multiq.soak.load.Load`` that differ from the usual load."""
 
 
 def apply() -> None:
@@ -63,7 +64,7 @@ def _driver() -> str:
 
 
 def _edit(file: str, old: str, new: str) -> None:
-    """Replace text in a driver's Lua or SQL, before it is read."""
+    """Replace text in a driver's Lua or SQL file as it is read."""
     original = pkgutil.get_data
 
     edited = _CLASSES[_driver()][0]
@@ -80,7 +81,7 @@ def _edit(file: str, old: str, new: str) -> None:
 
 
 def _wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
-    """Replace a method by a function that takes the original one first."""
+    """Replace a method by a function that gets the original method as its first argument."""
 
     def replace(function: Callable[..., Any]) -> None:
         original = getattr(owner, name)
@@ -94,7 +95,7 @@ def _wrap(owner: Any, name: str) -> Callable[[Callable[..., Any]], None]:
 
 
 def _each_settle(consumer: Any, change: Callable[..., Any]) -> None:
-    """Change what is said in settle and exchange, and what is answered: ``change(self, verdicts, settle)``."""
+    """Change the verdicts of settle and exchange, and the answers: ``change(self, verdicts, settle)``."""
 
     @_wrap(consumer, "settle")
     def _settle(original: Any, self: Any, verdicts: Any) -> Any:
@@ -113,7 +114,7 @@ def _each_settle(consumer: Any, change: Callable[..., Any]) -> None:
 
 
 def _leaving_out(is_left_out: Callable[[Any], bool]) -> Callable[..., Any]:
-    """Verdicts that are never sent, and answered as if they had counted."""
+    """A change that does not send these verdicts, and answers as if they had counted."""
 
     def change(_self: Any, verdicts: Any, settle: Any) -> Any:
         places = [at for at, verdict in enumerate(verdicts) if not is_left_out(verdict)]
@@ -144,7 +145,7 @@ def _each_new_job(backend: Any, change: Callable[[Any], Any]) -> None:
 
 
 def _drops_a_job(backend: Any, _consumer: Any) -> None:
-    """An enqueue of several stores all but the last."""
+    """An enqueue of several jobs stores all but the last one."""
 
     @_wrap(backend, "enqueue")
     def _enqueue(original: Any, self: Any, queue: str, jobs: Any, **more: Any) -> Any:
@@ -154,7 +155,7 @@ def _drops_a_job(backend: Any, _consumer: Any) -> None:
 
 
 def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
-    """The sidecar acks what a dead child had fetched and not begun: marks that were carried over by ``id()``."""
+    """The sidecar acks jobs that a dead child had fetched and not begun, as if marks were kept by ``id()``."""
     from multiq.backend import Ack
     from multiq.worker.processes import recovery
 
@@ -162,7 +163,7 @@ def _acks_for_the_dead(_backend: Any, _consumer: Any) -> None:
 
 
 def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
-    """What a dead child was running counts as done: an exit that is taken for an end."""
+    """A job that a dead child was running counts as done, as if the exit were the job's end."""
     from multiq.backend import Ack
     from multiq.worker.processes.recovery import Recovery
 
@@ -170,7 +171,7 @@ def _acks_what_crashed(_backend: Any, _consumer: Any) -> None:
 
 
 def _denies_what_it_did(backend: Any, _consumer: Any) -> None:
-    """An enqueue that has stored its jobs says that there is no room for them."""
+    """An enqueue that has stored its jobs raises an error that there is no room for them."""
     from multiq.errors import BackendFull
 
     @_wrap(backend, "enqueue")
@@ -192,7 +193,7 @@ def _changes_a_body(backend: Any, _consumer: Any) -> None:
 
 
 def _believes_stale_verdicts(_backend: Any, consumer: Any) -> None:
-    """A verdict that is refused is reported as done."""
+    """A refused verdict is reported as accepted."""
 
     def change(_self: Any, verdicts: Any, settle: Any) -> Any:
         return [None for _ in settle(verdicts)]
@@ -201,7 +202,7 @@ def _believes_stale_verdicts(_backend: Any, consumer: Any) -> None:
 
 
 def _forgets_answers(_backend: Any, consumer: Any) -> None:
-    """A verdict that has counted is reported as refused."""
+    """An accepted verdict is reported as refused."""
     from multiq.errors import LeaseLost
 
     def change(_self: Any, verdicts: Any, settle: Any) -> Any:
@@ -221,12 +222,12 @@ def _forgets_acks(_backend: Any, consumer: Any) -> None:
 
 
 def _short_leases(backend: Any, _consumer: Any) -> None:
-    """The store ends leases long before their holders expect it."""
+    """The store ends leases long before their ttr is over."""
     _each_new_job(backend, lambda job: msgspec.structs.replace(job, ttr=1.0))
 
 
 def _hands_out_the_second(_backend: Any, consumer: Any) -> None:
-    """A reserve of one takes two, and gives the first one back."""
+    """A reserve of one job takes two, and gives the first one back."""
     from multiq.backend import GiveBack
 
     @_wrap(consumer, "reserve")
@@ -269,12 +270,12 @@ def _counts_too_many(_backend: Any, consumer: Any) -> None:
 
 
 def _never_gives_up(_backend: Any, consumer: Any) -> None:
-    """No attempt is told to be the last one."""
+    """No attempt is marked as the last one."""
     _each_lease(consumer, lambda lease: msgspec.structs.replace(lease, attempt=min(lease.attempt, 3)))
 
 
 def _gives_up_at_once(_backend: Any, _consumer: Any) -> None:
-    """Each attempt is told to be the last one."""
+    """Each attempt is marked as the last one."""
     from multiq.retry import RetryPolicy
 
     @_wrap(RetryPolicy, "after_failure")
@@ -283,7 +284,7 @@ def _gives_up_at_once(_backend: Any, _consumer: Any) -> None:
 
 
 def _loses_what_is_released(_backend: Any, consumer: Any) -> None:
-    """Some jobs that are put back are deleted."""
+    """Some jobs that are released are deleted."""
     from multiq.backend import Ack
 
     def change(_self: Any, verdicts: Any, settle: Any) -> Any:
@@ -298,7 +299,7 @@ def _loses_what_is_released(_backend: Any, consumer: Any) -> None:
 
 
 def _hurries_what_is_put_off(backend: Any, _consumer: Any) -> None:
-    """A job that is rescheduled is due at once."""
+    """A rescheduled job is due at once."""
 
     @_wrap(backend, "reschedule")
     def _reschedule(original: Any, self: Any, queue: str, job_id: str, _delay: float) -> Any:
@@ -328,14 +329,14 @@ def _miscounts(backend: Any, _consumer: Any) -> None:
 
 
 def _keeps_leases(backend: Any, consumer: Any) -> None:
-    """Some jobs are reserved for an hour, and never settled."""
+    """Some jobs are reserved for an hour and never settled."""
     _each_new_job(backend, lambda job: msgspec.structs.replace(job, ttr=3600.0) if _chance.random() < 0.01 else job)
 
     _each_settle(consumer, _leaving_out(lambda verdict: verdict.lease.ttr >= 3600))
 
 
 def _is_late(backend: Any, _consumer: Any) -> None:
-    """Some jobs become due an hour later than they were to."""
+    """Some jobs become due an hour too late."""
     _each_new_job(
         backend, lambda job: msgspec.structs.replace(job, delay=job.delay + 3600) if _chance.random() < 0.01 else job
     )
@@ -361,21 +362,21 @@ def _takes_its_time(_backend: Any, consumer: Any) -> None:
 
 
 def _believes_in_tickets(_backend: Any, _consumer: Any) -> None:
-    """MySQL: after a lost reply, an ack has counted whatever its ticket says."""
+    """MySQL: after a lost reply, an ack is reported as accepted, whatever its ticket says."""
     from multiq_mysql.receipts import Ticket
 
     Ticket.done = lambda _self, _rows: 1  # type: ignore[method-assign, assignment]
 
 
 def _ignores_tickets(_backend: Any, _consumer: Any) -> None:
-    """MySQL: after a lost reply, an ack has not counted whatever its ticket says."""
+    """MySQL: after a lost reply, an ack is reported as refused, whatever its ticket says."""
     from multiq_mysql.receipts import Ticket
 
     Ticket.done = lambda _self, _rows: None  # type: ignore[method-assign, assignment]
 
 
 def _deletes_another(backend: Any, _consumer: Any) -> None:
-    """A delete takes some other job of the queue along."""
+    """A delete also deletes another job of the queue."""
     from multiq.backend import State
 
     @_wrap(backend, "delete")
@@ -388,7 +389,7 @@ def _deletes_another(backend: Any, _consumer: Any) -> None:
 
 
 def _runs_what_it_acked(_backend: Any, consumer: Any) -> None:
-    """A job is acked when it is handed out: DELETE before the handler's end."""
+    """A job is acked when it is handed out, as by a DELETE before its handler has run."""
     from multiq.backend import Ack
 
     settle = consumer.settle
@@ -410,7 +411,7 @@ def _runs_what_it_acked(_backend: Any, consumer: Any) -> None:
 
 
 def _loses_what_it_takes(_backend: Any, consumer: Any) -> None:
-    """Some jobs are taken out of the store, and die on the way: pop, then register."""
+    """Some jobs are taken out of the store and lost on the way, as by a pop before the lease is registered."""
     from multiq.backend import Ack
 
     settle = consumer.settle
@@ -432,7 +433,7 @@ def _loses_what_it_takes(_backend: Any, consumer: Any) -> None:
 
 
 def _hands_out_to_two(_backend: Any, consumer: Any) -> None:
-    """Some leases are given back behind the back of who has them."""
+    """Some leases are given back without the knowledge of the consumer that has them."""
     from multiq.backend import GiveBack
 
     @_wrap(consumer, "reserve")
@@ -452,7 +453,7 @@ def _takes_of_other_queues(backend: Any, _consumer: Any) -> None:
 
 
 def _stores_twice(backend: Any, _consumer: Any) -> None:
-    """An enqueue is repeated under new ids: as after a lost reply, if ids were made for each try."""
+    """An enqueue is repeated with new ids, as after a lost reply if each attempt made its own ids."""
     from multiq.ids import new_id
 
     @_wrap(backend, "enqueue")
@@ -464,7 +465,10 @@ def _stores_twice(backend: Any, _consumer: Any) -> None:
 
 
 def _no_fence(_backend: Any, _consumer: Any) -> None:
-    """A verdict counts whoever has the job by now. (beanstalkd's server refuses what another connection holds.)"""
+    """A verdict counts even if another consumer has the job by now.
+
+    (Not on beanstalkd, whose server refuses verdicts on jobs that another connection holds.)
+    """
     driver = _driver()
     if driver == "redis":
         _edit("lua/exchange.lua", "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then", "then")
@@ -486,7 +490,7 @@ def _no_fence(_backend: Any, _consumer: Any) -> None:
 
 
 def _releases_what_others_hold(_backend: Any, _consumer: Any) -> None:
-    """Redis: a release does not look whether there was something to release."""
+    """Redis: a release does not check whether the job was reserved."""
     _edit(
         "lua/exchange.lua",
         "or sub(record, 42, 53) ~= sub(verdict, 1, 12) or is_over(place) then",
@@ -495,18 +499,18 @@ def _releases_what_others_hold(_backend: Any, _consumer: Any) -> None:
 
 
 def _promotes_twice(_backend: Any, _consumer: Any) -> None:
-    """Redis: what is due becomes ready, and stays due."""
+    """Redis: a due job becomes ready, and also stays among the due jobs."""
     _edit("lua/include/promote.lua", "redis.call('ZREMRANGEBYRANK', delayed, 0, #places - 1)", "")
 
 
 def _forgets_calls(_backend: Any, _consumer: Any) -> None:
-    """Redis: a call that is repeated after a lost reply is carried out again, as by a driver that tries again."""
+    """Redis: a call that is repeated after a lost reply is carried out again, as without call numbers."""
     old = "local function earlier_answer()"
     _edit("lua/include/once.lua", old, f"{old}\n do return nil end")
 
 
 def _crashes_are_no_attempts(_backend: Any, _consumer: Any) -> None:
-    """Who takes back a lease that has ended takes back its attempt."""
+    """The call that takes back a lease that has ended also takes back its attempt."""
     driver = _driver()
     if driver == "redis":
         old, new = "sub(record, 1, 32) .. u32(", "sub(record, 1, 28) .. u32(count_at(record, 29) - 1) .. u32("
@@ -519,7 +523,7 @@ def _crashes_are_no_attempts(_backend: Any, _consumer: Any) -> None:
 
 
 def _clock_runs_ahead(backend: Any, _consumer: Any) -> None:
-    """One of the consumers takes the time by a clock of its own, which is ten seconds ahead."""
+    """One of the consumers uses a clock of its own, which is ten seconds ahead."""
     if sys.argv[1:3] != ["consume", "4"]:
         return
     driver = _driver()
@@ -549,7 +553,7 @@ def _never_touches(_backend: Any, _consumer: Any) -> None:
 
 
 def _acks_into_the_void(_backend: Any, consumer: Any) -> None:
-    """What could not be said to the server counts as said."""
+    """Verdicts that could not be sent to the server are reported as accepted."""
     from multiq.errors import BackendError
 
     @_wrap(consumer, "settle")
@@ -573,8 +577,8 @@ def _leaks(_backend: Any, consumer: Any) -> None:
 
 _LATE = {"late": 0.5}
 _LATE_AND_RELEASED = {"late": 0.6, "released": 0.4, "oversleep": 2.0}
-_IDLE = {"late": 0.0, "pace": 0.1}  # so that plain consumers take at once what is due
-_HARMLESS = ("kill job process",)  # to plain consumers
+_IDLE = {"late": 0.0, "pace": 0.1}  # so that plain consumers take due jobs at once
+_HARMLESS = ("kill job process",)  # has no effect on plain consumers
 _CALM = {"weights": {"kill": 0, "leave": 0, "hang": 0, "ahang": 0}}
 
 MUTANTS = {
@@ -641,7 +645,7 @@ def table(results: list[dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """A short soak for each mutant and backend that was asked for; 1 if one was not caught by its invariant."""
+    """Run a short soak for each requested mutant and backend. Returns 1 if its invariant missed one of them."""
     import argparse
     import shutil
     import tempfile

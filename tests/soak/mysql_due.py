@@ -24,11 +24,11 @@ sys.path.append(str(Path(__file__).parent.parent))
 from proxy import Latency, Proxy
 from servers.mysql import MysqlServer
 
-RATE = 1000  # jobs a second that become due
+RATE = 1000  # jobs that become due per second
 EACH = 0.05  # seconds between two batches of them
 LATENCY = 0.003  # seconds
 LIMIT = 0.2  # seconds
-PROBE = 0.25  # seconds between two jobs of which it is taken how long they wait
+PROBE = 0.25  # seconds between two jobs whose waiting time is measured
 
 
 def main() -> int:
@@ -56,7 +56,7 @@ def run(seconds: float) -> tuple[list[float], int]:
         holder.cursor() as cursor,
     ):
         proxy.mode = Latency(LATENCY)
-        # a due row in somebody's hands
+        # a due row that another connection has locked
         near.enqueue("stream", [NewJob(b"x", new_id(), delay=0.001)])
         time.sleep(0.01)
         cursor.execute("SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
@@ -90,7 +90,7 @@ def run(seconds: float) -> tuple[list[float], int]:
 
 
 def _feed(url: str, end: threading.Event) -> None:
-    """Jobs that become due a moment later."""
+    """Enqueue jobs that become due a moment later."""
     with open_backend(url) as backend:
         while not end.wait(EACH):
             backend.enqueue("stream", [NewJob(b"x", job_id, delay=0.2) for job_id in new_ids(int(RATE * EACH))])

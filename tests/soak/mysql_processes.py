@@ -3,9 +3,9 @@
     python tests/soak/mysql_processes.py --seconds 120 --processes 8
 
 Each process enqueues in bulk (some delayed, of all priorities), takes jobs, acks most, releases, buries, gives back or
-reschedules some, and lets some leases end: of those it sends the ack too late, and is refused. It writes down what it
-enqueued and what it acked. In the end the rest is worked off, and the two lists must be the same. Prints how often
-transactions were run again. Exits with 1 and says why if the lists differ, or if any call raised.
+reschedules some, and lets some leases end: it acks those jobs too late, and is refused. It records what it enqueued and
+what it acked. In the end the remaining jobs are acked, and the two lists must be the same. Prints how often
+transactions were run again. Exits with 1 and prints why if the lists differ, or if any call raised.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
 SHORT, LONG = 1.0, 60.0  # seconds that a lease lasts
-LATE = 0.2  # of the jobs with a short lease: so many are forgotten until it has ended
+LATE = 0.2  # the share of jobs with a short lease that are kept until the lease has ended
 
 
 def main() -> int:
@@ -60,13 +60,13 @@ def supervise(folder: Path, count: int, seconds: float, url: str) -> int:
     """Run the processes, work off what they leave, compare."""
     if not hammer.run(__file__, folder, count, seconds, url):
         return 1
-    time.sleep(SHORT * 1.5)  # the last leases that were forgotten
+    time.sleep(SHORT * 1.5)  # until the last of the leases that were kept have ended
     Hammer(folder, "rest", url).work_off()
     return judge(hammer.Sum(folder), seconds)
 
 
 def judge(total: hammer.Sum, seconds: float) -> int:
-    """Whether what was enqueued is what was acked."""
+    """Compare what was enqueued with what was acked. Returns the exit code."""
     calls, jobs, refused = total.of("calls"), total.of("jobs"), total.of("refused")
     replays = sum((Counter(diary["replays"]) for diary in total.diaries), Counter[str]())
     print(
@@ -80,14 +80,14 @@ def judge(total: hammer.Sum, seconds: float) -> int:
 
 
 class Hammer(hammer.Hammer):
-    """One process at work."""
+    """The work of one process."""
 
     def __init__(self, folder: Path, name: str, url: str) -> None:
         super().__init__(open_backend(url), folder, name)
         self.jobs = 0
         self.refused = 0
         self.forgotten: list[tuple[float, Lease]] = []
-        """Leases that are acked too late, and from when on they are."""
+        """Leases that are acked too late, each with the time from which on this is done."""
 
     def turn(self) -> None:
         self.timed(self._enqueue)
@@ -100,7 +100,7 @@ class Hammer(hammer.Hammer):
     def refuse(self, verdict: Verdict, answer: LeaseLost) -> None:
         if verdict.lease.ttr != SHORT:
             super().refuse(verdict, answer)
-        self.refused += 1  # this machine was slow
+        self.refused += 1  # the machine was slow, and the lease has ended
 
     def diary(self) -> dict[str, Any]:
         return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.retry_counts}
@@ -144,7 +144,7 @@ class Hammer(hammer.Hammer):
                 try:
                     self.backend.reschedule(queue, job.id, self.luck.choice([0.0, 0.05]))
                 except (JobNotFound, JobReserved):
-                    continue  # somebody was faster
+                    continue  # another process was faster
                 self.jobs += 1
         if self.verdicts:
             (answer,) = self.consumer.settle([Touch(self.verdicts[0].lease)])

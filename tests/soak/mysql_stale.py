@@ -2,11 +2,11 @@
 
     python tests/soak/mysql_stale.py --rounds 1000
 
-Each round one consumer holds a job, whose lease ends; somebody else, who works with SQL of its own, may take it over
-and end it, before or after. Then the consumer acks it, and its way to the server is cut: before the call, in the
-request, in the reply, with a reset, by KILL; at once or also at the next try; perhaps with other calls of the same
-consumer in between. What the table did is judged by a trigger that writes down each row that is deleted and by which
-session's hand, which shares no code with the driver. Exits with 1 if an answer and the table disagree.
+In each round one consumer holds a job, whose lease ends. A rival, which uses SQL of its own, may take the job over and
+end it, before or after the ack. The consumer acks the job, and its connection to the server is cut: before the call, in
+the request, in the reply, with a reset, by KILL; once, or also at the next attempt; perhaps with other calls of the
+same consumer in between. A trigger, which shares no code with the driver, records each row that is deleted and the
+session that deleted it. Exits with 1 if an answer and this record disagree.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from multiq.errors import LeaseLost
 
 TTR = 1.0  # seconds
-AROUND = (0.75, 1.25)  # of a ttr: when the verdict is sent
-TAKEN_OVER = 0.6  # of the jobs: somebody else ends them as soon as their leases have ended
-JUDGED = 50_000  # microseconds before it is deleted, a row may be locked and its lease found to be live
+AROUND = (0.75, 1.25)  # when the verdict is sent, in multiples of the ttr
+TAKEN_OVER = 0.6  # the share of jobs that the rival ends as soon as their leases have ended
+JUDGED = 50_000  # microseconds from when a row is locked and its lease found live until it is deleted, at most
 GIVE_UP = 30.0  # seconds until a verdict must have an answer
 
-#: somebody else, to whom a session says that it is him: takes what is reserved and overdue, and ends it
+#: records each deleted row, and whether the session that deleted it is the rival's, by a variable that the rival sets
 TRIGGER = """
 CREATE TRIGGER deleted AFTER DELETE ON multiq_jobs FOR EACH ROW
     INSERT INTO history VALUES (OLD.id, OLD.token, IF(@who = 'other', 'other', 'ours'),
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def run(rounds: int, lanes: int, seed: int) -> int:
-    """So many rounds. 0: the answers were what the table did."""
+    """Play so many rounds. Returns the exit code; 0: the answers agree with the table."""
     with MysqlServer(innodb_flush_log_at_trx_commit=2) as server, ThreadPoolExecutor(lanes) as pool:
         shares = [len(range(lane, rounds, lanes)) for lane in range(lanes)]
         sums = list(pool.map(lambda lane: Lane(server, seed + lane).run(shares[lane]), range(lanes)))
@@ -104,13 +104,13 @@ class Lane:
         return self.sums
 
     def ask(self, text: str, *values: object) -> tuple[tuple[Any, ...], ...]:
-        """Beside the driver."""
+        """The rows of one statement, on a connection that is not the driver's."""
         with self.other.cursor() as cursor:
             cursor.execute(text, values or None)
             return tuple(cursor.fetchall())
 
     def round(self) -> None:
-        """One job's."""
+        """Play the round of one job."""
         luck, job_id = self.luck, new_id()
         self.backend.enqueue("q", [NewJob(b"x", job_id, ttr=TTR), NewJob(b"x", new_id(), ttr=3600)])
         began = time.monotonic()
@@ -133,7 +133,7 @@ class Lane:
         self.ask("DELETE FROM history")
 
     def _ack(self, lease: Lease, held: list[Lease]) -> LeaseLost | bool | None:
-        """The answer, after however many tries; False: there was none."""
+        """Ack until there is an answer, and return it; False: there was no answer in time."""
         self._cut()
         give_up_at = time.monotonic() + GIVE_UP
         tries = 0
@@ -152,7 +152,7 @@ class Lane:
         return False
 
     def _settle(self, verdicts: list[Ack | Touch]) -> None:
-        """A heartbeat between two tries."""
+        """Settle other verdicts between two attempts, as a heartbeat does."""
         try:
             self.consumer.settle(verdicts)
         except BackendError:
@@ -165,7 +165,7 @@ class Lane:
         return leases
 
     def _cut(self) -> None:
-        """One of the ways in which an answer is lost."""
+        """Make one of the faults in which an answer is lost."""
         luck, proxy = self.luck, self.proxy
         way = luck.choice(["idle", "rst", "kill", "reply", "replies", "request", "commit"])
         self.sums["cut"] += 1
@@ -174,7 +174,7 @@ class Lane:
         elif way == "kill":
             here = "db = DATABASE() AND id <> CONNECTION_ID()"
             for (number,) in self.ask(f"SELECT id FROM information_schema.processlist WHERE {here}"):  # noqa: S608
-                with contextlib.suppress(pymysql.MySQLError):  # it is gone already
+                with contextlib.suppress(pymysql.MySQLError):  # the session may have ended already
                     self.ask(f"KILL {number}")
         else:
             faults: dict[str, Fault] = {
@@ -186,7 +186,7 @@ class Lane:
             proxy.arm(faults[way])
 
     def _take_over(self, job_id: str) -> None:
-        """What another consumer does once the lease has ended: a token of its own, and the end. In SQL of ours."""
+        """What another consumer does once the lease has ended: set its own token, then delete; in this script's SQL."""
         packed = bytes.fromhex(job_id.replace("-", ""))
         self.ask(
             "UPDATE multiq_jobs SET token = 7, place = place + 60000000 WHERE id = %s AND state = 2 "

@@ -1,4 +1,4 @@
-"""``docs/reliability.md``: its tables are written by the scripts that measure them, each between a pair of marks."""
+"""Renew the tables of ``docs/reliability.md``: each script writes its own table between a pair of marks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "reliability.md"
 
 
 def renew(name: str, text: str, *, page: Path = PAGE) -> None:
-    """Put *text* where the page has what this script wrote last."""
+    """Replace what the page has between the marks of this name by *text*."""
     head, mark, rest = page.read_text().partition(f"<!-- {name}: begin -->\n")
     _, end, tail = rest.partition(f"<!-- {name}: end -->\n")
     assert end, f"{page} has no place for {name}"
@@ -18,7 +18,7 @@ def renew(name: str, text: str, *, page: Path = PAGE) -> None:
 
 
 def conditions(short_of: str = "") -> str:
-    """When and where something was measured; and, if it was a short run, what the whole one is."""
+    """When and where something was measured; for a short run also what the full run is."""
     today = dt.datetime.now(dt.UTC).date().isoformat()
     short = f" **A short run**: the whole one is {short_of}." if short_of else ""
     where = f"Python {platform.python_version()} on {platform.system()} ({platform.machine()})"

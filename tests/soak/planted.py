@@ -1,4 +1,4 @@
-"""Imported first by every process of a soak that has a bug planted: plants it."""
+"""Plant a bug: every process of a soak with a mutant imports this module first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a store holds, read by its own client: no part of multiq's has a hand in it.
+"""Read what a store holds by the store's own client, without any code of multiq's drivers.
 
-Jobs are known by the mark in their bodies, states by the store's own columns, keys and counters.
+Jobs are identified by the mark in their bodies, states by the store's own columns, keys and counters.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def _number(*raw: bytes | str | None) -> int:
         found = _MARK.search(data.encode() if isinstance(data, str) else data or b"")
         if found:
             return int(found[1])
-    return -1  # not one of ours: the checker will say so
+    return -1  # not a job of the soak: the checker reports it
 
 
 def _of_sqlite(url: str) -> Iterator[tuple[int, str]]:
@@ -66,7 +66,7 @@ def _of_redis(url: str) -> Iterator[tuple[int, str]]:
     import redis
 
     with contextlib.closing(redis.Redis.from_url(url.split("?", maxsplit=1)[0])) as client:
-        ask: Any = client.execute_command  # not annotated there
+        ask: Any = client.execute_command  # redis-py does not annotate it
         for key in client.scan_iter("multiq:*:jobs", count=1000):
             line = key.removesuffix(b"jobs")
             flat = ask("HGETALL", key)
@@ -76,14 +76,14 @@ def _of_redis(url: str) -> Iterator[tuple[int, str]]:
                 for state in ("ready", "delayed", "reserved", "buried")
                 for member in ask("ZRANGE", line + state.encode(), 0, -1)
             }
-            by_id = {member[12:]: state for member, state in states.items()}  # after the age and the priority
+            by_id = {member[12:]: state for member, state in states.items()}  # the id follows the age and the priority
             for job_id, record in records.items():
                 body = ask("HGET", line + b"bodies", job_id)
                 yield _number(record, body), by_id.get(job_id, "nowhere")
 
 
 def _of_beanstalk(url: str) -> Iterator[tuple[int, str]]:
-    """There is no listing: what is at the head of each state is looked at, and taken away."""
+    """beanstalkd has no listing: peek the first job of each state, and delete it, until none is left."""
     import greenstalk
 
     parts = urlsplit(url)
@@ -95,7 +95,7 @@ def _of_beanstalk(url: str) -> Iterator[tuple[int, str]]:
             }  # fmt: skip
             stats: Any = {"current-jobs-delayed": 1}
             while any(int(stats.get(f"current-jobs-{state}", 0)) for state in peeks):
-                for state, peek in peeks.items():  # one may be due between two looks
+                for state, peek in peeks.items():  # a job may become due between two peeks
                     with contextlib.suppress(greenstalk.NotFoundError):
                         while True:
                             job = peek()

@@ -1,9 +1,9 @@
 """How soon work goes on after a server was killed and restarted, and whether calls keep their deadlines if it stops.
 
-``python tests/soak/recovery.py redis --restarts 50 --freezes 20``; without names all three that have a server. The load
-is that of the soak, without jobs that hurt their own processes. A restart is over when plain consumers, the single
-consumer of a queue, and workers have each begun a job after the server served again. Afterwards the history is judged
-by all invariants.
+``python tests/soak/recovery.py redis --restarts 50 --freezes 20``; without names it runs on all three backends that
+have a server. The load is that of the soak, without jobs that make faults on their own processes. A restart is over
+when plain consumers, the single consumer of a queue, and workers have each begun a job after the server served again.
+Afterwards the history is checked by all invariants.
 """
 
 from __future__ import annotations
@@ -44,35 +44,35 @@ NAMES = ("redis", "beanstalk", "mysql")
 GROUPS = ("consume", "lane", "job")
 _CALM = {"kill": 0, "leave": 0, "hang": 0, "ahang": 0, "long": 0, "along": 0}
 _RESTARTS, _FREEZES = 50, 20
-_WATCHED = 2.0  # seconds after a restart, at least
+_WATCHED = 2.0  # seconds from a restart until the next fault, at least
 _SLACK = 1.0  # seconds that a call may take beyond its deadline
 
 
 @dataclass(frozen=True)
 class Recovery:
-    """What came of it on one backend."""
+    """The result on one backend."""
 
     name: str
     first: Spread | None
-    """Seconds from when the server serves again until somebody begins a job."""
+    """Seconds from when the server serves again until any consumer begins a job."""
     all: Spread | None
-    """The same, until each kind of consumer has."""
+    """The same, until each kind of consumer has begun a job."""
     never: int
-    """Restarts after which some kind of consumer had begun no job when the next one came."""
+    """Restarts after which some kind of consumer began no job before the next restart."""
     freezes: int
     calls: int
-    """That were under way or made while the server was frozen."""
+    """Calls that were under way, or were made, while the server was frozen."""
     beyond: int
-    """Of these, how many took more than a second longer than their deadline."""
+    """How many of these calls took more than a second longer than their deadline."""
     overrun: float
-    """Seconds, the most that one took longer than its deadline."""
+    """Seconds: the most that one of these calls took beyond its deadline."""
     verdict: Verdict
 
 
 def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) -> Recovery:
     with SITES[name](folder) as site:
         with open_backend(site.url) as backend:
-            backend.queues()  # MySQL's tables, which may take longer to be made than a call may take
+            backend.queues()  # creates MySQL's tables, which may take longer than a call under test may take
         load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05)
         crew = Crew(load, site, 5.0 * (restarts + freezes))
         recorder = Recorder(folder, "nemesis")
@@ -114,7 +114,7 @@ def _hurt(  # noqa: PLR0917 - of a script
         recorder.note("back", kind="restart server")
         recorder.note("struck", kind="restart server")
         time.sleep(_WATCHED + chance.random())
-        crew.keep_up()  # nobody should have ended
+        crew.keep_up()  # normally no process has ended
     for _ in range(freezes):
         seconds = chance.choice([0.5, 1.5, 3.0])
         recorder.note("fault", kind="freeze", target="store", value=seconds + 3)

@@ -3,10 +3,10 @@
     python tests/soak/redis_failovers.py sentinel --planned 25 --behind-a-pause 25 --unplanned 50
     python tests/soak/redis_failovers.py cluster --planned 50 --unplanned 50
 
-Two producers and three consumers of several queues go on all the time, one of them idle and interrupted again and
-again. In the end each acknowledged job must have been done, but for those that docs/durability.md gives up: what a
-replica had not received when a primary died, and what an old primary took in a planned Sentinel failover without a
-pause of its writes.
+Two producers and three consumers of several queues run all the time; one of the consumers is idle and is interrupted
+again and again. In the end each acknowledged job must have been done, except those that docs/durability.md allows to be
+lost: jobs that a replica had not received when the primary died, and jobs that an old primary accepted in a planned
+Sentinel failover without a pause of its writes.
 Exits with 1 if a server ended by itself, or if something was lost or done twice where nothing may be.
 """
 
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
 QUEUES = [f"queue-{number}" for number in range(6)]
 IDLE = ["idle-1", "idle-2", "idle-3"]
-BETWEEN = 0.5  # seconds from when all is well until the next failover
-PAUSED = 20_000  # ms: longer than the demotion of an old primary takes
-DRAINED = 60.0  # seconds that the last jobs may take
+BETWEEN = 0.5  # seconds from the recovery of one failover until the next failover
+PAUSED = 20_000  # ms that writes are paused: longer than the demotion of an old primary takes
+DRAINED = 60.0  # seconds that the last jobs may take to be done
 
 
 class Load:
-    """Who produces and consumes, and what each was told, with the moment."""
+    """The producers and consumers, and the answers that each got, with their times."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -117,7 +117,7 @@ class Load:
         return self.acknowledged.keys() <= {job_id for job_id, _ in self.done}
 
     def _idle(self) -> None:
-        """As a worker with nothing to do, which is interrupted when something of its own ends."""
+        """Wait like a worker without jobs, which is interrupted when one of its own tasks ends."""
         with open_backend(self.url) as backend, backend.consumer(IDLE) as consumer:
             while not self.ended.is_set():
                 timer = threading.Timer(0.15, consumer.interrupt)
@@ -128,7 +128,7 @@ class Load:
 
 
 class Servers:
-    """What can fail over."""
+    """Servers that can fail over."""
 
     url: str
     servers: Sequence[RedisServer]
@@ -211,7 +211,7 @@ class Cluster(Servers):
             return False
         return all(one.ask("INFO", "replication")["connected_slaves"] == 1 for one in primaries)
 
-    def planned(self, turn: int, *, behind_a_pause: bool) -> None:  # it pauses by itself
+    def planned(self, turn: int, *, behind_a_pause: bool) -> None:  # a cluster's failover pauses writes by itself
         old = self.victim(turn)
         port = old.port
         replica = next(one for one in self.servers if one is not old and _primary_of(one) == port)
@@ -236,7 +236,7 @@ def _primary_of(node: RedisServer) -> int:
 
 
 def soak(servers: Servers, planned: int, behind_a_pause: int, unplanned: int) -> int:
-    """Returns how much was wrong."""
+    """Run all failovers under load. Returns how many faults were found."""
     wrong = 0
     kinds = {"planned": planned, "behind a pause": behind_a_pause, "unplanned": unplanned}
     strict = {"behind a pause", *(["planned"] if isinstance(servers, Cluster) else [])}
@@ -247,7 +247,7 @@ def soak(servers: Servers, planned: int, behind_a_pause: int, unplanned: int) ->
 
 
 def phase(servers: Servers, kind: str, count: int, *, is_strict: bool) -> int:
-    """So many failovers of one kind."""
+    """Make *count* failovers of one kind. Returns how many faults were found."""
     wrong = 0
     began: list[float] = []
     until(servers.is_well, "all is well before")
@@ -286,7 +286,7 @@ def phase(servers: Servers, kind: str, count: int, *, is_strict: bool) -> int:
 
 
 def fail_over(servers: Servers, kind: str, turn: int, load: Load) -> None:
-    """One, until work goes on."""
+    """Make one failover, and wait until work goes on."""
     known = len(load.done)
     if kind == "unplanned":
         victim = servers.victim(turn)
@@ -300,7 +300,7 @@ def fail_over(servers: Servers, kind: str, turn: int, load: Load) -> None:
 
 
 def recoveries(load: Load, began: Sequence[float]) -> list[float]:
-    """For each failover the longest time without a job done, from its beginning to the next one's."""
+    """For each failover the longest time without a finished job, from its beginning to that of the next one."""
     moments = sorted(at for _, at in load.done)
     found = []
     for start, end in zip(began, [*began[1:], load.done[-1][1]], strict=True):

@@ -2,14 +2,14 @@
 
     python tests/soak/redis_lost_replies.py --cases 1000 --threads 16
 
-Each case has a queue of its own with one job, a consumer behind a proxy, and one beside it. The first one holds the job
-and settles it at some moment around its lease's end, while the proxy cuts: the idle connection before, or requests and
-replies at some byte, once or several times. The other one may have taken the job by then, or acked it, or takes it
-between two repetitions; and the first one may make other calls in between.
+Each case has a queue of its own with one job, a consumer behind a proxy, and another one without a proxy. The first
+consumer holds the job and settles it at some moment around its lease's end. The proxy cuts its idle connection before
+that, or cuts requests and replies at some byte, once or several times. The other consumer may have taken the job by
+then, or acked it, or takes it between two repetitions; and the first one may make other calls in between.
 
-What is true is read from the server beside all of that, with a few lines of RESP over a socket that share nothing with
-the driver: whether the job is gone, buried, or held under which token, after each try. In the end the answer to the
-verdict must be what was seen. Exits with 1 and says why if it is not.
+After each attempt the job's state is read from the server over a separate socket, by a few lines of RESP that share no
+code with the driver: whether the job is gone, buried, or held, and under which token. In the end the answer to the
+verdict must agree with what was read. Exits with 1 and prints why if it does not.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from multiq.ids import new_id
 if TYPE_CHECKING:
     from multiq.backend import Consumer, Lease
 
-TTR = 1.0  # seconds: the shortest there is
-PATIENCE = 60.0  # seconds for one case, against a hang
+TTR = 1.0  # seconds: the shortest that is possible
+PATIENCE = 60.0  # seconds that one case may take, as a guard against a hang
 HELD = "held by us"
 
 
 class Raw:
-    """A client of a few lines. It knows the keys and the record's layout from docs/redis.md and record.lua alone."""
+    """A minimal client. Its only sources for the keys and the record's layout are docs/redis.md and record.lua."""
 
     def __init__(self, port: int) -> None:
         self._sock = socket.create_connection((HOST, port))
@@ -89,7 +89,7 @@ class Raw:
         if self.ask("ZSCORE", f"{base}:ready", place) is not None:
             return "ready"
         if record[41:53] == bytes.fromhex(token.partition(".")[0]):
-            return HELD  # or was: an ended lease stands there until somebody looks
+            return HELD  # or its lease has ended: it stays there until some call looks for ended leases
         return "held by another"
 
 
@@ -97,7 +97,7 @@ EFFECTS = {Ack: "gone", Bury: "buried", Release: "ready"}
 
 
 class Case:
-    """One job, one verdict, and what goes wrong on its way."""
+    """One job, one verdict, and the faults on its way to the server."""
 
     def __init__(self, server: RedisServer, seed: int) -> None:
         self.luck = random.Random(seed)
@@ -107,7 +107,7 @@ class Case:
         self.story: list[str] = []
 
     def run(self) -> tuple[str, str | None]:
-        """Returns what it was, and why it is wrong, if it is."""
+        """Play the case. Returns the kind of outcome, and why it is wrong; None if it is right."""
         luck = self.luck
         raw = Raw(self.server.port)
         with (
@@ -158,7 +158,7 @@ class Case:
             answers: list[LeaseLost | None] = []
             with contextlib.suppress(BackendUnavailable):
                 answers = ours.settle([verdict])
-            # nobody but us has called since the last look, so what has changed was our verdict's doing
+            # no other client has made a call since the last look, so that a change is the effect of our verdict
             state = raw.state(self.queue, lease.id, lease.token)
             self.story.append(f"{type(verdict).__name__} -> {answers or 'no answer'}, {state}")
             if not is_taken and not took_effect and state == EFFECTS[type(verdict)]:
@@ -170,7 +170,7 @@ class Case:
             for _ in range(luck.randrange(3)):
                 self._call(ours, second)
                 state = raw.state(self.queue, lease.id, lease.token)
-                # a verdict on its way may be carried out along with another call
+                # a verdict that is still on its way may be carried out together with another call
                 if not is_taken and not took_effect and state == EFFECTS[type(verdict)]:
                     took_effect = True
                     self.story.append("counted along with another call")
@@ -181,10 +181,10 @@ class Case:
         raise AssertionError(f"case {self.seed}: no answer within {PATIENCE:g} s: {self.story}")
 
     def _rival(self, other: Consumer, raw: Raw, lease: Lease) -> bool:
-        """The other one looks for the job, and may finish it. Returns whether it got it."""
+        """The other consumer reserves, and may settle the job. Returns whether it got the job."""
         found = other.reserve(1, 0)
         if not found:
-            # the look has made an ended lease's job ready, and nothing was there to be had before
+            # this reserve has made the job of an ended lease ready, after it had found no ready job
             return raw.state(self.queue, lease.id, lease.token) == "ready"
         does = self.luck.choice([Ack, Bury, None])
         if does is not None:
@@ -193,7 +193,7 @@ class Case:
         return True
 
     def _call(self, ours: Consumer, second: Lease | None) -> None:
-        """Another call of the same consumer, as a heartbeat or a worker with room for more makes it."""
+        """Make another call of the same consumer, as a heartbeat or a worker with free room does."""
         try:
             if second is not None and self.luck.random() < 0.6:
                 ours.settle([Touch(second)])
@@ -220,7 +220,7 @@ class Case:
 
 
 def soak(cases: int, threads: int, seed: int) -> int:
-    """Returns how many cases were wrong."""
+    """Play the cases. Returns how many were wrong."""
     kinds: Counter[str] = Counter()
     wrong: list[str] = []
     numbers = iter(range(seed, seed + cases))
@@ -234,7 +234,7 @@ def soak(cases: int, threads: int, seed: int) -> int:
                 return
             try:
                 what, why = Case(server, number).run()
-            except Exception as exc:  # a case that breaks is a case that is wrong
+            except Exception as exc:  # a case that raises counts as wrong
                 what, why = "broken", f"case {number}: {exc!r}"
             with lock:
                 kinds[what] += 1

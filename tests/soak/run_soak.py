@@ -1,11 +1,11 @@
 """The soak on servers of its own: real workers, producers and consumers, faults, and a history that is checked.
 
-``python tests/soak/run_soak.py redis --seconds 60 --seed 7``; without names all four backends, one after the other.
+``python tests/soak/run_soak.py redis --seconds 60 --seed 7``; without names it runs all four backends, one by one.
 ``make soak MINUTES=60`` divides the minutes among them, writes a report, and renews the tables of docs/reliability.md.
 
-Load with faults, then everything is healed, load without faults, the producers stop, the store is drained, its raw
-data is read, and the history is judged. A history with violations is kept in tests/soak/histories, cut down to the
-jobs that it is about, and its folder is named.
+A soak is load with faults, the end of all faults, load without faults, and the end of the producers. Then the store is
+drained, its raw data is read, and the history is checked. A history with violations is kept in tests/soak/histories,
+cut down to the jobs that the violations are about, and its folder is printed.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ if TYPE_CHECKING:
     from multiq.soak.checking import Verdict
 
 HISTORIES = HERE / "histories"
-_WHOLE = 3600.0  # seconds
+_WHOLE = 3600.0  # seconds of a full run
 TIMEOUT = 2.0  # seconds that a call may take
 GENTLE = (*(name for name in OF_WORKERS if name != "kill worker"), *OF_LINKS)
 
 
 class _Process:
-    """A server of the tests, as a soak treats it."""
+    """A server of the tests, with the interface that a soak needs."""
 
     can_pause = can_restart = True
 
@@ -97,7 +97,10 @@ def _redis(_folder: Path) -> Iterator[Site]:
 
 
 def _full_for_a_while(server: RedisServer) -> bool:
-    """Less memory than it uses: it takes no more jobs, and hands out those that it has. Whether it has refused one."""
+    """Limit the server's memory to less than it uses, so that it refuses new jobs and still hands out old ones.
+
+    Returns whether the server has refused a job.
+    """
     try:
         server.set("maxmemory", "100kb")
         is_full = _is_full(server)
@@ -116,10 +119,10 @@ def _is_full(server: RedisServer) -> bool:
 
 
 def _kill_connections(server: MysqlServer) -> int:
-    """All but our own. How many there were."""
+    """Kill all connections but our own. Returns how many there were."""
     killed = 0
     for (number,) in server.ask("SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID()"):
-        with contextlib.suppress(Exception):  # it has ended by itself
+        with contextlib.suppress(Exception):  # the connection has ended by itself
             server.ask(f"KILL {int(number)}")
             killed += 1
     return killed
@@ -132,7 +135,7 @@ def _beanstalk(_folder: Path) -> Iterator[Site]:
         site = _site("beanstalk", url, server.url, proxy, server)
         site.acks = b"delete "
 
-        def is_left() -> bool:  # the audit takes away what it reads
+        def is_left() -> bool:  # not by ``held``, which removes the jobs that it reads
             with open_backend(server.url) as backend:
                 stats = [backend.stats(queue) for queue in backend.queues()]
             return any((one.ready or 0) + (one.delayed or 0) + (one.reserved or 0) for one in stats)
@@ -177,24 +180,24 @@ def soak(
     until: str = "",
     **load: float,
 ) -> Verdict:
-    """One soak on a server of its own."""
+    """Run one soak on a server of its own."""
     with SITES[name](folder) as site:
         with open_backend(site.url) as backend:
-            backend.queues()  # MySQL's tables, which may take longer to be made than a call may take
+            backend.queues()  # creates MySQL's tables, which may take longer than a call under test may take
         plan = Plan(seconds, faults, drain, until, plant)
         settings: dict[str, Any] = {"folder": str(folder), "seed": seed, "timeout": TIMEOUT, **load}
         return run(site, Load(**settings), plan)
 
 
 def keep(verdict: Verdict, driver: str, why: str, folder: Path = HISTORIES) -> list[Path]:
-    """For each violated invariant its smallest history, to be replayed by the tests from now on."""
+    """Write the smallest history of each violated invariant to a file, which the tests replay from then on."""
     folder.mkdir(exist_ok=True)
     kept = []
     setting = setting_for(driver, Load(folder="", seed=0, timeout=TIMEOUT))
     for name in verdict.violations:
         events = verdict.smallest(name)
         if name not in check(events, setting).violations:
-            events = list(verdict.events)  # of an order of jobs, which these alone do not show
+            events = list(verdict.events)  # a violation of the order of jobs is not visible in these jobs alone
         path = folder / f"{name}-{driver}-{why.replace(' ', '-')}.jsonl.gz"
         write(path, events)
         kept.append(path)

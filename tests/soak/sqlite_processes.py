@@ -3,8 +3,8 @@
     python tests/soak/sqlite_processes.py --seconds 60 --processes 8
 
 Each process enqueues small batches (some delayed, of all priorities), takes jobs, acks most, releases, buries or gives
-back some, and writes down what it enqueued and what it acked. In the end the rest is worked off, and the two lists
-must be the same. Exits with 1 and says why if they are not, or if any call raised.
+back some, and records what it enqueued and what it acked. In the end the remaining jobs are acked, and the two lists
+must be the same. Exits with 1 and prints why if they are not, or if any call raised.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def supervise(folder: Path, count: int, seconds: float, options: str) -> int:
 
 
 def judge(total: hammer.Sum, seconds: float, largest_log: int) -> int:
-    """Whether what was enqueued is what was acked."""
+    """Compare what was enqueued with what was acked. Returns the exit code."""
     shares = [len(diary["acked"]) for diary in total.diaries[:-1]]
     print(
         f"{total.told(seconds)}; "
@@ -65,7 +65,7 @@ def judge(total: hammer.Sum, seconds: float, largest_log: int) -> int:
 
 
 class Hammer(hammer.Hammer):
-    """One process at work."""
+    """The work of one process."""
 
     def __init__(self, folder: Path, name: str, options: str) -> None:
         settings = dict(pair.split("=") for pair in options.split("&") if pair)

@@ -6,9 +6,9 @@ Two processes reserve jobs under leases of 0.2 s and settle each a moment before
 twice. A third process holds the write lock now and then for longer than the two wait for it, and for some calls their
 files may not grow, so that a COMMIT fails with a real error of the system's. What raised is repeated.
 
-The judge is none of them: triggers on the tables write down, inside each transaction, which lease's token a job had
-when it was removed, released or buried. In the end each answer is held against that, read with plain sqlite3.
-Exits with 1 if one is wrong.
+The answers are judged by triggers on the tables, which record inside each transaction the lease token that a job had
+when it was removed, released or buried. In the end each answer is compared with that record, read with plain sqlite3.
+Exits with 1 if an answer is wrong.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 WORKERS = 2
 TTR = 0.2  # seconds
 LOCK_PATIENCE = 0.03  # seconds that a worker waits for the lock
-NEAR = 0.06  # seconds from a lease's end at which it is settled, at most
+NEAR = 0.06  # seconds, at most, between a lease's end and its verdict
 
 JUDGE = """
 CREATE TABLE verdicts (seq INTEGER, token INTEGER);
@@ -71,7 +71,7 @@ def main() -> int:
 
 
 def supervise(folder: Path, count: int) -> int:
-    """Run the processes, and judge."""
+    """Run the processes, and judge the answers. Returns the exit code."""
     file = str(folder / "jobs.db")
     with SqliteBackend(file) as backend:
         backend.queues()
@@ -98,7 +98,7 @@ def start(role: str, file: str, diary: Path, count: int) -> subprocess.Popen[byt
 
 
 def pronounce(entries: list[dict[str, Any]], counted: collections.Counter[str], status: str) -> int:
-    """Hold the answers against what the triggers wrote down. All answers to one lease are one entry."""
+    """Compare the answers with what the triggers recorded. All answers to one lease are one entry."""
     stale = sum(bool(entry["done"]) and entry["began_at"] > entry["ended_at"] for entry in entries)
     invented = sum(bool(entry["done"]) and not counted[entry["token"]] for entry in entries)
     lost_though_counted = sum(not entry["done"] and counted[entry["token"]] > 0 for entry in entries)
@@ -129,7 +129,7 @@ def lock(file: str) -> int:
 
 
 def work(file: str, diary: Path, count: int) -> int:
-    """Reserve and settle until so many verdicts are answered."""
+    """Reserve and settle until *count* verdicts are answered."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     luck = random.Random(os.getpid())
     entries: list[dict[str, Any]] = []
@@ -147,7 +147,7 @@ def work(file: str, diary: Path, count: int) -> int:
         planned = [
             (end[0] + luck.uniform(-NEAR, NEAR) * 1e9, end[0], lease)
             for end, lease in zip(ends, leases, strict=True)
-            if end is not None  # else it took too long to come here, and the lease has ended
+            if end is not None  # otherwise the process was too slow, and the lease has already ended
         ]
         for settle_at, ended_at, lease in sorted(planned, key=operator.itemgetter(0)):
             verdict = luck.choice((Ack, Ack, Release, Bury))(lease)
@@ -158,7 +158,7 @@ def work(file: str, diary: Path, count: int) -> int:
 
 
 def settle(consumer: Consumer, verdict: Verdict, luck: random.Random, file: str) -> dict[str, Any]:
-    """Repeat one verdict until it is answered, and some of them once more."""
+    """Repeat one verdict until it is answered; repeat some verdicts once more after that."""
     locked = failed = 0
     while True:
         began_at = time.time_ns()
@@ -187,7 +187,7 @@ def settle(consumer: Consumer, verdict: Verdict, luck: random.Random, file: str)
 
 @contextlib.contextmanager
 def may_not_grow(file: str) -> Iterator[None]:
-    """This process cannot make the log longer than a few bytes more: COMMIT fails in the middle of writing it."""
+    """In the block this process can add only a few bytes to the log, so that COMMIT fails in the middle of writing."""
     log = Path(file + "-wal")
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = log.stat().st_size if log.exists() else 0

@@ -5,16 +5,16 @@
     python tests/soak/stale.py --page               and renew the table of docs/reliability.md
 
 Two lanes work on one store, each with three processes that use multiq as any program does (``stale_actor.py``): one
-holds jobs, a rival takes them over, a third one puts jobs and speaks for others. Each round ends the leases of a few
-hundred jobs: by their time; while the server is killed and started again with what it has on its disk (with SQLite all
-processes are killed); or, on beanstalkd, by their connection. What becomes of the jobs then is in ``KINDS``. Each old
-lease gets one verdict, alone or in a batch among valid ones, by ``settle`` or ``exchange``.
+holds jobs, a rival takes them over, a third one puts jobs and sends verdicts on leases of the others. Each round ends
+the leases of a few hundred jobs: by their time; while the server is killed and started again with what it has on its
+disk (with SQLite all processes are killed); or, on beanstalkd, by their connection. ``KINDS`` says what happens to the
+jobs then. Each old lease gets one verdict, alone or in a batch among valid ones, by ``settle`` or ``exchange``.
 
 The judge is this process, which opens no backend. It reads the raw store with the store's own client, before the
 verdict and after it, and knows by its own records which reservation of each job was the last. A verdict is stale if the
 store says that the job is not held or the lease's time is over, or if a later reservation was made. It must be refused
 with ``LeaseLost``, and the job's record must stay as it was, to the byte. A valid one must count, as the store shows.
-Exits with 1 if any of that is not so. ``SOAK_MUTANT="no fence"`` (see ``mutants.py``) shows that it can.
+Exits with 1 if one of these rules is broken. With ``SOAK_MUTANT="no fence"`` (see ``mutants.py``) they are broken.
 """
 
 from __future__ import annotations
@@ -58,22 +58,22 @@ if TYPE_CHECKING:
 BACKENDS = ("sqlite", "redis", "beanstalk", "mysql")
 VERDICTS = 2500  # for each backend
 LANES = 2
-A_WHOLE_ONE = 1.0  # second: beanstalkd tells what is left of a lease in these
+A_WHOLE_ONE = 1.0  # second: beanstalkd reports the rest of a lease in whole seconds
 
 
 @dataclass(frozen=True)
 class Kind:
-    """How a lease ended, and who speaks of it."""
+    """How a lease ended, and which process sends the late verdict."""
 
     name: str
     live: str = ""
-    """What its holder does with it before it ends; then it is for an hour, and its time does not end it."""
+    """What its holder does with the job before; the lease then lasts for an hour, so that time does not end it."""
     taken: str = ""
-    """What becomes of the job after that."""
+    """What happens to the job after that."""
     speaker: str = "holder"
     only: tuple[str, ...] = BACKENDS
     is_live: bool = False
-    """It has not ended: but it is another connection's."""
+    """The lease has not ended, but belongs to another connection."""
 
 
 _WITH_IDS = ("sqlite", "redis", "mysql")  # beanstalkd numbers the jobs itself
@@ -103,7 +103,7 @@ KINDS = (
 
 
 class Actor:
-    """A process that uses multiq, and does one thing after the other."""
+    """A process that uses multiq, and carries out one order after the other."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -138,18 +138,18 @@ class Actor:
 
 @dataclass(frozen=True)
 class Seen:
-    """A job, as its store has it."""
+    """A job, as it is in its store."""
 
     state: str
-    """``gone`` if there is none."""
+    """``gone`` if the store does not have the job."""
     is_over: bool = False
-    """Reserved, but the lease's time is over by the server's clock: ready, to all who ask."""
+    """Reserved, but the lease's time is over by the server's clock, so that a reserve may take the job."""
     left: float = 0.0
-    """Seconds until a lease ends."""
+    """Seconds until the lease ends."""
     kept: tuple[Any, ...] = ()
-    """What the end of a lease does not change: body, priority, ttr."""
+    """The parts that the end of a lease does not change: body, priority, ttr."""
     record: tuple[Any, ...] = ()
-    """All of it, but for how time passes."""
+    """All of the record, except values that change with time."""
 
     @property
     def is_held(self) -> bool:
@@ -161,14 +161,14 @@ _SQL_STATES = {0: "ready", 1: "delayed", 2: "reserved", 3: "buried", 4: "ready"}
 
 
 class Site(ABC):
-    """A store: how programs reach it, how the judge reads it, what ends it."""
+    """A store: how programs reach it, how the judge reads it, how it is restarted."""
 
     ttr = 2.0
     endings: tuple[str, ...] = ("time", "restart")
 
     @abstractmethod
     def url(self, _role: str) -> str:
-        """Where programs of this role reach it."""
+        """The URL for programs of this role."""
 
     @abstractmethod
     def look(self, queue: str, ids: Iterable[str]) -> dict[str, Seen]:
@@ -198,7 +198,7 @@ class SqliteSite(Site):
         return {job_id: found.get(job_id, GONE) for job_id in ids}
 
     def restart(self, lanes: Sequence[Lane]) -> None:
-        """There is no server: everybody who has the file open is killed."""
+        """Kill all processes that have the file open, because there is no server."""
         actors = [actor for lane in lanes for actor in lane.actors.values()]
         for actor in actors:
             actor.kill()
@@ -207,7 +207,7 @@ class SqliteSite(Site):
 
 
 def _of_row(row: tuple[Any, ...], left: float) -> Seen:
-    """A row that begins with id, state, when that ends, body, priority, ttr."""
+    """The job of a row that begins with id, state, end of the state, body, priority, ttr."""
     return Seen(_SQL_STATES[row[1]], row[1] == 2 and left < 0, left, row[3:6], tuple(row))
 
 
@@ -236,7 +236,7 @@ class MysqlSite(Site):
 
 
 class RedisSite(Site):
-    """The keys and the record's first bytes are as docs/redis.md and lua/include/record.lua say."""
+    """The keys and the record's first bytes are those of docs/redis.md and lua/include/record.lua."""
 
     def __init__(self, server: RedisServer) -> None:
         self._server = server
@@ -253,7 +253,7 @@ class RedisSite(Site):
             pairs = ask("ZRANGE", base + state, 0, -1, "WITHSCORES", raw=True)
             for member, score in zip(pairs[::2], pairs[1::2], strict=True):
                 packed = member[12:]
-                # in two states at once is one more than there are
+                # a job must not be in two states at once
                 twice = packed in places
                 places[packed] = ("in two states" if twice else state, member, float(score))
         seconds, micros = ask("TIME", raw=True)
@@ -262,7 +262,7 @@ class RedisSite(Site):
         for packed, record in zip(flat[::2], flat[1::2], strict=True):
             state, member, score = places.get(packed, ("in no state", b"", 0.0))
             left = (score - now) / 1e6
-            kept = (record[16:28], record[53:])  # priority and ttr; flags and attempts stand before the body
+            kept = (record[16:28], record[53:])  # priority and ttr; then the body, after flags and attempts
             is_over = state == "reserved" and left < 0
             found[str(uuid.UUID(bytes=packed))] = Seen(state, is_over, left, kept, (state, member, score, record))
         return {job_id: found.get(job_id, GONE) for job_id in ids}
@@ -273,7 +273,7 @@ class RedisSite(Site):
 
 
 class BeanstalkSite(Site):
-    """A lease is a connection's: its holder speaks through a proxy that can cut it."""
+    """A lease belongs to a connection, so that its holder connects through a proxy that can cut it."""
 
     ttr = 3.0
     endings = ("time", "restart", "cut")
@@ -300,7 +300,7 @@ class BeanstalkSite(Site):
                 left = float(stats.pop("time-left"))
                 stats.pop("age")
                 kept = (body, stats["pri"], stats["ttr"])
-                # it is reserved until the server says otherwise, and it hands it out no sooner
+                # no ``is_over`` here: the server reports the job as reserved until it can be handed out again
                 found[job_id] = Seen(stats["state"], False, left, kept, (*stats.items(), body))
         return found
 
@@ -332,21 +332,21 @@ def site_of(name: str, folder: Path) -> Iterator[Site]:
 
 @dataclass
 class Sums:
-    """What came of it on one backend."""
+    """The results on one backend."""
 
     said: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By kind and verb: stale ones."""
+    """Stale verdicts that were sent, by kind and verb."""
     accepted: Counter[tuple[str, str]] = field(default_factory=Counter)
     ways: Counter[str] = field(default_factory=Counter)
-    """Of the stale ones, how they were said and how the leases had ended."""
+    """How stale verdicts were sent, and how their leases had ended."""
     changed: int = 0
     """Jobs whose records a stale verdict changed."""
     live: int = 0
-    """Leases that the judge does not find ended: a fault of this script."""
+    """Leases that had not ended according to the judge: an error of this script."""
     valid: int = 0
     valid_refused: int = 0
     without_effect: int = 0
-    """Valid ones that were accepted, and the store shows otherwise."""
+    """Valid verdicts that were accepted although the store does not show their effect."""
     taken: int = 0
     """Jobs that a paused queue handed out."""
     repeated: int = 0
@@ -383,9 +383,10 @@ class Lane:
         self._rounds = itertools.count()
 
     def round(self, ending: str, each: int, end: Callable[[str], None]) -> None:
-        """So many leases of each kind come to their end, and each gets a verdict.
+        """End *each* leases of each kind, and send a verdict on each lease.
 
-        Four kinds at a time: a late one soon after its end meets another driver than one who comes much later.
+        Four kinds at a time, so that verdicts come soon after the lease's end, which may be handled by other code of
+        the driver than verdicts that come much later.
         """
         number = next(self._rounds)
         kinds = [kind for kind in self._kinds if ending == "time" or not kind.is_live]
@@ -436,20 +437,20 @@ class Lane:
         return leases
 
     def _settle(self, role: str, queue: str, leases: list[Lease], verbs: list[str]) -> None:
-        """In time, and alone."""
+        """Settle leases in time, and in a call of their own."""
         lost = self._ask(role, "settle", queue, leases=leases, verbs=verbs).lost
         self._sums.valid += len(leases)
         self._sums.valid_refused += sum(lost)
 
     def _until_over(self, queue: str, leases: list[Lease]) -> None:
-        """By what the store says."""
+        """Wait until the leases have ended, as the store shows."""
         give_up_at = time.monotonic() + PATIENCE
         while any(seen.is_held for seen in self.site.look(queue, [lease.id for lease in leases]).values()):
             assert time.monotonic() < give_up_at, f"leases of {queue} do not end"
             time.sleep(0.02)
 
     def _take(self, kind: Kind, queue: str, leases: list[Lease]) -> None:
-        """What becomes of the jobs once the leases have ended."""
+        """Do with the jobs what the kind says, once the leases have ended."""
         ids = [lease.id for lease in leases]
         if kind.taken in {"reschedule", "delete", "put again", "put again and hold"}:
             self._ask("rival", "reschedule" if kind.taken == "reschedule" else "delete", queue, ids=ids)
@@ -470,15 +471,15 @@ class Lane:
     # --- the late one, and the judge ---
 
     def _come_late(self, kind: Kind, queue: str, leases: list[Lease], ending: str) -> None:
-        """Half of the verdicts come alone, the others in batches, each with valid ones in between.
+        """Send half of the verdicts alone, the others in batches, each with valid ones in between.
 
-        After a restart the first one meets a connection that is dead, unless its consumer has reserved since.
+        After a restart the first verdict uses a connection that is dead, unless its consumer has reserved since.
         """
         valid_queue = f"{queue}-valid"
         do = self._luck.choice(["settle", "exchange"])
         said = list(zip(self._shuffled(itertools.cycle(self._verbs), len(leases)), leases, strict=True))
         alone, together = said[: len(said) // 2], said[len(said) // 2 :]
-        if do == "exchange":  # so that it settles, and has nothing to hand out
+        if do == "exchange":  # so that the exchange only settles, and has no job to hand out
             self._ask("rival", "pause", queue)
         ids = [lease.id for lease in leases]
         looked_at = time.monotonic()
@@ -507,7 +508,7 @@ class Lane:
                 self._sums.why.append(f"{kind.name}: a valid {verb} left {lease} as {effects[lease.id]}")
 
     def _say(self, kind: Kind, queue: str, calls: list[list[tuple[str, Lease]]], do: str, ending: str) -> None:
-        """Valid verdicts are of jobs in a queue of their own."""
+        """Send these calls, and judge them. Valid verdicts are about jobs in a queue of their own."""
         for call in calls:
             verbs, its = [verb for verb, _ in call], [lease for _, lease in call]
             answer = self._ask(kind.speaker, do, queue, verbs=verbs, leases=its)
@@ -523,7 +524,7 @@ class Lane:
                         self._sums.why.append(f"{kind.name}: a valid {verb} was refused: {lease}")
 
     def _shuffled(self, verbs: Iterator[str], count: int) -> list[str]:
-        """So many, each about as often as the others."""
+        """*count* verbs in random order, each about as often as the others."""
         some = list(itertools.islice(verbs, count))
         self._luck.shuffle(some)
         return some
@@ -554,7 +555,7 @@ class Lane:
 
 
 def is_as_it_was(before: Seen, after: Seen, took: float) -> bool:
-    """Whether nothing but time has changed a job meanwhile: a lease that is over by now may have become ready."""
+    """Whether only time has changed a job meanwhile: a job whose lease is over by now may have become ready."""
     if before.record == after.record:
         return after.left <= before.left
     is_over = before.state == "reserved" and before.left - took < A_WHOLE_ONE
@@ -566,7 +567,7 @@ def _new_ids(count: int) -> list[str]:
 
 
 def soak(name: str, folder: Path, *, verdicts: int, seed: int, lanes: int = LANES, each: int = 14) -> Sums:
-    """At least so many stale verdicts, in rounds that end leases in each way."""
+    """Send at least *verdicts* stale verdicts, in rounds that end leases in each way."""
     sums = [Sums() for _ in range(lanes)]
     with site_of(name, folder) as site, contextlib.ExitStack() as ends:
         all_lanes = [Lane(site, name, at, random.Random(f"{name} {seed} {at}"), sums[at]) for at in range(lanes)]
@@ -590,7 +591,7 @@ def soak(name: str, folder: Path, *, verdicts: int, seed: int, lanes: int = LANE
 
 
 def _round(site: Site, lanes: list[Lane], ending: str, each: int) -> None:
-    """All lanes at the same time; the store is restarted when all are at that point."""
+    """Play a round on all lanes at the same time; the store is restarted when all lanes have come to that point."""
     restart = (lambda: site.restart(lanes)) if ending == "restart" else None
     barrier = threading.Barrier(len(lanes), restart, timeout=PATIENCE * 2)
     failures: list[str] = []
@@ -629,7 +630,7 @@ def merged(sums: Sequence[Sums]) -> Sums:
 
 
 def table(results: dict[str, Sums]) -> str:
-    """By what became of the job, by verb, and what it came to."""
+    """A table with the results, by what happened to the job and by verb."""
     rows: list[tuple[str, list[str]]] = []
 
     def row(what: str, of: Callable[[Sums], int | None]) -> None:

@@ -1,4 +1,4 @@
-"""One of the processes of ``stale.py``: it uses multiq as any program does, and is told what to do, a line each."""
+"""One of the processes of ``stale.py``: it uses multiq as any program does, and reads one order per line."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 LONG = 3600.0  # seconds
-PATIENCE = 60.0  # seconds, against a hang
+PATIENCE = 60.0  # seconds, as a guard against a hang
 
-#: what is said, and in which state a job is after it, if it was said in time
+#: by name: how a verdict is made, and the state of a job after it if it was in time
 VERBS: dict[str, tuple[Callable[[Lease], Verdict], str]] = {
     "ack": (Ack, "gone"),
     "release": (Release, "ready"),
@@ -40,7 +40,7 @@ VERBS: dict[str, tuple[Callable[[Lease], Verdict], str]] = {
 
 
 class Order(msgspec.Struct, omit_defaults=True):
-    """What one of the processes is to do."""
+    """An order to one of the processes."""
 
     do: str
     queue: str
@@ -55,14 +55,14 @@ class Answer(msgspec.Struct, omit_defaults=True):
     ids: list[str] = []
     leases: list[Lease] = []
     lost: list[bool] = []
-    """Of each verdict, whether it was refused."""
+    """Whether each verdict was refused."""
     repeated: int = 0
-    """How often the call raised, and was made again."""
+    """How often the call raised, and was repeated."""
     error: str = ""
 
 
 def act(url: str) -> int:
-    """Do what stands in the input."""
+    """Carry out the orders from standard input. Returns the exit code."""
     if os.environ.get("SOAK_MUTANT"):
         os.environ["MULTIQ_URL"] = url
         sys.path.insert(0, str(Path(__file__).parents[1]))
@@ -74,7 +74,7 @@ def act(url: str) -> int:
             order = msgspec.json.decode(line, type=Order)
             try:
                 answer = getattr(speaker, order.do)(order) or Answer()
-            except Exception:  # the one who asked shows it
+            except Exception:  # the process that gave the order shows it
                 answer = Answer(error=traceback.format_exc())
             sys.stdout.buffer.write(msgspec.json.encode(answer) + b"\n")
             sys.stdout.buffer.flush()
@@ -82,7 +82,7 @@ def act(url: str) -> int:
 
 
 class Speaker:
-    """What can be asked for, a method each."""
+    """The orders, one method each."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -107,7 +107,7 @@ class Speaker:
         leases: list[Lease] = []
         give_up_at = time.monotonic() + PATIENCE
         while len(leases) < order.count and time.monotonic() < give_up_at:
-            with contextlib.suppress(BackendError):  # after a restart
+            with contextlib.suppress(BackendError):  # the connection may be dead after a restart
                 leases += consumer.reserve(order.count - len(leases), 1.0)
         self._held.update({(lease.id, lease.token): lease for lease in leases})
         return Answer(leases=leases)
@@ -138,7 +138,7 @@ class Speaker:
         self._backend.pause(order.queue, LONG)
 
     def look(self, order: Order) -> None:
-        """Until the store answers again."""
+        """Make a call until the store answers again."""
         _insist(lambda: self._backend.stats(order.queue))
 
     def _consumer(self, queue: str) -> Consumer:
@@ -147,13 +147,13 @@ class Speaker:
         return self._consumers[queue]
 
     def _verdicts(self, order: Order) -> list[Verdict]:
-        """Its own leases are the very objects that it got, those of others are as they came."""
+        """The verdicts of an order: this process's own leases as the objects it got, others' as they were sent."""
         leases = [self._held.get((lease.id, lease.token), lease) for lease in order.leases]
         return [VERBS[verb][0](lease) for verb, lease in zip(order.verbs, leases, strict=True)]
 
 
 def _insist(call: Callable[[], T]) -> tuple[T, int]:
-    """Its answer, and how often it raised: nothing is known then, and it may be said again."""
+    """The call's answer, and how often it raised: its effect is unknown then, and it is repeated."""
     give_up_at = time.monotonic() + PATIENCE
     for repeated in itertools.count():
         try:

@@ -1,4 +1,4 @@
-"""Histories of soaks that went wrong, by a bug that was mended since or was planted: the checker goes on to find it."""
+"""The checker still finds the violations in old histories, of bugs that were fixed since or were planted."""
 
 from __future__ import annotations
 

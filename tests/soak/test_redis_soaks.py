@@ -1,4 +1,4 @@
-"""Short forms of the Redis soaks; each script says how it is run at length."""
+"""Short forms of the Redis soaks; each script's docstring has the command of the full run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The soak, in short: a few seconds of faults on each backend, with fixed seeds; and a bug that it must find."""
+"""A short soak: a few seconds of faults on each backend, with fixed seeds; and a planted bug that it must find."""
 
 from __future__ import annotations
 
@@ -40,6 +40,6 @@ def test_a_planted_bug_is_found_by_its_own_invariant(
 def test_work_goes_on_after_each_restart_and_calls_keep_their_deadlines(name: str, tmp_path: Path) -> None:
     found = measure(name, tmp_path, restarts=3, freezes=2, seed=7)
     assert found.all is not None
-    assert found.all.longest < 30  # it went on at all; how soon is for a machine with nothing else to do
+    assert found.all.longest < 30  # work went on at all; how soon can be measured only on an idle machine
     assert found.calls > 0
     assert found.verdict.is_clean, found.verdict.report()

@@ -1,4 +1,4 @@
-"""Late verdicts, in short: each way to end a lease, on each backend; and a bug that the judge must find."""
+"""A short run of ``stale.py``: each way to end a lease, on each backend; and a planted bug that the judge must find."""
 
 from __future__ import annotations
 

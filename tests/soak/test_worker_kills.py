@@ -1,4 +1,4 @@
-"""kill -9 of workers in mid-job, again and again: every job is done in the end, and every second run has its kill.
+"""Repeated kill -9 of workers in the middle of jobs: every job is done in the end, and each rerun follows a kill.
 
 A short run is part of the suite. The long one: ``MULTIQ_TEST_KILLS=50 MULTIQ_TEST_JOBS=5000 pytest -s tests/soak``.
 """
@@ -51,7 +51,7 @@ def test_every_job_is_done_and_every_repetition_explained_by_a_kill(tmp_path: Pa
     finally:
         for worker in workers:
             worker.kill()
-    # Then none was lost, and whoever ran a job that ran again had been killed
+    # Then no job was lost, and each process whose job ran again had been killed
     runs: dict[int, list[int]] = {}
     for word, number, pid, _ in read_diary(diary):
         if word == "start":
@@ -68,5 +68,5 @@ def _ended(diary: Path) -> int:
 
 
 def _pids_of(worker: WorkerProcess) -> set[int]:
-    """The processes of a worker, as its log names them."""
+    """The pids of a worker's processes, from its log."""
     return {int(line.rsplit(":", 1)[1].split()[0]) for line in worker.log.splitlines() if " working " in line}

@@ -1,4 +1,4 @@
-"""The short form of ``worker_losses.py``: jobs around kills of children, on SQLite."""
+"""The short form of ``worker_losses.py``: jobs while child processes are killed, on SQLite."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Random walks on a server against the memory backend, many at once; ``redis_walks.py`` and others start it.
+"""Random walks on a server against the memory backend, many at once; called by ``redis_walks.py`` and others.
 
-The suite takes a few in each run. In real time a walk mostly waits, so that dozens side by side cost little more than
-one; those that a busy machine could not keep up with are counted apart, as they prove nothing.
+The test suite plays a few walks in each run. A walk in real time mostly waits, so that dozens at the same time cost
+little more than one. Walks that a busy machine could not finish in time are counted apart, as they prove nothing.
 """
 
 from __future__ import annotations
@@ -20,11 +20,14 @@ if TYPE_CHECKING:
     from servers.beanstalk import BeanstalkServer
     from servers.redis import RedisServer
 
-_SHARE = 10  # walks that a process takes before it says how far it is
+_SHARE = 10  # walks that a process plays before it reports its progress
 
 
 def main(server: RedisServer | BeanstalkServer, said: str | None, walks: int) -> None:
-    """Take so many walks, unless told otherwise, on a server that is started here; *said* is shown by ``--help``."""
+    """Play walks on a server that is started here.
+
+    *walks* is how many, unless the command line says otherwise; *said* is shown by ``--help``.
+    """
     options = _arguments(said, walks)
     start = time.monotonic()
     taken = finished = 0
@@ -34,7 +37,7 @@ def main(server: RedisServer | BeanstalkServer, said: str | None, walks: int) ->
     ):
         shares = [min(_SHARE, options.walks - at) for at in range(0, options.walks, _SHARE)]
         for future in as_completed([pool.submit(walk, server.url, share) for share in shares]):
-            asked, done = future.result()  # raises with the story of the walk that differs
+            asked, done = future.result()  # raises with the steps of the walk that differs
             taken, finished = taken + asked, finished + done
             print(f"\r{taken} of {options.walks}", end="", file=sys.stderr, flush=True)
     took = time.monotonic() - start
@@ -45,7 +48,7 @@ def main(server: RedisServer | BeanstalkServer, said: str | None, walks: int) ->
 
 
 def walk(url: str, count: int) -> tuple[int, int]:
-    """Take some walks. Returns how many, and how many of them were finished in time."""
+    """Play some walks. Returns how many, and how many of them were finished in time."""
     harness = UrlHarness(url)
     harness.walks = count
     with harness.open() as backend:

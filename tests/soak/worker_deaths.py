@@ -1,7 +1,7 @@
 """How long a job waits for its next start after its process was killed: ``python tests/soak/worker_deaths.py --help``.
 
-A worker of two children, one of them in the middle of a job that would last for minutes. Again and again the one that
-has the job is killed; the other one must start it. The time in between is measured on each backend.
+A worker has two children, one of which runs a job that would last for minutes. The child that has the job is killed
+again and again, and the other one must start the job. The time in between is measured on each backend.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def _kill(folder: Path, url: str, kills: int) -> list[float]:
     with worker(folder, url, "processes=2") as process:
         for _ in range(kills):
             until(lambda: _starts(process.diary) == len(times) + 1)
-            until(lambda: process.log.count(" working ") == len(times) + 2)  # the one that was replaced is there
+            until(lambda: process.log.count(" working ") == len(times) + 2)  # the killed child has its replacement
             victim = read_diary(process.diary)[-1][2]
             killed_at = time.monotonic_ns()
             os.kill(victim, signal.SIGKILL)

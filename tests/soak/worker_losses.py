@@ -9,8 +9,8 @@ backend's own data, by its own client: nothing that the worker writes about itse
 - no job that has no time limit was ended in the middle;
 - nothing is left in the store, buried jobs included.
 
-beanstalkd may crash by itself (docs/beanstalk.md), and here it has no log: such a run is told as what it is, and the
-script ends with 3 if nothing else was wrong.
+beanstalkd may crash by itself (docs/beanstalk.md), and here it has no log: such a run is reported as a crash of the
+server, and the script exits with 3 if nothing else was wrong.
 """
 
 from __future__ import annotations
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 MODES = ("-t 1", "-t 2", "-t 4", "--concurrency 4")
-_STALLED = 60.0  # seconds without a line of any job: more than any lease, brake or lasting job takes
-_EVERY_LASTING = 8  # batches, at least, between two of jobs that last...
-_MOST_LASTING = 25  # ...which are about so many
-_PROVES_NOTHING = 3  # the exit code
+_STALLED = 60.0  # seconds without a line of any job: longer than any lease, brake or long job lasts
+_EVERY_LASTING = 8  # at least so many batches are between two batches of long jobs
+_MOST_LASTING = 25  # about so many batches of long jobs are made in one run
+_PROVES_NOTHING = 3  # the exit code after a crash of the server
 
 
 class ServerEnded(Exception):
-    """The server crashed, so nobody can tell what the workers would have done."""
+    """The server crashed, so that the run proves nothing about the workers."""
 
 
 @dataclass
 class Losses:
-    """One run: what was enqueued, and what the diary tells of it."""
+    """One run: the jobs that were enqueued, and the diary that they wrote."""
 
     folder: Path
     jobs: int
@@ -66,9 +66,9 @@ class Losses:
     lasting: set[int] = field(default_factory=set)
 
     def batches(self) -> Iterator[set[int]]:
-        """Enqueue one batch after the other. Gives the numbers of each; an empty one: wait until all before it is done.
+        """Enqueue one batch after the other. Yields each batch's numbers; an empty set: wait until all jobs are done.
 
-        Jobs that last have no killer beside them: one that is killed often enough is buried, and rightly.
+        Long jobs have no killer in their batch, because a job that is killed too often is buried, and rightly so.
         """
         size = self.jobs // self.kills
         every = max(_EVERY_LASTING, self.kills // _MOST_LASTING)
@@ -80,7 +80,7 @@ class Losses:
             yield self._batch(size, WAYS[number % len(WAYS)])
 
     def _batch(self, size: int, way: str | int) -> set[int]:
-        """Some short jobs, a killer in their midst."""
+        """Enqueue some short jobs with a killer among them."""
         first = self.enqueued
         before = self.chance.randrange(size // 2, size)
         with _at_once():
@@ -98,7 +98,7 @@ class Losses:
             count -= few
 
     def _lasting_batch(self) -> set[int]:
-        """Right after jobs that have a limit, jobs that have none, and run for longer than that."""
+        """Enqueue jobs with a time limit, and right after them jobs without one that run for longer than that limit."""
         first = self.enqueued
         with _at_once():
             for task in (limited, alimited):
@@ -114,7 +114,7 @@ class Losses:
         return self.enqueued - 1
 
     def diary(self) -> list[tuple[str, int, int]]:
-        """Word, number and pid of each line."""
+        """The word, the number and the pid of each line."""
         with contextlib.suppress(FileNotFoundError):
             lines = (line.split() for line in (self.folder / "diary").read_text().splitlines())
             return [(word, int(number), int(pid)) for word, number, pid in lines]
@@ -127,7 +127,7 @@ class Losses:
         return self.lasting <= {number for word, number, _ in self.diary() if word == "lasted"}
 
     def faults(self) -> list[str]:
-        """What the diary shows that must not be."""
+        """The violations that the diary shows."""
         runs: defaultdict[int, list[int]] = defaultdict(list)
         diary = self.diary()
         killed = {pid for word, _, pid in diary if word == "kill"}
@@ -145,7 +145,7 @@ class Losses:
             faults.append(f"{len(again)} jobs ran again although nobody had killed their process: {_some(again)}")
         if cut:
             faults.append(f"{len(cut)} jobs without a time limit were ended in the middle: {_some(cut)}")
-        begun = len(list(self.folder.glob("killed-*")))  # one may be killed by another before it has written its line
+        begun = len(list(self.folder.glob("killed-*")))  # a killer may be killed by another before it writes its line
         if begun != self.kills and not never:
             faults.append(f"{begun} jobs went to kill their process and must have been {self.kills}")
         return faults
@@ -157,7 +157,7 @@ class Losses:
 
 
 def lose(name: str, mode: str, folder: Path, *, jobs: int, kills: int, processes: int, seed: int) -> str:
-    """One run; raises ``AssertionError`` for what was lost, ``ServerEnded``. Returns a line of figures."""
+    """Make one run. Returns a line of figures; raises ``AssertionError`` for violations, and ``ServerEnded``."""
     run = Losses(folder, jobs, kills, window=processes, chance=random.Random(seed))
     with _store(name, folder) as url:
         app.connect(url)
@@ -176,7 +176,7 @@ def lose(name: str, mode: str, folder: Path, *, jobs: int, kills: int, processes
 
 
 def _go(run: Losses) -> None:
-    """Enqueue a batch whenever there is room in the window, until all have run or nothing happens any more."""
+    """Enqueue a batch whenever the window has room, until all jobs have run or the run stalls."""
     open_batches: list[set[int]] = []
     for batch in run.batches():
         room = run.window if batch else 1
@@ -191,7 +191,7 @@ def _go(run: Losses) -> None:
 
 
 def _stalls(run: Losses, open_batches: list[set[int]]) -> bool:
-    """Wait for the end of a batch. True: no job has begun for longer than anything takes."""
+    """Wait for the end of a batch. True: no job has written a line for longer than any step takes."""
     size, since = -1, time.monotonic()
     while time.monotonic() < since + _STALLED:
         ran = run.ran()
@@ -203,13 +203,13 @@ def _stalls(run: Losses, open_batches: list[set[int]]) -> bool:
         if len(ran) > size:
             size, since = len(ran), time.monotonic()
         if app.backend.queues() == [] and not any(batch <= run.ran() for batch in open_batches):
-            return True  # nothing is there that could still run
+            return True  # no job is left that could still run
         time.sleep(0.02)
     return True
 
 
 def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
-    """True: it was waited for in vain."""
+    """Wait for a condition. True: it did not hold within *seconds*."""
     give_up_at = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > give_up_at:
@@ -220,7 +220,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float) -> bool:
 
 @contextlib.contextmanager
 def _store(name: str, folder: Path) -> Iterator[str]:
-    """Its URL. A beanstalkd that ends by itself raises ``ServerEnded``, whatever else its end has led to."""
+    """The URL of a store. A beanstalkd that has crashed raises ``ServerEnded`` in place of any error of the block."""
     if name != "beanstalk":
         with STORES[name](folder) as url:
             yield url
@@ -235,7 +235,7 @@ def _store(name: str, folder: Path) -> Iterator[str]:
 
 @contextlib.contextmanager
 def _worker(folder: Path, url: str, options: list[str], name: str) -> Iterator[Path]:
-    """``multiq worker``, stopped by SIGTERM at the end. Gives its log."""
+    """Run ``multiq worker``, and stop it by SIGTERM at the end. Yields its log file."""
     environment = {
         **os.environ,
         "MULTIQ_URL": url,
@@ -262,7 +262,7 @@ def _worker(folder: Path, url: str, options: list[str], name: str) -> Iterator[P
 
 
 def _raw_rows(name: str, url: str) -> int:
-    """How many jobs the store holds, in whatever state."""
+    """How many jobs the store holds, in any state."""
     return _ROWS[name](url)
 
 
@@ -277,7 +277,7 @@ def _rows_of_redis(url: str) -> int:
     import redis
 
     with contextlib.closing(redis.Redis.from_url(url)) as client:
-        ask: Any = client.execute_command  # not annotated there
+        ask: Any = client.execute_command  # redis-py does not annotate it
         return sum(int(ask("HLEN", key)) for key in client.scan_iter("multiq:*:jobs"))
 
 
@@ -306,7 +306,7 @@ _ROWS = {
 
 
 def _left(name: str, url: str) -> object:
-    """What is known of the jobs that are left."""
+    """Details of the jobs that are left."""
     if name == "beanstalk":
         return _left_in_beanstalk(url)
     app.connect(url)
@@ -317,7 +317,7 @@ def _left(name: str, url: str) -> object:
 
 
 def _left_in_beanstalk(url: str) -> list[dict[str, object]]:
-    """The server's own words on each job, up to ten."""
+    """The server's stats of up to ten jobs."""
     import greenstalk
 
     parts = urlsplit(url)
@@ -337,7 +337,7 @@ def _left_in_beanstalk(url: str) -> list[dict[str, object]]:
 
 @contextlib.contextmanager
 def _at_once() -> Iterator[None]:
-    """What is enqueued in the block is there for the worker at its end, so that children take many jobs together."""
+    """The worker gets the jobs that are enqueued in the block only at its end, so that children take many at once."""
     app.queue().pause(60)
     yield
     app.queue().resume()

@@ -1,6 +1,6 @@
 """Whether a worker stays as it is over many jobs: ``python tests/soak/worker_memory.py --help``.
 
-No-op jobs through one worker of one child. Its memory and its open files are read after the first 50,000 jobs and
+A worker with one child runs no-op jobs. The child's memory and open files are read after the first 50,000 jobs and
 after the last one.
 """
 
@@ -25,7 +25,7 @@ from stores import NAMES, STORES  # noqa: E402
 
 WARM = 50_000
 BATCH = 1_000
-AHEAD = 20_000  # jobs that wait, at most
+AHEAD = 20_000  # jobs that wait in the queue, at most
 
 CODE = "import multiq, bench_app; multiq.Worker(bench_app.app, processes=1).run()"
 
@@ -62,7 +62,7 @@ def _feed(jobs: int, what: str) -> None:
 
 
 def _child(pid: int) -> psutil.Process:
-    """The one that has worked: the sidecar sleeps."""
+    """The child that has worked. (The sidecar has used less CPU time, as it mostly sleeps.)"""
     return max(psutil.Process(pid).children(), key=lambda process: sum(process.cpu_times()[:2]))
 
 

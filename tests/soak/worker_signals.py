@@ -1,7 +1,7 @@
 """Signals at random moments of a worker's life: ``python tests/soak/worker_signals.py --help``.
 
-A worker in one of its modes gets SIGTERM, alone or with its whole group, at a moment between its start and the middle
-of its work. Whatever the moment: it ends with 0, and no job stays reserved, or is run twice.
+A worker in one of its modes gets SIGTERM, alone or with its whole process group, at a moment between its start and the
+middle of its work. Whatever the moment, it must exit with 0, and no job may stay reserved or be run twice.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def _signal(folder: Path, url: str, mode: str, chance: random.Random) -> None:
 
 
 def _wait_for_python(process: WorkerProcess) -> None:
-    """A signal that comes before Python's own handlers are there ends any program: there is nothing to test."""
+    """Wait until Python's signal handlers are installed: an earlier signal ends any program, and tests nothing."""
     caught = Path(f"/proc/{process.process.pid}/status")
     bit = 1 << (signal.SIGTERM - 1)
     while process.process.poll() is None:
