@@ -97,7 +97,7 @@ def _arguments(envelope: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    import json  # producers, who need ``shown`` only, do not pay for it
+    import json  # producers need ``shown`` only, and do not import it
 
     return json.dumps(value, ensure_ascii=False)
 

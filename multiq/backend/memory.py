@@ -235,7 +235,7 @@ def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int
 
 
 class Store:
-    """Everything that backends of one name share: the queues, the lock, and the consumers' alarm bell."""
+    """Everything that backends of one name share: the queues, the lock, and the condition on which consumers wait."""
 
     queue_class: type[JobQueue] = JobQueue
 
