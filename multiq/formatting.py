@@ -1,4 +1,4 @@
-"""Values as people read them: durations, sizes, bodies. Nothing that comes out of a queue reaches a terminal raw."""
+"""Values as people read them: durations, sizes, bodies. Data from a queue is always escaped before it is printed."""
 
 from __future__ import annotations
 

@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 class _RecordFactory:
-    """What makes records: the program's own way, and the job that runs here."""
+    """Makes records as the program's own factory does, and adds the job that runs here."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
@@ -207,7 +207,7 @@ def _job_of(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _has_colours() -> bool:
-    """Whether standard error is a terminal, and nothing says that it is to stay plain."""
+    """Whether standard error is a terminal, and colours are not switched off."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not is_plain and sys.stderr is not None and sys.stderr.isatty()
 
@@ -322,7 +322,7 @@ def _describe(event: Event) -> tuple[str, dict[str, Any]]:
         if name == "job":
             fields.update(_job_fields(value))
         elif name == "error":
-            if not isinstance(event, ev.JobFailed):  # that one brings its traceback
+            if not isinstance(event, ev.JobFailed):  # its record has the traceback
                 fields["error"] = f"{type(value).__name__}: {value}"
         else:
             fields[name] = value

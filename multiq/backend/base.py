@@ -39,7 +39,7 @@ class Backend(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """``declared``, made exact by what the live server says where that matters."""
+        """``declared``, corrected by what the live server reports if that matters."""
         return self.declared
 
     def unsupported(self, power: str) -> Unsupported:

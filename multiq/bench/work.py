@@ -230,7 +230,7 @@ def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Ru
 
 
 def numbers_of(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> array[int]:
-    """As ``sweep``, but returns the jobs' numbers only: a million of them take eight megabytes."""
+    """Take jobs as ``sweep`` does, but return only their numbers: a million of them take eight megabytes."""
     numbers = array("q")
     for leases, _ in _taken(app, queue, most, timeout):
         numbers.extend(_number(lease) for lease in leases)
