@@ -92,7 +92,7 @@ class Turn(msgspec.Struct, frozen=True):
     idle: float | None
     """Commands a second that idle workers send."""
     long_bulk: float | None = None
-    """Jobs a second in bulk, of the long run; None: there is none."""
+    """Jobs a second in bulk, of the long run; None: there was no long run."""
     long_drain: float | None = None
     """Jobs a second, drained in the long run."""
 

@@ -138,7 +138,7 @@ class JobQueue:
         self.is_whole = True
 
     def take(self, now: int, token: str) -> Job | None:
-        """The best ready job, under a lease from now; None if there is none or the queue is paused."""
+        """The best ready job, under a lease from now; None if no job is ready or the queue is paused."""
         if self.paused_until > now:
             return None
         found: Job | None = None

@@ -113,7 +113,7 @@ class Adapter(ABC):
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
-        """The baseline on this server for jobs of this *body*, or None where there is none."""
+        """The baseline on this server for jobs of this *body*, or None if the driver has no baseline."""
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook

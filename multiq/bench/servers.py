@@ -76,7 +76,7 @@ def free_port() -> int:
     number bound as a mark, which also holds before the server listens and while it restarts.
     """
     while True:
-        port = random.choice(_PORTS)  # noqa: S311 - a port is no secret
+        port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
         with (
             contextlib.suppress(OSError),
             socket.socket() as one,
@@ -231,7 +231,7 @@ class _Reaper:
             return  # this process is exiting and has cleaned up already
         if self._process is None:
             command = [sys.executable, "-S", "-c", _REAPER]
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter
                 command, stdin=subprocess.PIPE, text=True, start_new_session=True
             )
             atexit.register(self._end, self._process)
