@@ -1,4 +1,4 @@
-"""What the scripts on long queues share: filling one, and what the verbs cost in front of it."""
+"""Shared by the scripts on long queues: fills a queue, and measures the verbs in front of it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Verbs = dict[str, list[float]]
 
 
 def batches(count: int) -> list[int]:
-    """How many jobs to enqueue in each go."""
+    """How many jobs to enqueue with each call."""
     return [min(BATCH, count - start) for start in range(0, count, BATCH)]
 
 
@@ -47,7 +47,7 @@ def verbs(*backends: Backend) -> list[Verbs]:
 
 
 def beside_empty(empty: Verbs, full: Verbs) -> Figures:
-    """What the verbs cost in front of a full queue, and of an empty one."""
+    """The cost of each verb in front of a full queue, and of an empty one."""
     figures: Figures = {}
     for verb, times in full.items():
         median, p99 = median_and_p99(times)

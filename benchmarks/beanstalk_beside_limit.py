@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Callable, Iterator
 
-#: what we ask ourselves to see how far a worker is
+#: commands with which this script watches the workers' progress
 _OURS = frozenset({"cmd-stats", "cmd-stats-tube", "cmd-pause-tube", "cmd-put", "cmd-use"})
 
 
@@ -67,7 +67,7 @@ class BesideBeanstalk(BesideServer):
             yield lambda: not _jobs(client.stats("tube", QUEUE))
 
     def asked(self) -> int:
-        """Without the commands that only we send."""
+        """Without the commands that only this script sends."""
         with self._server.client() as client:
             stats = client.stats()
         return sum(int(value) for name, value in stats.items() if name.startswith("cmd-") and name not in _OURS)
@@ -78,7 +78,7 @@ class BesideBeanstalk(BesideServer):
 
 
 def _jobs(stats: dict[str, str]) -> int:
-    """How many jobs there are; in a tube that has none there are no figures either."""
+    """How many jobs a tube holds. beanstalkd has no statistics of a tube without jobs."""
     states = ("ready", "reserved", "delayed", "buried")
     return sum(int(stats.get(f"current-jobs-{state}", 0)) for state in states)
 

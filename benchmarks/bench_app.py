@@ -13,7 +13,7 @@ app = multiq.App()
 
 @app.task
 def noop(number: int) -> None:
-    """Nothing: what is measured is everything around it."""
+    """Does nothing: the benchmarks measure everything around it."""
 
 
 @app.task
@@ -29,19 +29,19 @@ def stamp(sent_at: int) -> None:
 
 @app.task
 def nap(seconds: float) -> None:
-    """Sleeps, as a job that waits for somebody else does."""
+    """Sleeps, as a job does that waits for another service."""
     time.sleep(seconds)
 
 
 @app.task(name="anap")
 async def anap(seconds: float) -> None:
-    """The same as a coroutine."""
+    """``nap`` as a coroutine."""
     await asyncio.sleep(seconds)
 
 
 @app.task
 def compute(seconds: float) -> None:
-    """Keeps a core busy for a tenth of *seconds*, by its own clock: what another process takes away does not count."""
+    """Keeps a core busy for a tenth of *seconds* of CPU time: time that other processes take does not count."""
     end = time.thread_time() + seconds / 10
     while time.thread_time() < end:
         pass

@@ -1,7 +1,7 @@
-"""What all scripts here share: options, turns, medians, latency, accounting, workers, the table.
+"""Shared by all scripts here: options, turns, medians, latency, verification, workers, the table.
 
-A figure of multiq and its limit are taken in turns (A B A B...), because such numbers move with the machine's mood;
-the ratio is of the medians.
+A figure of multiq and its baseline are taken in turns (A B A B...), because the machine's speed changes over time; the
+ratio is of the medians.
 """
 
 from __future__ import annotations
@@ -80,24 +80,24 @@ def median_rate(repeats: int, measure: Callable[[], float]) -> float:
 
 
 def timed(work: Callable[[], object]) -> float:
-    """How many seconds it takes."""
+    """How many seconds *work* takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def per_second(count: int, work: Callable[[], object]) -> float:
-    """How many of *count* things *work* does a second."""
+    """The rate per second of *work*, which does *count* things."""
     return count / timed(work)
 
 
 def median_and_p99(values: Sequence[float]) -> tuple[float, float]:
-    """What half of the values are at or below, and 99 of 100."""
+    """The median and the 99th percentile."""
     return statistics.median(values), sorted(values)[int(len(values) * 0.99)]
 
 
 def expect(seen: int | None, wanted: int) -> None:
-    """Void all figures when a job was lost or doubled."""
+    """Fail, and so void all figures, if a job was lost or doubled."""
     if seen != wanted:
         raise SystemExit(f"the figures are void: {seen} jobs where {wanted} should be")
 
@@ -118,7 +118,7 @@ class Workers:
     ) -> None:
         slots = f"processes={processes}, threads={threads}, concurrency={concurrency}"
         code = f"import multiq, bench_app; multiq.Worker(bench_app.app, {slots}).run()"
-        self._process = subprocess.Popen([sys.executable, "-c", code], env=environment(url, stamps))  # noqa: S603 - our own interpreter
+        self._process = subprocess.Popen([sys.executable, "-c", code], env=environment(url, stamps))  # noqa: S603 - this interpreter
 
     @property
     def pid(self) -> int:

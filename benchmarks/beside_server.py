@@ -1,4 +1,4 @@
-"""multiq beside the leanest loop on a server: what is measured is the same on each; a subclass knows its server."""
+"""multiq compared with the leanest loop on a server. All servers are measured alike; a subclass knows its server."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _LOOK = 0.002  # seconds between two looks whether the queue is empty
 
 
 class BesideServer(ABC):
-    """The measurements on one server; all that they leave behind goes before the next."""
+    """The measurements on one server. Whatever one leaves behind is removed before the next."""
 
     asks: ClassVar[str] = "commands"
     """What ``asked`` counts."""
@@ -49,9 +49,9 @@ class BesideServer(ABC):
     singles: ClassVar[float] = 1 / 4
     """How many of ``--jobs`` are enqueued one by one."""
     delay: ClassVar[float] = 0.5
-    """Seconds of a delayed job; the server may know whole ones only."""
+    """Seconds of a delayed job; some servers support whole seconds only."""
     settling: ClassVar[float] = 1
-    """Seconds until a worker that has begun to wait asks as little as it ever will."""
+    """Seconds after which a waiting worker sends as few requests as it ever will."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.jobs: int = options.jobs
@@ -75,27 +75,27 @@ class BesideServer(ABC):
         """The URL of a store without jobs."""
 
     def connected(self) -> AbstractContextManager[str]:
-        """The same, with the app on it and its first call behind it."""
+        """As ``empty``, with the app connected to it and its first call done."""
         return self.empty()
 
     @abstractmethod
     def all_wait(self, url: str, workers: int) -> None:
-        """Return when so many worker processes wait for jobs there."""
+        """Wait until so many worker processes wait for jobs there."""
 
     @abstractmethod
     def emptiness(self, url: str) -> AbstractContextManager[Callable[[], bool]]:
-        """Whether all jobs are gone, as cheaply as the server can be asked behind multiq's back."""
+        """A check whether all jobs are gone, as cheap as the server allows, on a connection that is not multiq's."""
 
     @abstractmethod
     def asked(self) -> int:
-        """What workers have asked of the server so far."""
+        """How many requests workers have sent to the server so far."""
 
     def asked_by_drain(self) -> int:
-        """The same, where a drain is to be counted otherwise."""
+        """As ``asked``, for servers on which a drain is counted in another way."""
         return self.asked()
 
     def limit_one_by_one(self, count: int) -> float:
-        """The leanest way to put jobs with a round trip each: how many a second."""
+        """Jobs per second of the leanest way to put them with a round trip each."""
         return self._leanest(lambda limit: limit.put_one_by_one(count))
 
     # --- the three figures beside their limits ---
@@ -161,7 +161,7 @@ class BesideServer(ABC):
                 return {**pickup, **latencies("delayed, late", send(stamps, self.samples, self.delay))}
 
     def idle(self) -> Figures:
-        """What a worker that waits asks of the server."""
+        """How many requests a waiting worker sends."""
         with self.connected() as url, Workers(url, processes=1):
             self.all_wait(url, 1)
             time.sleep(self.settling)
@@ -174,7 +174,7 @@ class BesideServer(ABC):
     def _enqueue(
         self, count: int, put: Callable[[], object], put_tasks: Callable[[], object], limit: Callable[[], float]
     ) -> Figures:
-        """By the backend, against the limit; and through a task: arguments encoded, a handle made."""
+        """By the backend, against the baseline; and through a task, which encodes arguments and makes a handle."""
 
         def measured(work: Callable[[], object]) -> float:
             with self.connected():

@@ -1,7 +1,7 @@
-"""What multiq is measured against: the drivers' own limits, as ``multiq bench`` has them, and two single puts through
-client libraries that multiq does without.
+"""What multiq is compared with: the drivers' baselines, as ``multiq bench`` has them, and two loops of single puts
+through client libraries that multiq does not use.
 
-They keep no contract: no fencing, no delays, no counters, one reader.
+They guarantee less than multiq's contract: no fencing, no delays, no counters, one reader.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 SETTLING = 3  # seconds in which the server writes what was enqueued
 SETTINGS: dict[str, Any] = {"innodb_buffer_pool_size": "1G", "innodb_log_file_size": "512M"}
-TAKEN = 100  # jobs in a batch of who works them off
+TAKEN = 100  # jobs in a batch of the consumer
 _NEWCOMER = """
 import sys, time
 from multiq.backend.registry import open_backend
@@ -74,9 +74,9 @@ def waiting_jobs(options: argparse.Namespace) -> Figures:
 
 
 def open_snapshot(options: argparse.Namespace) -> Figures:
-    """The same work on two servers: one has a transaction of somebody else's that began before it.
+    """The same work on two servers; on one, another client's transaction began before the work.
 
-    One after the other, as a second server at work is what p99 would show most of all.
+    They run one after the other, because a second busy server would dominate p99.
     """
     figures: Figures = {"jobs worked off": options.past}
     for name, is_held in (("snapshot held", True), ("no snapshot", False)):
@@ -139,7 +139,7 @@ class _Side:
 
 
 def _newcomer(url: str) -> tuple[float, float]:
-    """A process that has not seen anything of this yet: seconds of its first reserve, and of the next ones."""
+    """Run a fresh process: seconds of its first reserve, and of the next ones."""
     done = subprocess.run(  # noqa: S603 - this very interpreter
         [sys.executable, "-c", _NEWCOMER, url, QUEUE], capture_output=True, text=True, check=True
     )

@@ -41,7 +41,7 @@ def main() -> None:
 
 
 class BesideMysql(BesideServer):
-    """Each repeat has a database of its own: rows that are deleted and not yet purged slow down who comes next."""
+    """Each repeat has a database of its own, because rows that are deleted and not yet purged slow down the next."""
 
     asks = drain_asks = "statements"
     singles = 1 / 10
@@ -67,7 +67,7 @@ class BesideMysql(BesideServer):
                 app.close()
 
     def all_wait(self, url: str, workers: int) -> None:
-        """They are connected, beside the producer."""
+        """Wait until the workers are connected, in addition to the producer."""
 
         def waiting() -> bool:
             asked = "SELECT COUNT(*) FROM information_schema.processlist WHERE db = %s"
@@ -78,7 +78,7 @@ class BesideMysql(BesideServer):
 
     @contextmanager
     def emptiness(self, url: str) -> Iterator[Callable[[], bool]]:
-        """The last row is asked for, as the first ones have been deleted but not purged."""
+        """The check reads the last row, because a scan from the first would pass deleted rows not yet purged."""
         with self._server.client(_database(url)) as client, client.cursor() as cursor:
             yield lambda: not cursor.execute("SELECT seq FROM multiq_jobs ORDER BY seq DESC LIMIT 1")
 

@@ -90,7 +90,7 @@ def due_at_once(options: argparse.Namespace) -> Figures:
 
 
 def _slowest(server: RedisServer) -> float:
-    """What the server itself measured: no scheduling of ours in it."""
+    """The server's own measurement, which contains no scheduling delay of this process."""
     with server.client() as client:
         entries = client.slowlog_get(1000)
     mine = [entry["duration"] for entry in entries if entry["command"].upper().startswith(b"EVAL")]
@@ -108,7 +108,7 @@ def _drain(backend: Backend, count: int) -> None:
 
 
 class Bystander:
-    """Another client in a process of its own, which asks for nothing but an answer, about 500 times a second."""
+    """Another client in a process of its own, which sends PING about 500 times a second."""
 
     _SOURCE = """
 import sys, threading, time, redis

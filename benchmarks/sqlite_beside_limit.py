@@ -157,7 +157,7 @@ def _beside(
 
 
 def _python(code: str, path: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own interpreter
+    return subprocess.run(  # noqa: S603 - this interpreter
         [sys.executable, "-c", code], env=environment(f"sqlite:///{path}"), capture_output=True, text=True, check=True
     )
 

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
 
 
 class Narrator:
-    """Prints what is said; on a terminal there are bars below, elsewhere plain lines are all."""
+    """Prints sentences. On a terminal it shows progress bars below them; elsewhere it prints plain lines only."""
 
     def __init__(self, titles: Sequence[str]) -> None:
         self._console = Console(highlight=False)

@@ -99,7 +99,7 @@ class Scene:
         )
 
     def happened(self, what: str) -> int:
-        """How often the worker's diary says so of this story's jobs: done, retried or buried."""
+        """How many entries *what* (done, retried or buried) the worker's diary has for this story's jobs."""
         return sum(entry.what == what for entry in self._entries())
 
     def _entries(self) -> list[Entry]:
@@ -160,7 +160,7 @@ def _play(stories: Sequence[BaseStory], narrator: Narrator, folder: Path, log: P
 
 @contextlib.contextmanager
 def _worker(stories: Sequence[BaseStory], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """``multiq worker``, as anybody would start it; gone when the block ends, however it ends."""
+    """``multiq worker``, started from the command line as a user would; ended when the block ends, in any case."""
     command = [
         str(Path(sysconfig.get_path("scripts")) / "multiq"), "worker", "examples.demo_app:app",
         "--queues", ",".join(story.queue for story in stories), "--threads", "8",
@@ -169,7 +169,7 @@ def _worker(stories: Sequence[BaseStory], log: Path) -> Iterator[subprocess.Pope
     for story in stories:
         environment.update(story.environment())
     with log.open("wb") as output:
-        worker = subprocess.Popen(  # noqa: S603 - our own command
+        worker = subprocess.Popen(  # noqa: S603 - a fixed command
             command, cwd=Path(__file__).parents[1], env=environment, stdout=output, stderr=output
         )
     try:

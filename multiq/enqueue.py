@@ -67,7 +67,7 @@ def put_one(
     connection: Any,
     own_id: str | None = None,
 ) -> JobHandle:
-    """``put`` without the work for many. *own_id* is the caller's, and was checked."""
+    """``put`` for one job, faster. *own_id* is an id of the caller's own, checked already."""
     job_id = new_id() if own_id is None else _allowed(backend, own_id)
     (job_id,) = _add(backend, queue, [NewJob(body, job_id, priority, delay, ttr)], connection, is_one=True)
     return JobHandle(backend, queue, job_id)

@@ -199,8 +199,8 @@ class Events:
                 _log.exception("a subscriber of %s failed; the job's fate is not affected", kind.__name__)
 
     def _soon(self, subscriber: Callable[[Any], Any]) -> Subscriber:
-        """Tell of an event without waiting for its coroutine."""
-        from .async_subscribers import AsyncSubscribers  # asyncio is not for who never needs it
+        """A subscriber that starts the coroutine and does not wait for it."""
+        from .async_subscribers import AsyncSubscribers  # so that others do not import asyncio
 
         background = self._async_subscribers = self._async_subscribers or AsyncSubscribers(self._sessions)
         return lambda event: background.start(subscriber, event)

@@ -1,4 +1,4 @@
-"""Values as people read them: durations, sizes, bodies. Nothing that comes out of a queue reaches a terminal raw."""
+"""Values as people read them: durations, sizes, bodies. Data from a queue is always escaped before it is printed."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _arguments(envelope: dict[str, Any]) -> str:
 
 
 def _json(value: Any) -> str:
-    import json  # producers, who need ``shown`` only, do not pay for it
+    import json  # producers need ``shown`` only, and do not import it
 
     return json.dumps(value, ensure_ascii=False)
 

@@ -9,7 +9,7 @@ _PER_MILLISECOND = 4096  # what the counter can tell apart
 _WITH_VARIANT = bytes(0x80 | byte & 0x3F for byte in range(256))  # the two bits that every such UUID has there
 _VARIANT = dict(zip("0123456789abcdef", "89ab" * 4, strict=True))  # the same, of the digit that holds them
 
-_head = 0, ""  # milliseconds since 1970, and how ids of then begin: those in a hurry need many in one millisecond
+_head = 0, ""  # milliseconds since 1970, and the prefix of ids of that time: fast callers need many in one millisecond
 
 
 def new_id() -> str:

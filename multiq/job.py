@@ -212,7 +212,7 @@ class Job:
     def _settle(self, verdict: Verdict) -> None:
         if self._settled:
             raise JobSettled(self.queue, self.id)
-        (lost,) = self._consumer.settle([verdict])  # one that raises did not get through and may be tried again
+        (lost,) = self._consumer.settle([verdict])  # if it raises, the verdict was not settled and may be repeated
         self._settled = True
         if lost is not None:
             raise lost
@@ -239,7 +239,7 @@ class JobContext(msgspec.Struct, frozen=True, kw_only=True):
             from .retry import SoftTimeout
 
             if self.notice is not None:
-                self.notice.is_notified = True  # nothing else tells it again while it tidies up
+                self.notice.is_notified = True  # so that it is not raised again during the cleanup
             pending.discard(threading.get_ident())
             raise SoftTimeout
 

@@ -73,8 +73,8 @@ def add_job_fields() -> None:
 def log_events(app: App, *, each_job: bool = False) -> None:
     """Have an app's events logged, each kind only if the log's level lets it through. Once per app.
 
-    A job that is done is told at the level debug, and at info with *each_job*: a line for each costs as much as a
-    short job does.
+    A job that is done is logged at the level debug, and at info with *each_job*: a line for each costs as much as a
+    short job.
     """
     if app.events.logged:
         return
@@ -103,12 +103,12 @@ def slow_after(app: App) -> float:
 
 
 def log_slow(job: JobContext, seconds: float) -> None:
-    """A job took so long, to its end or into an error. No event: a runner asks ``slow_after`` once, and compares."""
+    """Log a slow job, whether it succeeded or raised. Not an event: a runner calls ``slow_after`` once and compares."""
     _write(logging.WARNING, "slow", {**_job_fields(job), "seconds": seconds})
 
 
 def log_summary(worker: str, seconds: float, *, done: int, retried: int, buried: int) -> None:
-    """What a worker process has worked off in so many seconds."""
+    """Log how many jobs a worker process has run in so many seconds."""
     jobs = done + retried + buried
     rate = round(jobs / seconds, 1) if seconds > 0 else None
     counts = {"done": done, "retried": retried, "buried": buried}
@@ -136,7 +136,7 @@ class TextFormatter(logging.Formatter):
         job = _job_of(record)
         if job:
             message += f" ({job['task']} [{job['queue']}] {job['job_id']} attempt {job['attempt']})"
-        # what a job raised may hold anything, terminal codes too
+        # an error's text may contain anything, terminal codes too
         line = f"{clock}.{int(record.msecs):03} {level} {safe(_cut(message))}"
         if record.exc_info:
             # indented, or a line end in an error's text would begin what looks like another record
@@ -183,7 +183,7 @@ def _plain(value: Any) -> Any:
 
 
 class _RecordFactory:
-    """What makes records: the program's own way, and the job that runs here."""
+    """Makes records as the program's own factory does, and adds the job that runs here."""
 
     def __init__(self, make: Callable[..., logging.LogRecord]) -> None:
         self._make = make
@@ -200,14 +200,14 @@ class _RecordFactory:
 
 
 def _job_of(record: logging.LogRecord) -> dict[str, Any]:
-    """The job that a record was made in. That of an event names its job itself."""
+    """The job that a record was made in. The record of an event names its job itself."""
     if not getattr(record, "multiq_job_id", "") or hasattr(record, "multiq"):
         return {}
     return {name: getattr(record, f"multiq_{name}") for name in ("task", "queue", "job_id", "attempt")}
 
 
 def _has_colours() -> bool:
-    """Whether standard error is a terminal, and nothing says that it is to stay plain."""
+    """Whether standard error is a terminal, and colours are not switched off."""
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     return not is_plain and sys.stderr is not None and sys.stderr.isatty()
 
@@ -322,7 +322,7 @@ def _describe(event: Event) -> tuple[str, dict[str, Any]]:
         if name == "job":
             fields.update(_job_fields(value))
         elif name == "error":
-            if not isinstance(event, ev.JobFailed):  # that one brings its traceback
+            if not isinstance(event, ev.JobFailed):  # its record has the traceback
                 fields["error"] = f"{type(value).__name__}: {value}"
         else:
             fields[name] = value

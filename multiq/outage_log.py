@@ -10,7 +10,7 @@ _MOST_KINDS = 8  # different errors of one outage, each of which is logged at on
 
 
 class Outage:
-    """Failures of one kind of call in one process, which may come and go."""
+    """The outages of one kind of call in one process, one after another."""
 
     def __init__(self) -> None:
         self.reset()

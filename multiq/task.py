@@ -305,7 +305,7 @@ def _call(call: Sequence[Any] | Mapping[str, Any]) -> tuple[Sequence[Any], Mappi
 
 
 def _is_coroutine(function: Callable[..., Any]) -> bool:
-    """Also true for an object whose ``__call__`` is one, which would do nothing if it were called and not awaited."""
+    """Whether it is a coroutine function, or an object whose ``__call__`` is one: without an await neither runs."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
 
 

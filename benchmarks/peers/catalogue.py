@@ -1,11 +1,11 @@
-"""Who is compared, on what, and with how many jobs."""
+"""Which libraries are compared, on which stores, and with how many jobs."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
 JOBS = 20_000
-"""So many are enqueued and then drained, by every library. Some of them one by one, the rest in bulk where it can."""
+"""Jobs that every library enqueues and then drains. It enqueues some one by one, and the rest in bulk if it can."""
 
 
 class Entry(NamedTuple):
@@ -13,13 +13,13 @@ class Entry(NamedTuple):
 
     name: str
     library: str
-    """Whose environment it runs in."""
+    """The library whose environment it runs in."""
     module: str
     store: str
     one: int
     """How many of the jobs are enqueued one by one, to see how fast that is: as many as take a few seconds at most."""
     long: int = 0
-    """How many are enqueued and drained in a second, long run; 0: there is none, as the first one takes long enough."""
+    """How many are enqueued and drained in a second, longer run; 0: no such run, as the first one takes long enough."""
 
     @property
     def key(self) -> str:

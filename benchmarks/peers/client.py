@@ -1,4 +1,4 @@
-"""The runner's side of the protocol: one program of a library, asked line by line."""
+"""The runner's side of the protocol: sends requests to a library's program, a line each."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _GOODBYE = 10.0  # seconds for a program to stop its workers and end
 
 
 class ProgramError(Exception):
-    """A library's program ended, or said nothing in time; the text has the end of what it printed."""
+    """A library's program ended, or did not answer in time; the text has the end of its output."""
 
 
 class Client:
@@ -43,7 +43,7 @@ class Client:
             marks.FOLDER: str(self.marks),
         }
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(  # noqa: S603 - our own program
+            self._process = subprocess.Popen(  # noqa: S603 - a program of this repository
                 [str(python), "-m", "peers.protocol", module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ class Client:
         return answer
 
     def log_end(self) -> str:
-        """The last of what the program and its workers printed, in one line."""
+        """The end of the output of the program and its workers, in one line."""
         text = " ".join(self._log.read_text(errors="replace").split())
         return f"Its last words: ...{text[-_SHOWN:]}" if text else "It printed nothing."
 

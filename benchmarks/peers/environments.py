@@ -13,13 +13,13 @@ _SHOWN = 600  # characters of what pip says
 
 
 class NotInstalledError(Exception):
-    """A library's environment could not be made; the text says what pip said."""
+    """A library's environment could not be made; the text has the end of pip's output."""
 
 
 def interpreter(library: str) -> Path:
     """The interpreter of a library's environment, which is made if need be. Raises ``NotInstalledError``.
 
-    multiq runs in the environment of whoever runs this.
+    multiq runs in the environment of this process.
     """
     if library == "multiq":
         return Path(sys.executable)

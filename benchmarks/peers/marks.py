@@ -1,6 +1,6 @@
-"""What ran, and when: each job of every library leaves its number and the time, and nothing else.
+"""Records of what ran, and when: each job of every library writes its number and the time, and does nothing else.
 
-Sixteen bytes appended to a file in memory, one file a process: about a microsecond of each job, the same for all.
+It appends sixteen bytes to a file in memory, one file per process. That takes about a microsecond, the same for all.
 """
 
 from __future__ import annotations
@@ -43,6 +43,6 @@ def read(folder: Path) -> list[Mark]:
 
 @functools.cache
 def _handle() -> int:
-    """Shared with children that are forked later: an append of sixteen bytes is whole whoever else appends."""
+    """This process's file, shared with children forked later: appends of sixteen bytes by all of them stay whole."""
     path = Path(os.environ[FOLDER], str(os.getpid()))
     return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -1,4 +1,4 @@
-"""One library's turn: the same steps for all, and an account of every job."""
+"""One library's turn: the same steps for all libraries, and a check of every job."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from peers.stores import Store
 
 _AT_ONCE = 2000  # jobs that a library without bulk enqueues between two answers
-_WARM = 50  # jobs that are not measured, and accounted for
-_STANDSTILL = 15.0  # seconds without a job after which those that have not run are taken for lost
+_WARM = 50  # jobs that are checked but not measured
+_STANDSTILL = 15.0  # seconds without a run after which jobs that have not run count as lost
 _LATE_TWINS = 0.3  # seconds for jobs to be run once more
 _TOLERANCE = 1.0  # milliseconds that a job may begin early: times are kept in whole ones
 _PATIENCE = 120.0  # seconds for an answer
@@ -37,7 +37,7 @@ class Size(msgspec.Struct, frozen=True):
     """How much is done in one turn."""
 
     share: float = 1.0
-    """Of the numbers of jobs in the catalogue."""
+    """The share of the catalogue's numbers of jobs to run."""
     pickup_seconds: float = 2.5
     idle_seconds: float = 4.0
     delays: tuple[float, float] = (1.0, 3.0)
@@ -45,7 +45,7 @@ class Size(msgspec.Struct, frozen=True):
 
 
 class Account(msgspec.Struct, frozen=True):
-    """What became of the jobs of a turn."""
+    """How many jobs of a turn were lost, doubled or early."""
 
     jobs: int
     lost: int
@@ -60,7 +60,7 @@ class Account(msgspec.Struct, frozen=True):
 
 
 class Description(msgspec.Struct, frozen=True):
-    """What a library's program says of itself."""
+    """A library's versions and settings, as its program reports them."""
 
     versions: dict[str, str]
     bulk: int | None
@@ -72,7 +72,7 @@ class Description(msgspec.Struct, frozen=True):
 
 
 class Turn(msgspec.Struct, frozen=True):
-    """The figures of one turn. None: the library or the store has no such thing."""
+    """The figures of one turn. None: the library or the store does not support it."""
 
     description: Description
     account: Account
@@ -92,7 +92,7 @@ class Turn(msgspec.Struct, frozen=True):
     idle: float | None
     """Commands a second that idle workers send."""
     long_bulk: float | None = None
-    """Jobs a second in bulk, of the long run; None: there is none."""
+    """Jobs a second in bulk, of the long run; None: there was no long run."""
     long_drain: float | None = None
     """Jobs a second, drained in the long run."""
 
@@ -131,7 +131,7 @@ class Steps:
         enqueue, producer_cpu = self._enqueue("enqueue", self._some(self._entry.one))
         rest = jobs - self._next
         bulk = None if description.bulk is None else self._enqueue("enqueue_bulk", rest - _WARM)[0]
-        while (rest := jobs - self._next) > 0:  # where there is no bulk: not measured, as others do less of it
+        while (rest := jobs - self._next) > 0:  # without bulk: not measured, as others enqueue fewer singly
             self._client.ask("enqueue", first=self._take(min(rest, _AT_ONCE)), count=min(rest, _AT_ONCE))
         drain, cpu = self._drain()
         pickup = self._pickup()
@@ -201,7 +201,7 @@ class Steps:
         return [(began[number] - at) / 1e6 for number, at in enumerate(times, first) if number in began]
 
     def _wait_for(self, count: int) -> None:
-        """Until so many have run, or nothing has happened for a long time: the account then tells which are lost."""
+        """Wait until so many jobs have run, or none has for a long time. ``account`` counts the others as lost."""
         seen, give_up_at = 0, time.monotonic() + _STANDSTILL
         while (now := marks.count(self._client.marks)) < count:
             if now > seen:
@@ -224,13 +224,13 @@ class NothingRanError(Exception):
 
 
 def _memory() -> Path | None:
-    """Where files are in memory, so that marks measure no disk; None: where the user's ``TMPDIR`` says."""
-    shm = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
+    """A folder in memory, so that the figures include no disk writes of marks; None: the user's ``TMPDIR`` is used."""
+    shm = Path("/dev/shm")  # noqa: S108 - a private folder is created in it
     return shm if shm.is_dir() and "TMPDIR" not in os.environ else None
 
 
 def _processor_seconds(workers: Sequence[psutil.Process]) -> float:
-    """Of these processes and their children that are alive."""
+    """CPU seconds of these processes and of their living children."""
     total = 0.0
     for worker in workers:
         with contextlib.suppress(psutil.NoSuchProcess):

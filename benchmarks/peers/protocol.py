@@ -1,4 +1,4 @@
-"""The side of a library: a program in the library's own environment that does what lines on its input say.
+"""The library's side of the protocol: a program in the library's own environment that executes lines of its input.
 
 ``python -m peers.protocol peers.libraries.huey_peer`` reads one JSON object a line and answers each with one:
 ``{"do": "enqueue", "first": 0, "count": 500}`` with ``{"seconds": 0.07, "cpu": 0.04}``. It ends, and its workers with
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 BROKER = "PEERS_BROKER"  # the environment variable with the URL of the server or file
 
 _GRACE = 3.0  # seconds for workers to end by themselves
-_QUIET = (0.005, 0.030)  # seconds between two jobs that find the workers idle; at random, or timers would fall in step
+_QUIET = (0.005, 0.030)  # seconds between two jobs that find the workers idle; random, to avoid synchrony with timers
 
 
 @dataclass(frozen=True)
@@ -55,14 +55,14 @@ class Peer:
     settings: str = ""
     """What differs from the library's defaults, and what the default is."""
     killed: str = ""
-    """What becomes of the jobs of a worker that is killed."""
+    """What happens to the jobs of a worker that is killed."""
     caveats: Sequence[str] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     """Of the workers."""
 
 
 class Program:
-    """What the lines can ask for: one method each."""
+    """The requests that the lines can make: one method each."""
 
     def __init__(self, peer: Peer) -> None:
         self._peer = peer
@@ -109,7 +109,7 @@ class Program:
         return {"seconds": time.perf_counter() - start, "cpu": time.process_time() - used}
 
     def pickup(self, first: int, count: int, seconds: float) -> dict[str, Any]:
-        """One at a time, each when the one before has run, for so long. Tells when each was handed over."""
+        """Enqueue one at a time for so long, each after the one before has run. Returns when each was enqueued."""
         sent: list[int] = []
         end = time.monotonic() + seconds
         give_up_at = end + 10.0
@@ -125,7 +125,7 @@ class Program:
         return {"sent": sent}
 
     def delayed(self, first: int, delays: Sequence[float]) -> dict[str, Any]:
-        """Tells when each was due at the earliest: its delay after the call for it began."""
+        """Returns the earliest time at which each was due: its delay after the call for it began."""
         later = self._peer.later
         if later is None:
             raise ValueError("this library has no delays: what it describes says so")
@@ -146,12 +146,12 @@ class Program:
         return {"pids": [worker.pid for worker in self._workers]}
 
     def stop(self) -> dict[str, Any]:
-        """End the workers: kindly, and after a while not."""
+        """End the workers, first with SIGTERM, and after a grace period with SIGKILL."""
         workers, self._workers = self._workers, []
         give_up_at = time.monotonic() + _GRACE
         for number in (signal.SIGTERM, signal.SIGKILL):
             for worker in workers:
-                with contextlib.suppress(ProcessLookupError):  # a leader that ended may have left others
+                with contextlib.suppress(ProcessLookupError):  # a leader that ended may have left others in its group
                     os.killpg(worker.pid, number)
             for worker in workers:
                 with contextlib.suppress(subprocess.TimeoutExpired):

@@ -57,9 +57,9 @@ def markdown(run: Run) -> str:
 
 
 def include(run: Run, page: str) -> str:
-    """A page of the documentation with this run's figures in the place of those that were there.
+    """A page of the documentation with its figures replaced by this run's.
 
-    Raises ``ValueError`` if the page has no such place.
+    Raises ``ValueError`` if the page has no place for figures.
     """
     before, begin, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
@@ -171,7 +171,7 @@ def _multiple(ours: Row, others: list[Row], name: str, what: str) -> str | None:
 
 
 def _long_runs(rows: list[Row]) -> Iterator[str]:
-    """A second run with more jobs, of those that are through with the first in no time."""
+    """The second run with more jobs, of the libraries that finish the first too quickly."""
     for row in rows:
         if row.figures("long_drain"):
             rates = f"in bulk {_rate(row, 'long_bulk')} /s, drain {_rate(row, 'long_drain')} /s"

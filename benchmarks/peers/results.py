@@ -1,4 +1,4 @@
-"""What a run writes down, and what is told of it: medians, spreads, percentiles."""
+"""The results of a run as it stores them, and their medians, spreads and percentiles."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Row(msgspec.Struct):
         return self.failure is None and self.account.is_clean
 
     def figures(self, name: str) -> list[float]:
-        """One figure of all turns, as far as there is one."""
+        """One figure of all turns that have it."""
         return [value for turn in self.turns if (value := getattr(turn, name)) is not None]
 
     def samples(self, name: str) -> list[float]:
@@ -62,7 +62,7 @@ class Row(msgspec.Struct):
 
 
 class StoreRecord(msgspec.Struct):
-    """What the jobs were kept in."""
+    """The store that held the jobs."""
 
     version: str
     durability: str

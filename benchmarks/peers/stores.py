@@ -1,4 +1,4 @@
-"""Where the jobs wait: private servers and files, all empty at the beginning of each turn."""
+"""The stores that hold the jobs: private servers and files, all empty at the beginning of each turn."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class RedisStore(Store):
         return f"Redis {self._server.ask('INFO', 'server')['redis_version']}"
 
     def commands(self, seconds: float) -> float:
-        """By MONITOR: the server's own counters take a script's inner calls for commands of clients."""
+        """Counted by MONITOR, because the server's own counters count a script's inner calls as clients' commands."""
         seen = bytearray()
         end = time.monotonic() + seconds
         with socket.create_connection((self._server.url.split("/")[2].split(":")[0], self._server.port)) as connection:

@@ -1,1 +1,1 @@
-"""Alarms that ring unless somebody deals with them in time, and whose deadlines move."""
+"""Alarms that ring unless they are resolved in time, and whose deadlines move."""

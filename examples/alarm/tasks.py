@@ -15,7 +15,7 @@ SIREN = Path(os.environ.get("ALARM_SIREN", "siren.jsonl"))
 
 @app.task(queue="alarms", priority=0)
 def ring(what: str) -> None:
-    """Runs when the deadline has passed, and only if nobody resolved the alarm."""
+    """Runs when the deadline has passed, and only if the alarm was not resolved."""
     with SIREN.open("a") as siren:
         siren.write(json.dumps({"what": what, "at": time.time()}) + "\n")
 

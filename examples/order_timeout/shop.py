@@ -36,7 +36,7 @@ def place_order(item: str) -> int:
 
 
 def pay(order_id: int) -> str:
-    """Mark the order as paid and take its timeout back. Returns what became of the timeout.
+    """Mark the order as paid and take its timeout back. Returns the outcome for the timeout.
 
     The order's row is changed first, and it alone decides: whatever the timeout does from then on finds a paid
     order. Deleting the job is tidiness, so both ways in which it can come too late are no error.

@@ -1,4 +1,4 @@
-"""A real SMTP server on a free local port, with the moods that real ones have."""
+"""A real SMTP server on a free local port, with the temporary and final refusals of real ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 class MailServer:
     """Runs while the ``with`` block lasts.
 
-    Addresses in *busy* are answered 451 ("later") for their first *refusals* tries, as a greylisting server does;
+    Addresses in *busy* are answered 451 ("later") for their first *refusals* attempts, as a greylisting server does;
     those in *unknown* always 550 ("never").
     """
 

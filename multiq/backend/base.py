@@ -39,7 +39,7 @@ class Backend(ABC):
 
     @property
     def capabilities(self) -> Capabilities:
-        """``declared``, made exact by what the live server says where that matters."""
+        """``declared``, corrected by what the live server reports if that matters."""
         return self.declared
 
     def unsupported(self, power: str) -> Unsupported:
@@ -71,7 +71,7 @@ class Backend(ABC):
 
     @abstractmethod
     def consumer(self, queues: Sequence[str]) -> Consumer:
-        """Someone who reserves from these queues, earlier ones first. Does no I/O."""
+        """A consumer that reserves from these queues, earlier ones first. Does no I/O."""
 
     # --- looking and managing, from outside ---
 
@@ -134,9 +134,10 @@ class Backend(ABC):
         """
 
     def doctor(self) -> list[Finding]:
-        """Whether the server, or file, is fit for jobs as it is set up now; changes nothing. Raises ``BackendError``.
+        """Check that the server, or file, is fit for jobs as it is configured now. Changes nothing.
 
-        A driver looks at its own settings; without that, there is what any backend can be asked.
+        A driver that overrides it checks its server's settings; the default checks what any backend can report. Raises
+        ``BackendError``.
         """
         start = time.monotonic()
         self.queues()
@@ -156,9 +157,9 @@ class Backend(ABC):
         raise Unsupported("schema", self.declared.backend, reason, backends_with_a_schema())
 
     def make_nothing(self) -> None:  # noqa: B027 - most stores are there, or are a server's to make
-        """From now on a store that its first use would make, a file or tables, is a ``BackendError`` if it is missing.
+        """From now on raise ``BackendError`` for a missing file or missing tables, instead of creating them.
 
-        For who looks from outside: in the wrong place "no jobs" would be the wrong answer.
+        Called by commands that only inspect: with a wrong path, "no jobs" would be the wrong answer.
         """
 
     @abstractmethod
@@ -184,8 +185,8 @@ class Consumer(ABC):
     asked_at: float = 0.0
     """A moment before the last call's jobs were reserved, close to it; ``time.monotonic()``. 0.0: unknown.
 
-    Their leases last at least until a ttr after it. When the call returned says less: a process may have been stopped
-    between the server's answer and that.
+    Their leases last at least until a ttr after it. The time at which the call returned gives no such bound, because
+    the process may have been stopped between the server's answer and the return.
     """
 
     def reorder(self, queues: Sequence[str]) -> None:

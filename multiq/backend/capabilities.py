@@ -18,7 +18,7 @@ GapKind: TypeAlias = Literal["not done", "cannot today", "never"]
 
 
 class Gap(msgspec.Struct, frozen=True):
-    """A power that is missing. Falsy, so that ``if capabilities.give_back`` reads as it should.
+    """A power that is missing, and why. Falsy, so that ``if capabilities.give_back:`` works.
 
     ``not done``: multiq has not built it yet. ``cannot today``: the store cannot, in the versions there are.
     ``never``: it contradicts what the store is.

@@ -25,10 +25,10 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class SchemaState(msgspec.Struct, frozen=True):
-    """How the tables of a store stand to what this multiq needs."""
+    """How the version of a store's tables compares with the one that this multiq needs."""
 
     state: Literal["ready", "missing", "older", "newer"]
-    """``ready``: fit for this multiq; that includes newer ones that say so. ``newer``: of no use to this one."""
+    """``ready``: usable by this multiq, also if newer and declared compatible. ``newer``: unusable by this multiq."""
     found: int
     """The version of the tables; 0: there are none."""
     needed: int

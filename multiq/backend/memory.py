@@ -138,7 +138,7 @@ class JobQueue:
         self.is_whole = True
 
     def take(self, now: int, token: str) -> Job | None:
-        """The best ready job, under a lease from now; None if there is none or the queue is paused."""
+        """The best ready job, under a lease from now; None if no job is ready or the queue is paused."""
         if self.paused_until > now:
             return None
         found: Job | None = None
@@ -235,7 +235,7 @@ def _without_stale(heap: list[tuple[int, int, int, Job]]) -> list[tuple[int, int
 
 
 class Store:
-    """Everything that backends of one name share: the queues, the lock, and the consumers' alarm bell."""
+    """Everything that backends of one name share: the queues, the lock, and the condition on which consumers wait."""
 
     queue_class: type[JobQueue] = JobQueue
 

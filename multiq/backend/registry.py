@@ -89,7 +89,7 @@ def backends_with_a_schema() -> list[str]:
 
 
 def _say_nothing(_names: object) -> None:
-    """A missing driver is told by the error, not by a warning beside it."""
+    """Log no warning for a missing driver: the error reports it."""
 
 
 def _reraise(_manager: object, _entrypoint: object, exc: BaseException) -> None:

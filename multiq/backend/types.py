@@ -28,7 +28,7 @@ class State(enum.StrEnum):
     RESERVED = "reserved"
     BURIED = "buried"
     GONE = "gone"
-    """Acked or deleted. Never stored: only a handle says so of a job that is not there any more."""
+    """Acked or deleted. Never stored: only a handle reports it, for a job that is not there any more."""
 
 
 STORED_STATES: tuple[State, ...] = (State.READY, State.DELAYED, State.RESERVED, State.BURIED)
@@ -127,7 +127,7 @@ Verdict: TypeAlias = Ack | Release | Bury | Touch | GiveBack | Abandon
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``peek`` and ``jobs`` tell of a job. None stands for what this backend cannot know."""
+    """What ``peek`` and ``jobs`` return for a job. None stands for what this backend cannot know."""
 
     queue: str
     id: str

@@ -1,7 +1,7 @@
-"""``multiq bench``: the same work on several backends, with proof that nothing was lost while going fast.
+"""``multiq bench``: runs the same work on several backends, measures it, and verifies that no job was lost.
 
-``adapter`` is what a driver brings, ``workloads`` the work, ``verification`` checks it, ``runner`` runs it all,
-``report`` what comes out; ``table``, ``html`` and ``compare`` show it. Needs the extra ``bench``.
+A driver implements ``adapter``; ``workloads`` defines the work, ``verification`` checks its outcome, ``runner`` runs
+it, ``report`` holds the results, and ``table``, ``html`` and ``compare`` show them. Needs the extra ``bench``.
 """
 
 from __future__ import annotations

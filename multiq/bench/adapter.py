@@ -20,12 +20,12 @@ GROUP = "multiq.bench"
 _Number = TypeVar("_Number", int, float)
 
 Profile: TypeAlias = Literal["fast", "durable"]
-"""``fast``: no call waits for the disk, and a crash of the server or the machine may take jobs with it; ``durable``:
-what is acknowledged is on the disk. The bench's own servers are set to the same level, whatever their defaults, and
-connected to over loopback TCP, as are the baselines."""
+"""``fast``: no call waits for the disk, and a crash of the server or the machine may lose jobs; ``durable``: every
+acknowledged job is on the disk. The bench sets its own servers to the same level, whatever their defaults, and
+connects to them over loopback TCP, for the baselines too."""
 
 Survives: TypeAlias = Literal["nothing", "client crash", "server crash", "power loss", "unknown"]
-"""The worst that an acknowledged job outlives; where there is no server, ``server crash`` is that all processes die."""
+"""The worst failure that an acknowledged job survives. Without a server, ``server crash``: all processes die."""
 
 PUT_BATCH = 1000
 """Jobs that a baseline enqueues in one call, as many as multiq in the same workload."""
@@ -35,21 +35,21 @@ TAKE_BATCH = 100
 
 
 class Durability(msgspec.Struct, frozen=True):
-    """What a server keeps, as it is set up now."""
+    """Which failures a server's jobs survive, with its current settings."""
 
     survives: Survives
     settings: dict[str, str]
-    """The settings that this follows from, as the server's manual calls them: ``{"appendfsync": "always"}``."""
+    """The settings that decide it, under their names in the server's manual: ``{"appendfsync": "always"}``."""
 
 
 class Counters(msgspec.Struct, frozen=True):
-    """What a server has counted since it started; differences of two are the cost of what was between.
+    """What a server has counted since it started. The difference of two readings is the cost of the time between.
 
     None: this server does not count it.
     """
 
     commands: int | None = None
-    """Requests of its clients, without those that only look; of a script, the call itself."""
+    """Requests of its clients, without those that only read counters and settings; a script's call counts as one."""
     received: int | None = None
     """Bytes from its clients."""
     sent: int | None = None
@@ -60,7 +60,7 @@ class Counters(msgspec.Struct, frozen=True):
     """Seconds of the server's processes, user and system."""
 
     def since(self, before: Counters) -> Counters:
-        """What was counted since then; of the memory, what is used now."""
+        """The difference to an earlier reading; for the memory, the bytes that are used now."""
         return Counters(
             commands=_difference(self.commands, before.commands),
             received=_difference(self.received, before.received),
@@ -73,8 +73,8 @@ class Counters(msgspec.Struct, frozen=True):
 class Baseline(ABC):
     """The leanest loops that the store and its client library allow: no fence, no delays, no counters, one client.
 
-    They do only what cannot be left out: write a job as durably as the server is set, mark it taken, delete it. Keys
-    or tables of its own, gone after ``close``.
+    They do only what cannot be left out: write a job as durably as the server's settings say, mark it taken, delete
+    it. They use keys or tables of their own, which ``close`` removes.
     """
 
     @abstractmethod
@@ -91,7 +91,7 @@ class Baseline(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Remove what it made, and disconnect."""
+        """Remove the keys or tables that it created, and disconnect."""
 
 
 class Adapter(ABC):
@@ -106,18 +106,18 @@ class Adapter(ABC):
 
     @abstractmethod
     def durability(self) -> Durability:
-        """Read from the server as it is set up now."""
+        """Which failures its jobs survive, read from the server's current settings."""
 
     def counters(self) -> Counters:
-        """The counts now; cheap."""
+        """The counts now. Must be cheap: it is called around every measured part."""
         return Counters()
 
     def baseline(self, body: bytes) -> Baseline | None:  # noqa: ARG002 - a hook
-        """The baseline on this server for jobs of this *body*, or None where there is none."""
+        """The baseline on this server for jobs of this *body*, or None if the driver has no baseline."""
         return None
 
     def sweep(self, queue: str) -> None:  # noqa: B027 - a hook
-        """Remove what an empty *queue* leaves in the store, where that does not go by itself."""
+        """Remove what an empty *queue* leaves in the store, unless the store removes it by itself."""
 
 
 class Bench(ABC):
@@ -126,7 +126,7 @@ class Bench(ABC):
     @classmethod
     @abstractmethod
     def throwaway(cls, folder: Path, profile: Profile) -> AbstractContextManager[Adapter]:
-        """A server of our own in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
+        """Run a server in *folder*, on a free loopback port or a UNIX socket, until the end of the ``with``.
 
         Raises ``ServerMissing``, which names the program and how to install it.
         """
@@ -134,7 +134,7 @@ class Bench(ABC):
     @classmethod
     @abstractmethod
     def at(cls, url: str) -> AbstractContextManager[Adapter]:
-        """The server of a user's URL. Changes no setting of it."""
+        """The user's server at *url*. Changes none of its settings."""
 
 
 def _difference(now: _Number | None, before: _Number | None) -> _Number | None:

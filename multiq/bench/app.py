@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from multiq.backend import Backend
 
 PLANTED = "planted://"
-"""The scheme of backends with a planted bug, ``planted://early``: what shows that the bench finds it."""
+"""The scheme of backends with a planted bug, ``planted://early``. They show that the bench detects the bug."""
 
 
 class BenchApp(App):
-    """An app with the bench's tasks. Its workers write their run logs, each of *capacity* runs, into *folder*."""
+    """An app with the bench's tasks. Its workers write run logs, each with room for *capacity* runs, into *folder*."""
 
     def __init__(self, url: str, folder: Path | None = None, capacity: int = 0) -> None:
         super().__init__(url, settings=Settings(max_body=2**26))
@@ -43,7 +43,7 @@ class BenchApp(App):
 
     @property
     def run_log(self) -> RunLog:
-        """This process's. Raises ``RunLogFull`` if nobody said where."""
+        """This process's run log. Raises ``ArgumentsInvalid`` if the app was constructed without a folder."""
         if self._run_log is None:
             if self._folder is None:
                 raise ArgumentsInvalid("this app only enqueues: it was given no folder for a run log")
@@ -56,7 +56,7 @@ class BenchApp(App):
         run_log = self.run_log
         run_log.end(run_log.begin(number, current_job().attempt))
 
-    def _padded(self, number: int, padding: str) -> None:  # noqa: ARG002 - it is there to be carried
+    def _padded(self, number: int, padding: str) -> None:  # noqa: ARG002 - only makes the body larger
         self._noop(number)
 
     def _nap(self, number: int, seconds: float) -> None:
@@ -74,7 +74,7 @@ class BenchApp(App):
     # --- the run log ---
 
     def _open(self, _event: WorkerStarted) -> None:
-        self._run_log = None  # a forked child's is its own
+        self._run_log = None  # a forked child opens one of its own
         self.run_log  # noqa: B018 - made before the first job, so that its CPU time counts from here
 
     def _close(self, _event: WorkerStopped) -> None:
@@ -82,14 +82,15 @@ class BenchApp(App):
 
 
 class PlannedFailure(Exception):
-    """A job that was to fail has failed."""
+    """Raised by a job that the workload planned to fail."""
 
     def __init__(self, number: int) -> None:
         super().__init__(f"job {number} was to fail")
 
 
 def _open_planted(url: str) -> Backend:
-    """``planted://NAME``, a bug of the conformance suite's or a lie to the bench; ``planted://LIE@URL``: over that."""
+    """``planted://NAME``: a planted bug of the conformance suite or of the bench. ``planted://BUG@URL``: one of the
+    bench's, over the backend of that URL."""
     from multiq.conformance import PLANTED as BUGS
 
     from .planted import PLANTED_BUGS

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 Spec: TypeAlias = dict[str, Any]
 
 COLOURS = 8
-"""How many targets have a colour of their own, ``--c1`` to ``--c8``; beyond that they come round again."""
+"""How many targets have a colour of their own, ``--c1`` to ``--c8``; further targets reuse them in order."""
 
 _WIDTH = 330  # of a plot in CSS pixels: with its axis it fits a phone, and two or three stand beside each other
 _PLOT = _WIDTH - 110  # of bars, with figures beside them
@@ -63,7 +63,7 @@ _CONFIG: Spec = {
 def bars(
     results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_limit: bool = False
 ) -> str | None:
-    """A bar for each target, its repeats as dots, its baseline as a mark; None if nobody has a figure."""
+    """A bar for each target, its repeats as dots, its baseline as a mark; None if no target has a figure."""
     rows: list[dict[str, Any]] = []
     for result in results:
         found = summary(result, metric)
@@ -207,7 +207,7 @@ def timelines(results: Sequence[Result], names: Sequence[str], title: str) -> st
 
 
 def stacked(results: Sequence[Result], metrics: Sequence[Metric], title: str) -> str | None:
-    """A bar for each target, made of several figures of one unit; None if nobody has one."""
+    """A bar for each target, made of several figures of one unit; None if no target has one."""
     rows = []
     for result in results:
         for order, metric in enumerate(metrics):
@@ -284,7 +284,7 @@ def _value_axis(title: str) -> Spec:
 
 
 def _decades(values: Sequence[float]) -> list[float]:
-    """The powers of ten around them: what a logarithmic axis shows."""
+    """The powers of ten around the values, as the ticks of a logarithmic axis."""
     lowest, highest = math.floor(math.log10(min(values))), math.ceil(math.log10(max(values)))
     return [10.0**power for power in range(lowest, max(highest, lowest + 1) + 1)]
 

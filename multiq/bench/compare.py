@@ -1,8 +1,8 @@
 """Two runs side by side: which figures are worse, which are not, and which are too noisy to say.
 
-Each figure is compared by the logarithms of its repeats, as a ratio is what people mean by slower, with Welch's test.
-Where there are ten repeats or more it is Yuen's, the same without the outermost fifth of them: a few repeats beside a
-noisy neighbour then prove nothing.
+Each figure is compared with Welch's test on the logarithms of its repeats, because "slower" means a ratio. With ten
+repeats or more it is Yuen's test: Welch's without the outermost fifth at each end, so that a few repeats that other
+programs of the machine disturbed do not decide.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ THRESHOLD = 0.10
 """How much worse a figure may be and still be called the same."""
 
 ENOUGH = 5
-"""Repeats; with fewer, hardly any change can be told from chance."""
+"""Repeats. With fewer, hardly any change can be distinguished from chance."""
 
 _CONFIDENCE = 0.95  # of the intervals that are shown
 _FALSE_ALARM = 0.05  # chance that a comparison of two equal builds calls anything worse, over all its figures together
 _TRIM = 0.2  # of the repeats, at each end
-_ENOUGH_TO_TRIM = 10  # repeats; of fewer, trimming leaves too little to tell anything
+_ENOUGH_TO_TRIM = 10  # repeats; with fewer, trimming leaves too few for a verdict
 _SAME_MACHINE = ("CPU", "cores", "disk")  # what must be equal in the environments before figures mean the same
-_PASSING = ("load",)  # what the environment says of one moment
+_PASSING = ("load",)  # entries of the environment that describe one moment only
 
 _COUNTED = frozenset({"commands/job", "bytes/job", "jobs", "MB"})  # units that a slower machine does not change
 
@@ -45,7 +45,7 @@ Verdict = Literal["worse", "better", "no difference", "cannot tell"]
 
 
 class ReportsDiffer(MultiqError, ValueError):
-    """Two runs are of different work, or of different machines. ``obstacles`` says in what."""
+    """Two runs did different work, or ran on different machines. ``obstacles`` lists the differences."""
 
     def __init__(self, obstacles: Sequence[str]) -> None:
         self.obstacles = tuple(obstacles)
@@ -67,14 +67,14 @@ class Row(msgspec.Struct, frozen=True):
     """The median of its repeats."""
     new: float
     ratio: float | None
-    """New to old, of the middle repeats; None where one of them is zero."""
+    """New divided by old, of the middle repeats; None if one of them is zero."""
     low: float | None
-    """Where the true ratio lies in 95 of 100 cases: from here..."""
+    """The lower end of the ratio's 95 % confidence interval; None with fewer than two repeats."""
     high: float | None
-    """...to here; None with fewer than two repeats."""
+    """The upper end of that interval."""
     verdict: Verdict
     why: str = ""
-    """What keeps it from being told, in a few words."""
+    """Why there is no verdict, in a few words."""
 
     @property
     def title(self) -> str:
@@ -95,21 +95,21 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What became of all figures that two runs share."""
+    """The verdicts on all figures that two runs share."""
 
     old: str
     """Which run it was: multiq's version, and when it began."""
     new: str
     threshold: float
-    """What was asked for: 0.1 is ten per cent."""
+    """The threshold that the caller set: 0.1 is ten per cent."""
     drift: float
     """How much slower the machine itself did a fixed piece of work in the new run (0.05: five per cent); negative for
     faster. Its size is added to the threshold of all that takes time."""
     caveats: list[str]
-    """How the runs differ beside the build."""
+    """How the runs differ apart from multiq's build."""
     rows: list[Row]
     missing: list[str] = []
-    """Figures that the old run has, and that the new one has not, of work that it did."""
+    """Figures that the old run has and the new one lacks, of workloads that both ran."""
 
     @property
     def regressed(self) -> bool:
@@ -118,20 +118,20 @@ class Comparison(msgspec.Struct, frozen=True):
 
     @property
     def is_unsure(self) -> bool:
-        """Whether any figure is such that its repeats do not say if it has changed, or is not there any more."""
+        """Whether any figure is missing, or has repeats that do not show whether it has changed."""
         return bool(self.missing) or any(row.verdict == "cannot tell" for row in self.rows)
 
     @property
     def allowed(self) -> float:
-        """The threshold, with the machine's drift."""
+        """The threshold plus the size of the machine's drift."""
         return self.threshold + abs(self.drift)
 
     def changes(self) -> list[Row]:
-        """What is worse or better, the worst first."""
+        """The figures that are worse or better, the worst first."""
         return sorted((row for row in self.rows if row.is_change), key=lambda row: row.harm, reverse=True)
 
     def suspects(self) -> list[Row]:
-        """What looks worse than is allowed, and for which its repeats do not vouch; the worst first."""
+        """Figures that look worse than allowed but whose repeats do not confirm it; the worst first."""
         unsure = (row for row in self.rows if row.verdict == "cannot tell" and row.harm > 1 + self.allowed)
         return sorted(unsure, key=lambda row: row.harm, reverse=True)
 
@@ -153,7 +153,7 @@ class Comparison(msgspec.Struct, frozen=True):
 
 
 def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: bool = False) -> Comparison:
-    """Compare the figures that count and that both runs have.
+    """Compare the figures that both runs have and that count (``Metric.counts``).
 
     *threshold* is the share by which a figure may be worse. Raises ``ReportsDiffer`` if the runs are of different work
     or of different machines, unless *anyway*: then the comparison says so among its caveats.
@@ -178,7 +178,7 @@ def compare(old: Report, new: Report, *, threshold: float = THRESHOLD, anyway: b
 
 
 def too_few(repeats: int) -> str:
-    """What to say of fewer repeats than ``ENOUGH``."""
+    """The message for fewer repeats than ``ENOUGH``."""
     return f"{many(repeats, 'repeat')}: with fewer than {ENOUGH} only large changes show, and often none"
 
 
@@ -190,7 +190,7 @@ def _name(report: Report) -> str:
 
 
 def _obstacles(old: Report, new: Report) -> Iterator[str]:
-    """Why the figures of the two do not mean the same."""
+    """Why the figures of the two runs cannot be compared."""
     if old.profile != new.profile:
         yield f"profile {old.profile} against {new.profile}"
     if old.is_quick != new.is_quick:
@@ -223,13 +223,13 @@ def _title(result: Result) -> str:
 
 
 def _only(one: Result, other: Result) -> str:
-    """The parameters of *one* that *other* does not have like this."""
+    """The parameters of *one* that *other* lacks, or has with another value."""
     own = [f"{name} {value}" for name, value in one.parameters.items() if other.parameters.get(name) != value]
     return ", ".join(own) or "fewer parameters"
 
 
 def _caveats(old: Report, new: Report, drift: float) -> Iterator[str]:
-    """What the reader should know, though the figures mean the same."""
+    """Differences that the reader should know of, although the figures can be compared."""
     for key in {**old.environment, **new.environment}:
         mine, theirs = old.environment.get(key), new.environment.get(key)
         if mine != theirs and key not in _SAME_MACHINE and not key.startswith(_PASSING):
@@ -261,7 +261,7 @@ def _left_out(old: Report, new: Report) -> Iterator[str]:
 
 
 def _drift(old: Report, new: Report) -> float:
-    """How much longer the machine took for the same piece of work, as a share."""
+    """How much longer the machine took for the fixed piece of work in the new run, as a share."""
     if not old.reference or not new.reference:
         return 0.0
     return new.reference / old.reference - 1
@@ -280,7 +280,8 @@ class _Pair(NamedTuple):
 
 
 class _Test(NamedTuple):
-    """What the repeats say of the ratio, in logarithms; ``worse`` and ``better`` are chances that it is not."""
+    """The test's result on the ratio, in logarithms. ``worse`` and ``better`` are p-values: the chance of such repeats
+    if the figure is not worse, or not better, by more than is allowed."""
 
     low: float
     high: float
@@ -314,7 +315,7 @@ def _pairs(old: Report, new: Report) -> Iterator[_Pair]:
 
 
 def _missing(old: Report, new: Report) -> Iterator[str]:
-    """What each sample of the new run lacks although the work was done: nobody is to miss it without a word."""
+    """Figures that a sample of the new run lacks although the work was done. They are reported, not passed over."""
     defined = {workload.name: workload.metrics for workload in new.workloads}
     for before, after in _shared(old, new):
         for metric in defined.get(after.workload, ()):
@@ -342,7 +343,7 @@ def _judged(pairs: Sequence[_Pair], threshold: float, drift: float) -> list[Row]
 
 
 def _margin(metric: Metric, threshold: float, drift: float) -> float:
-    """How far a figure may be off, as a logarithm."""
+    """How much worse a figure may be, as a logarithm."""
     return math.log1p(threshold if metric.unit in _COUNTED else threshold + abs(drift))
 
 
@@ -372,7 +373,7 @@ def _why_not(pair: _Pair) -> str:
 
 
 def _test(pair: _Pair, allowed: float) -> _Test | None:
-    """The ratio's interval, and how likely such repeats are if it is not beyond what is *allowed*; None: no telling."""
+    """The ratio's interval, and how likely such repeats are if the change is within *allowed*; None: no verdict."""
     if _why_not(pair):
         return None
     old, new = [math.log(value) for value in pair.old], [math.log(value) for value in pair.new]
@@ -395,10 +396,11 @@ def _exact(change: float, metric: Metric, allowed: float) -> _Test:
 
 
 def _holm(chances: Sequence[float]) -> list[bool]:
-    """Which of them hold when all are looked at together: Holm's way to keep one false alarm as rare as it is for one.
+    """Which p-values are significant when all are tested together, by Holm's method.
 
-    The smallest must pass a bar as high as if each of them had the whole luck to itself, the next one a little less,
-    until one fails; all after it fail too.
+    It keeps the chance of any false alarm at ``_FALSE_ALARM``, however many tests there are. The smallest p-value is
+    compared with that chance divided by the number of tests, the next with that divided by one fewer, and so on until
+    one fails; all larger ones fail too.
     """
     held = [False] * len(chances)
     for rank, index in enumerate(sorted(range(len(chances)), key=chances.__getitem__)):

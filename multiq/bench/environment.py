@@ -1,4 +1,4 @@
-"""What a run's figures depend on beside multiq: the machine, the versions, and whatever else was going on there."""
+"""What a run's figures depend on besides multiq: the machine, the versions, and the machine's other load."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _VOLATILE = frozenset({"tmpfs", "ramfs"})
 
 _PIECES = 5  # of work in one reading, of which the median counts
 _WARMING = 8  # readings, until the first pieces are no slower than the others
-_SLOWED = 1.25  # times as long as at its fastest: what idle cores do not show
+_SLOWED = 1.25  # times as long as at its fastest: an idle machine stays below it
 _OFTEN = 0.2  # of all repeats
 _STOLEN = 0.02  # of the CPU time that there was
 _BUSY = 0.5  # of the cores, in the minute before the run
 
 
 def describe(folder: Path) -> dict[str, str]:
-    """The machine and its versions, as a reader wants to compare them; *folder* is where the servers write."""
+    """The machine and the versions, as text that a reader can compare; *folder* is where the servers write."""
     return {
         "CPU": _cpu(),
         "cores": _cores(),
@@ -49,7 +49,7 @@ def describe(folder: Path) -> dict[str, str]:
 
 
 def file_system_of(folder: Path) -> str | None:
-    """The kind of the file system that holds a folder, ``ext4`` say; None where the system does not tell."""
+    """The type of the file system that holds a folder, ``ext4`` for example; None if the system does not report it."""
     real, found, kind = folder.resolve(), "", None
     with suppress(OSError, psutil.Error):
         for partition in psutil.disk_partitions(all=True):
@@ -60,23 +60,23 @@ def file_system_of(folder: Path) -> str | None:
 
 
 def is_volatile(folder: Path) -> bool:
-    """Whether what is written there is in memory, synced or not."""
+    """Whether the folder's file system is in memory, so that even synced files do not survive a power loss."""
     return file_system_of(folder) in _VOLATILE
 
 
 class Reading(NamedTuple):
-    """One look at how fast the machine is at this moment."""
+    """One measurement of how fast the machine is at this moment."""
 
     seconds: float
-    """That a fixed piece of work took: some computing, some system calls."""
+    """What a fixed piece of work took: some computing, some system calls."""
     stolen: float
-    """Seconds of all cores since the machine started that its host gave to others; 0 where it does not tell."""
+    """Steal time: CPU seconds, over all cores since the start, that the host gave to other machines; 0 if unknown."""
     passed: float
-    """Seconds of all cores since it started."""
+    """CPU seconds of all cores since the machine started."""
 
 
 class Meter:
-    """Tells the machine's moods from multiq's: the same small work again and again, beside the repeats of a run."""
+    """Separates slowness of the machine from slowness of multiq: times the same small work before and after repeats."""
 
     def __init__(self) -> None:
         self.reference = float("inf")
@@ -86,7 +86,7 @@ class Meter:
         self._first = self._last = min(self.read() for _ in range(_WARMING))
 
     def read(self) -> Reading:
-        """Some 20 ms, while nothing of the run is at work."""
+        """Measure now. Takes some 20 ms; no process of the run may be working meanwhile."""
         times = psutil.cpu_times()
         reading = Reading(
             statistics.median(_timed() for _ in range(_PIECES)), float(getattr(times, "steal", 0.0)), float(sum(times))
@@ -96,13 +96,13 @@ class Meter:
         return reading
 
     def calm(self, readings: Sequence[Reading]) -> float:
-        """How slow the machine was around a repeat: 1.0 is as fast as it was at its fastest so far."""
+        """How slow the machine was around a repeat: 1.0 is its fastest so far, 2.0 is half as fast."""
         calm = max(reading.seconds for reading in readings) / self.reference
         self._calms.append(calm)
         return calm
 
     def verdict(self) -> str | None:
-        """Why the figures of this run are to be taken with care, in a sentence or two; None: no reason was seen."""
+        """Why the figures of this run may be unreliable, in a sentence or two; None: no reason was found."""
         return "; ".join(self._reasons()) or None
 
     def _reasons(self) -> Iterator[str]:
@@ -121,7 +121,7 @@ class Meter:
 
 
 def _timed() -> float:
-    """Seconds of one piece: about as much in the kernel as outside of it, like a queue's work."""
+    """Seconds that one piece of work took. About half of it is in the kernel, as in a queue's work."""
     start = time.perf_counter()
     data = b"multiq"
     for _ in range(2000):
@@ -141,7 +141,7 @@ def _cpu() -> str:
 
 
 def _cores() -> str:
-    """Those that this process may use, and what a container's quota leaves of them."""
+    """The cores that this process may use, and how much of them a container's quota allows."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     with suppress(OSError, ValueError):
         quota, period = _QUOTA.read_text().split()

@@ -1,4 +1,4 @@
-"""How the repeats of a workload are summed up and written down: the same in the table and on the page."""
+"""Summarises the repeats of a workload and formats figures, for the table and the page alike."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .report import Metric, Report, Result, Violation, Workload
 
 UNKNOWN = "-"
-"""For what a server does not tell, or no repeat has."""
+"""Shown for a figure that the server does not report, or that no repeat has."""
 
 
 class Summary(NamedTuple):
@@ -25,7 +25,7 @@ class Summary(NamedTuple):
 
     @property
     def spread(self) -> float:
-        """How far the repeat farthest from the median is from it, as a share of it; 0 for a median of 0."""
+        """The largest distance of a repeat from the median, as a share of the median; 0 for a median of 0."""
         if not self.median:
             return 0.0
         return max(self.highest - self.median, self.median - self.lowest) / abs(self.median)
@@ -36,23 +36,23 @@ class Summary(NamedTuple):
 
 
 class VerificationSummary(NamedTuple):
-    """What became of all jobs of a run."""
+    """The verification of all jobs of a run, in totals."""
 
     enqueued: int
     explained: int
     """Runs beyond the first that a crash, a failure or a lease's end explains."""
     checked: list[str]
-    """What was looked for, somewhere in the run."""
+    """What was checked in at least one repeat."""
 
 
 def summary(result: Result, metric: Metric) -> Summary | None:
-    """The figure's median and range, or None if nobody knows it."""
+    """The figure's median and range, or None if no repeat has it."""
     values = result.figures(metric.name)
     return Summary(median(values), min(values), max(values)) if values else None
 
 
 def number(value: float) -> str:
-    """``41,003``, ``31.5``, ``0.93``, ``0.0041``: about three digits that count."""
+    """``41,003``, ``31.5``, ``0.93``, ``0.0041``: about three significant digits, and no decimals from 100 on."""
     size = abs(value)
     if size >= 100 or size == 0:
         return f"{value:,.0f}"
@@ -60,12 +60,12 @@ def number(value: float) -> str:
 
 
 def label(metric: Metric) -> str:
-    """``pickup p50, ms``; ``commands/job`` where the unit says it all."""
+    """``pickup p50, ms``; ``commands/job`` if the unit alone names the figure."""
     return metric.unit if metric.unit.startswith(metric.name) else f"{metric.name}, {metric.unit}"
 
 
 def share_of_baseline(result: Result, headline: Metric) -> float | None:
-    """How much of what the leanest loop reaches: 0.48 is 48 %. None where there is no baseline."""
+    """The headline as a share of the baseline: 0.48 is 48 %. None without a baseline."""
     found = summary(result, headline)
     if found is None or not result.baseline or not found.median:
         return None
@@ -73,12 +73,12 @@ def share_of_baseline(result: Result, headline: Metric) -> float | None:
 
 
 def is_cost(metric: Metric) -> bool:
-    """Whether it says what a job costs, and not how fast it went."""
+    """Whether the metric is what a job costs, and not how fast it went."""
     return metric.unit.endswith("/job") or metric.unit == "MB"
 
 
 def speeds(workload: Workload) -> list[Metric]:
-    """The metrics that say how fast it went, the headline first, which may itself be a time per job."""
+    """The metrics of speed, the headline first, even if that is a time per job."""
     headline, *others = workload.metrics
     return [headline, *(metric for metric in others if not is_cost(metric) or metric.unit == headline.unit)]
 
@@ -108,7 +108,7 @@ def variants(report: Report, workload: Workload) -> dict[str, list[Result]]:
 
 
 def proof(report: Report) -> VerificationSummary:
-    """All repeats' accounts in one."""
+    """The verification of all repeats, added up."""
     accounts = [sample.verification for result in [*report.warm_ups, *report.results] for sample in result.samples]
     checked = dict.fromkeys(word for account in accounts for word in account.checked)
     return VerificationSummary(
@@ -122,6 +122,6 @@ def when(report: Report) -> str:
 
 
 def sentence(result: Result, violation: Violation) -> str:
-    """A broken promise, with where it was broken and an example."""
+    """A violation in a sentence, with the workload and target, and an example."""
     place = " ".join(filter(None, (result.workload, result.variant)))
     return f"{violation.kind}: {violation.count:,} on {result.target} in {place}: {violation.example}"

@@ -1,4 +1,4 @@
-"""A run as one page of HTML: charts first, the promises beside the speeds, nothing fetched from anywhere."""
+"""A run as one page of HTML: charts first, the promises beside the speeds. The page loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class _Chart(NamedTuple):
     caption: str
     svg: Markup
     has_legend: bool = False
-    """Whether its lines need to be told apart by a legend."""
+    """Whether it needs a legend for its lines."""
 
 
 class _Line(NamedTuple):
@@ -49,7 +49,7 @@ class _Line(NamedTuple):
     title: str
     cells: list[str]
     best: int | None = None
-    """Which cell to set off."""
+    """The index of the cell to highlight."""
     kind: str = ""
     """``variant``, ``cost``, or nothing."""
 
@@ -66,7 +66,7 @@ class _Section(NamedTuple):
 
 
 def page(report: Report, comparison: Comparison | None = None) -> str:
-    """The page, with the comparison of this run with an older one if there is one."""
+    """The page, with a *comparison* of this run with an older one if given."""
     suspects = comparison.suspects() if comparison else []
     names = [target.name for target in report.targets]
     environment = Environment(
@@ -102,12 +102,12 @@ def page(report: Report, comparison: Comparison | None = None) -> str:
 
 
 def _printable(value: Any) -> Any:
-    """What may come from a server or a URL: without characters that hide or turn the line around."""
+    """A value that may come from a server or a URL, with invisible and direction-changing characters escaped."""
     return safe(value, keep="\n") if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _svg(drawn: str | None) -> Markup | None:
-    """Drawn here from escaped text."""
+    """The SVG as markup that the template does not escape again: it was drawn here from escaped text."""
     return Markup(drawn) if drawn else None  # noqa: S704 - Vega and ElementTree have escaped all text in it
 
 
@@ -115,7 +115,7 @@ def _svg(drawn: str | None) -> Markup | None:
 
 
 def _glance(report: Report, workload: Workload) -> _Line:
-    """The headline of a workload, where it varies of its first variant."""
+    """A workload's headline figures; of its first variant, if it has several."""
     variant, results = next(iter(variants(report, workload).items()), ("", []))
     title = ", ".join(filter(None, (workload.title, variant)))
     return _line(f"{title}: {label(workload.metrics[0])}", results, workload.metrics[0], _names(report))
@@ -160,7 +160,7 @@ def _names(report: Report) -> list[str]:
 
 
 def _charts(workload: Workload, by_variant: dict[str, list[Result]], names: Sequence[str]) -> Iterator[_Chart]:
-    """Curves where there are histograms, bars for what else is a speed, time lines, and what a job costs the CPUs."""
+    """Curves for histograms, bars for the other metrics of speed, time lines, and the CPU time per job."""
     for variant, results in by_variant.items():
         histograms = dict.fromkeys(
             name for result in results for sample in result.samples for name in sample.histograms
@@ -230,5 +230,5 @@ def _plain(value: str | float) -> str:
 
 
 def _prose(text: str) -> Markup:
-    """A sentence of a definition, with what stands between backticks as code."""
+    """A sentence of a definition, with text between backticks as code."""
     return Markup(_CODE.sub(r"<code>\1</code>", str(escape(safe(text)))))  # noqa: S704 - escaped just before

@@ -1,4 +1,4 @@
-"""The memory backend's adapter for the bench: what multiq itself costs where the store costs next to nothing."""
+"""The memory backend's adapter for the bench: multiq's own costs, over a store that costs almost nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class MemoryAdapter(Adapter):
 
 
 class MemoryBench(Bench):
-    """``memory://``; there is nothing to start, and no profile that would keep anything."""
+    """``memory://``: no server is started, and no profile makes jobs survive the process."""
 
     @classmethod
     @contextmanager

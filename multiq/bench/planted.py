@@ -1,7 +1,7 @@
 """Backends with one planted bug each, which show that the verification finds it.
 
-``planted://half-lost`` lies about jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` about those of another
-backend, whose processes share them. Each bug keeps the sums right that a check by counts would look at.
+``planted://half-lost`` wraps jobs in memory, ``planted://half-lost@sqlite:///jobs.db`` another backend, whose jobs
+several processes share. Each bug leaves the totals right, so a check that only compares counts would miss it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _FOR_GOOD = 10**8  # seconds: no run waits for such a delay
 
 
 class PlantedBug(NamedTuple):
-    """How a backend lies."""
+    """A bug, and how to open a backend that has it."""
 
     does: str
     wrap: Callable[[Backend], Backend]
 
     def open(self, *, name: str = "", url: str = "") -> Backend:
-        """A lying backend: over the one of *url*, or over jobs in memory that those of one *name* share."""
+        """A backend with this bug: over that of *url*, or over jobs in memory, shared by all of the same *name*."""
         return self.wrap(open_backend(url or f"memory://{name or new_id()}"))
 
 
-#: name -> lie
+#: name -> bug
 PLANTED_BUGS: dict[str, PlantedBug] = {}
 
 
@@ -51,7 +51,7 @@ def _plant(name: str, does: str) -> Callable[[type[_BuggyBackend]], type[_BuggyB
 
 
 class _BuggyBackend(Backend):
-    """Passes everything on to another backend; a lie changes some of it."""
+    """Passes every call on to another backend; a subclass changes some of them."""
 
     def __init__(self, inner: Backend) -> None:
         self._inner = inner
@@ -69,27 +69,27 @@ class _BuggyBackend(Backend):
         )
 
     def next(self) -> int:
-        """0, 1, 2... for the jobs that go through here, in their order."""
+        """Numbers the jobs that pass through, in their order: 0, 1, 2..."""
         with self._counting:
             self._count += 1
             return self._count - 1
 
     def stored(self, job: NewJob) -> list[NewJob]:  # a hook
-        """What the store makes of a job."""
+        """The jobs that the store really adds for this one."""
         return [job]
 
     def handed_out(self, consumer: Consumer, leases: list[Lease], limit: int) -> list[Lease]:  # noqa: ARG002 - a hook
-        """Which of these a consumer gets that has asked for *limit*."""
+        """The leases that a consumer gets that asked for *limit*."""
         return leases
 
     def carried_out(self, verdicts: Sequence[Verdict]) -> Sequence[Verdict]:  # a hook
-        """What becomes of verdicts."""
+        """The verdicts that the store really carries out."""
         return verdicts
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         copies = [self.stored(job) for job in jobs]
         once = [job for stored in copies for job in stored[:1]]
-        again = [job for stored in copies for job in stored[1:]]  # behind all others: whoever takes a few sees none
+        again = [job for stored in copies for job in stored[1:]]  # last: a consumer of a few sees none
         if once:
             self._inner.enqueue(queue, [*once, *again], connection=connection)
         return [job.id for job in jobs]
@@ -146,7 +146,7 @@ class _BuggyConsumer(Consumer):
     def exchange(
         self, verdicts: Sequence[Verdict], limit: int, timeout: float
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        # a worker asks for one at a time where jobs are slow, as on a busy machine: it is lied to in any case
+        # slow jobs, as on a busy machine, make a worker ask for one job at a time: the bug applies then, too
         lost = self.settle(verdicts) if verdicts else []
         try:
             taken = self._inner.reserve(limit, timeout)

@@ -39,7 +39,7 @@ _processes = multiprocessing.get_context("forkserver")
 
 
 class ProcessFailed(MultiqError, RuntimeError):
-    """A process or thread of the bench could not do its work; the message is its last line of output."""
+    """A process or thread of the bench failed; the message is its last line of output."""
 
 
 class Done(msgspec.Struct, Generic[R], frozen=True):
@@ -47,7 +47,7 @@ class Done(msgspec.Struct, Generic[R], frozen=True):
 
     result: R
     cpu: float
-    """Seconds of CPU from the start signal on."""
+    """CPU seconds from the start signal on."""
 
 
 class WorkerOptions(msgspec.Struct, frozen=True):
@@ -55,14 +55,14 @@ class WorkerOptions(msgspec.Struct, frozen=True):
 
     queue: str
     folder: Path
-    """For its run logs, and its log."""
+    """Where its run logs and its log file go."""
     capacity: int
-    """Runs that one process may write down."""
+    """How many runs the run log of one process has room for."""
     processes: int = 2
 
 
 def preload(modules: Sequence[str]) -> None:
-    """Have the fork server import these modules, if it does not run yet, and start it."""
+    """Start the fork server and have it import these modules, unless it already runs."""
     _processes.set_forkserver_preload([__name__, *modules])
     process = _processes.Process(target=_nothing, daemon=True)
     process.start()
@@ -78,7 +78,7 @@ class LoadProcess(Generic[R]):
         if is_process:
             self._runner = _processes.Process(target=_serve, args=(url, far_end, function, arguments), daemon=True)
             self._runner.start()
-            far_end.close()  # so that its death is the end of the line
+            far_end.close()  # so that the pipe ends when the process dies
         else:
             self._runner = threading.Thread(target=_do, args=(url, far_end, function, arguments), daemon=True)
             self._runner.start()
@@ -89,14 +89,14 @@ class LoadProcess(Generic[R]):
         self._line.send(None)
 
     def result(self, patience: float) -> Done[R]:
-        """Its result. Raises ``ProcessFailed``, also when that takes longer than *patience* seconds."""
+        """Wait for the result. Raises ``ProcessFailed``, also if it takes longer than *patience* seconds."""
         done: Done[R] = self._receive(patience)
         self._line.close()
         self._runner.join()
         return done
 
     def end(self) -> None:
-        """End it, whatever it does. A thread is left to its end: it waits for nothing for long."""
+        """End the process, whatever it does. A thread runs to its end: none of its waits is long."""
         self._line.close()
         if not isinstance(self._runner, threading.Thread) and self._runner.is_alive():
             self._runner.kill()
@@ -135,7 +135,7 @@ class WorkerProcess:
             self._threads.append(thread)
 
     def stop(self) -> None:
-        """As SIGTERM does, and wait for its end. Raises ``ProcessFailed`` if it does not end, or not well."""
+        """Stop it as SIGTERM does, and wait. Raises ``ProcessFailed`` if it does not end, or ends with an error."""
         for worker in self._workers:
             worker.stop()
         for thread in self._threads:
@@ -149,7 +149,7 @@ class WorkerProcess:
                 raise ProcessFailed(f"the worker ended with {code}{self._last_words()}")
 
     def end(self) -> None:
-        """End it, whatever it does; well, if it can be had quickly: so it leaves no folder and no sidecar behind."""
+        """End it, whatever it does. First ask it to stop, and wait briefly: a clean end leaves no folder or sidecar."""
         for worker in self._workers:
             worker.stop()
         if self._process is not None and self._process.is_alive():
@@ -166,7 +166,7 @@ class WorkerProcess:
 
 
 class RunProcesses:
-    """All processes of one repeat; those that still run are ended with it."""
+    """All processes of one repeat; those that still run at its end are ended."""
 
     def __init__(self, url: str, *, are_processes: bool) -> None:
         self._url = url
@@ -200,7 +200,7 @@ class RunProcesses:
 
 
 def _nothing() -> None:
-    """What the first process does: the server is there, and has imported everything."""
+    """Run by the first process, whose end shows that the fork server runs and has imported everything."""
 
 
 def _serve(url: str, line: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
@@ -223,21 +223,21 @@ def _do(
         line.recv()
         began = clock()
 
-    with contextlib.suppress(EOFError, OSError):  # nobody wants to know any more
+    with contextlib.suppress(EOFError, OSError):  # the parent has closed its end
         try:
             with BenchApp(url) as app:
                 result = function(app, wait_for_go, *arguments)
                 answer: Any = Done(result, clock() - began)
         except (EOFError, OSError):
             raise
-        except Exception as exc:  # noqa: BLE001 - told on the other side
+        except Exception as exc:  # noqa: BLE001 - the parent raises it
             answer = describe(exc)
         line.send(answer)
 
 
 def _work(url: str, options: WorkerOptions) -> None:
     _leave_terminal()
-    # failures are part of the work: what they would print has no place in a progress bar
+    # failures are part of the work, and their log lines would break up the progress bar
     handler = logging.FileHandler(options.folder / "worker.log")
     logging.basicConfig(handlers=[handler], level=logging.ERROR, force=True)
     with BenchApp(url, options.folder, options.capacity) as app:
@@ -245,9 +245,10 @@ def _work(url: str, options: WorkerOptions) -> None:
 
 
 def _leave_terminal() -> None:
-    """The terminal sends Ctrl-C to all its processes; the bench ends its processes itself.
+    """Leave the terminal's session, whose Ctrl-C would reach this process: the bench ends its processes itself.
 
-    One that was killed leaves nobody behind: the server of the hands ends by itself, and with it those it forked.
+    If the bench is killed, no process stays behind: the fork server ends by itself, and on Linux the kernel then sends
+    SIGTERM to the processes that it forked (``PR_SET_PDEATHSIG``).
     """
     os.setsid()
     if sys.platform == "linux":

@@ -1,4 +1,4 @@
-"""What a run found: one document, as ``--json`` writes it, and as the table, the page and the comparison read it."""
+"""The results of a run as one document: ``--json`` writes it; the table, the page and the comparison read it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Better = Literal["higher", "lower"]
 
 
 class Metric(msgspec.Struct, frozen=True):
-    """One figure of a workload: what it means, and which way is better. ``workloads`` defines them, docs explain."""
+    """One figure of a workload, with its unit and which way is better. ``workloads`` defines them, docs explain."""
 
     name: str
     """A word or two: ``drained``, ``pickup p50``, ``client CPU``."""
@@ -29,31 +29,32 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A promise that was broken. Any of them makes the run red."""
+    """A broken promise. A single one makes the whole run fail."""
 
     kind: Literal["lost", "doubled", "early", "out of order", "overlap", "invented", "left over", "failed"]
     """``lost``: enqueued, never run to its end, and not handed out when the queue is emptied; ``doubled``: handed out
     again with no crash, lease end, release or kick to explain it; ``early``: begun before its due time; ``out of
-    order``: begun before one that was to go first, with one consumer; ``overlap``: two ran the same job at the same
+    order``: begun before a job that was to go first, with one consumer; ``overlap``: two runs of one job at the same
     time; ``invented``: run, and never enqueued; ``left over``: in the store when all work was done; ``failed``: the
     workload itself could not be carried out."""
     count: int
     example: str
-    """One of them, in a sentence: job, times, who."""
+    """One case in a sentence: job, times, process."""
 
 
 class Verification(msgspec.Struct, frozen=True):
-    """What became of the jobs of one repeat."""
+    """What happened to the jobs of one repeat."""
 
     enqueued: int
     finished: int
-    """Of those, the ones that ran to their end at least once, or were handed out when the queue was emptied."""
+    """How many of those ran to their end at least once, or were handed out when the queue was emptied."""
     runs: int
     explained: int
-    """Runs beyond the first that a crash, a failure or a lease's end explains: at least once, and not a violation."""
+    """Runs beyond the first that a crash, a failure or a lease's end explains. They are part of "at least once", and
+    not a violation."""
     violations: list[Violation]
     checked: list[str]
-    """What was looked for. The order is only checked where the backend promises one."""
+    """What was checked. The order is only checked if the backend promises one."""
 
 
 class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"}):
@@ -63,14 +64,14 @@ class Sample(msgspec.Struct, frozen=True, rename={"verification": "accounting"})
     """Seconds since the run began: repeats are interleaved, and this shows how."""
     seconds: float
     metrics: dict[str, float | None]
-    """By the metric's name; None: this server does not tell."""
+    """By the metric's name; None: this server does not report it."""
     verification: Verification
     histograms: dict[str, str]
     """By name (``latency``, ``lateness``): HdrHistogram, V2 encoding, base64; values in microseconds."""
     timeline: list[tuple[float, float]]
-    """Seconds since the repeat began, and jobs finished per second from there on: shows stalls and recovery."""
+    """Seconds since the repeat began, and jobs finished per second from then on. Shows stalls and recovery."""
     calm: float
-    """How long a fixed piece of work took beside it, relative to the fastest of the run: 1.0 is a machine at rest."""
+    """How long a fixed piece of work took around it, relative to the fastest of the run: 1.0 is a machine at rest."""
 
 
 class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "baseline": "limit"}):
@@ -80,16 +81,16 @@ class Result(msgspec.Struct, frozen=True, rename={"target": "contestant", "basel
     workload: str
     """``drain``, ``backlog``...: a page of docs/bench.md has its definition."""
     variant: str
-    """What varies within a workload: ``10k``, ``body 64 KB``; empty where nothing does."""
+    """What varies within a workload: ``10k``, ``body 64 KB``; empty if nothing does."""
     parameters: dict[str, str | int | float]
     samples: list[Sample]
     baseline: float | None = None
-    """What the leanest loop reached, in the unit of the workload's first metric; None: there is none."""
+    """What the baseline reached, in the unit of the workload's first metric; None: no baseline was measured."""
     skipped: str | None = None
-    """Why there are no samples: a power that this backend lacks, with its reason."""
+    """Why there are no samples: a power that this backend lacks, with the reason."""
 
     def figures(self, metric: str) -> list[float]:
-        """What the repeats say of the metric of this name, in their order; without those that do not know it."""
+        """The metric's value in each repeat, in their order, without the repeats that lack it."""
         found = (sample.metrics.get(metric) for sample in self.samples)
         return [value for value in found if value is not None]
 
@@ -98,7 +99,7 @@ class TargetInfo(msgspec.Struct, frozen=True):
     """A backend in a run."""
 
     name: str
-    """As it was given, a URL masked and numbered if need be; unique in the run."""
+    """As the user gave it, a URL masked; numbered if it would not be unique in the run."""
     backend: str
     server: str
     """``redis 7.0.15``."""
@@ -108,16 +109,16 @@ class TargetInfo(msgspec.Struct, frozen=True):
     promises: dict[str, str]
     """What docs/durability.md and the capabilities promise, in a few words each: shown beside the speeds."""
     idle_commands: float | None
-    """Requests a second of one idle worker."""
+    """Requests per second of one idle worker."""
 
 
 class Workload(msgspec.Struct, frozen=True):
-    """What was run: a copy of its definition, so that a report explains itself."""
+    """A copy of a workload's definition, so that a report can be read without this version of multiq."""
 
     name: str
     title: str
     about: str
-    """A sentence or two: what is done, and what the figures mean."""
+    """A sentence or two: what the workload does, and what its figures mean."""
     metrics: list[Metric]
     """The first one is the headline."""
 
@@ -131,24 +132,24 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
     """ISO 8601, with a zone."""
     seconds: float
     profile: str
-    """``fast``, ``durable``, or ``as set`` where all servers are the user's."""
+    """``fast``, ``durable``, or ``as set`` if all servers are the user's."""
     is_quick: bool
     repeats: int
     environment: dict[str, str]
     """CPU, cores, memory, kernel, Python, client libraries and their versions, load at the start."""
     noise: str | None
-    """Why the figures are to be taken with care; None: the machine was calm."""
+    """Why the figures may be unreliable; None: the machine was calm."""
     workloads: list[Workload]
     targets: list[TargetInfo]
     results: list[Result]
     warm_ups: list[Result] = []
-    """Jobs that no figure is of: what came before the workloads, and idle workers."""
+    """Results without figures, which are verified only: the warm-up before the workloads, and idle workers."""
     reference: float | None = None
-    """Seconds of the fixed piece of work behind ``Sample.calm`` at its fastest: how fast the machine itself was."""
+    """Seconds that the fixed piece of work of ``Sample.calm`` took at its fastest: the machine's own speed."""
 
     @property
     def violations(self) -> list[tuple[Result, Violation]]:
-        """All broken promises, with where they were broken."""
+        """All violations, each with the result that it belongs to."""
         return [
             (result, violation)
             for result in [*self.warm_ups, *self.results]
@@ -158,10 +159,11 @@ class Report(msgspec.Struct, frozen=True, rename={"targets": "contestants"}):
 
 
 def write(report: Report, path: Path) -> None:
-    """As JSON, indented. Raises ``OSError``."""
+    """Write the report as indented JSON. Raises ``OSError``."""
     path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
 
 
 def read(path: Path) -> Report:
-    """What ``write`` wrote. Raises ``OSError``, ``msgspec.MsgspecError`` for what is no report of this version."""
+    """Read what ``write`` wrote. Raises ``OSError``, and ``msgspec.MsgspecError`` unless it is a report of this
+    version."""
     return msgspec.json.decode(path.read_bytes(), type=Report)

@@ -1,7 +1,7 @@
 """The run log: a record of each run of a job, in a file per process that is mapped into its memory.
 
-Writing one is no system call, and what was written outlives a SIGKILL. Times are of CLOCK_MONOTONIC, in nanoseconds:
-one clock for all processes of a machine.
+Writing a record takes no system call, and a written record survives a SIGKILL of its process. Times are
+CLOCK_MONOTONIC in nanoseconds, which is the same clock for all processes of a machine.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ class Run(NamedTuple):
     number: int
     start: int
     end: int
-    """0: it never came to its end, or has not yet."""
+    """0: the run has not ended, or never did."""
     attempt: int
     pid: int
     failed: bool = False
-    """It ended by raising, as the workload wants it."""
+    """The run raised, as the workload planned."""
 
     @property
     def is_finished(self) -> bool:
@@ -48,7 +48,7 @@ class RunLogFull(RuntimeError):
 
 
 class RunLog:
-    """Where one worker process writes its runs. Its threads may share it; a file is as large as *capacity* says."""
+    """The log into which one worker process writes its runs. Threads may share it. It has room for *capacity* runs."""
 
     def __init__(self, folder: Path, capacity: int) -> None:
         handle, name = tempfile.mkstemp(_UNFINISHED, f"{os.getpid()}-", folder)
@@ -61,14 +61,14 @@ class RunLog:
         self._capacity = capacity
         self._next = itertools.count()
         self._finished = itertools.count(1)
-        # a worker that is one of several threads knows its own share only
+        # a worker that is one of several threads in a process counts the CPU time of its own thread only
         is_alone = threading.current_thread() is threading.main_thread()
         self._cpu = time.process_time if is_alone else time.thread_time
         _HEAD.pack_into(self._map, 0, 0, self._cpu(), 0.0, os.getpid(), 0)
         Path(name).rename(self.path)  # renamed last: no reader sees a file without its head
 
     def begin(self, number: int, attempt: int, *, fails: bool = False) -> int:
-        """A run starts now. Returns what ``end`` wants. Raises ``RunLogFull``."""
+        """Record that a run starts now. Returns the offset to pass to ``end``. Raises ``RunLogFull``."""
         index = next(self._next)
         if index >= self._capacity:
             raise RunLogFull(f"{self._capacity} runs were expected at most, and this is one more: of job {number}")
@@ -77,12 +77,12 @@ class RunLog:
         return offset
 
     def end(self, offset: int) -> None:
-        """The run that ``begin`` returned this for ends now."""
+        """Record that the run at this *offset*, from ``begin``, ends now."""
         _COUNT.pack_into(self._map, offset + 16, time.monotonic_ns())
         _COUNT.pack_into(self._map, 0, next(self._finished))
 
     def close(self) -> None:
-        """The worker ends: note its CPU time."""
+        """Record the worker's CPU time. Called when it ends."""
         struct.pack_into("<d", self._map, 16, self._cpu())
 
 
@@ -96,13 +96,13 @@ class RunLogReader:
 
     @property
     def ended(self) -> int:
-        """Runs that came to an end, failed ones included."""
+        """How many runs have ended, failed ones included."""
         count: int = _COUNT.unpack_from(self._map)[0]
         return count
 
     @property
     def cpu(self) -> float | None:
-        """Seconds of CPU that the process used while it was a worker; None: it has not ended, or was killed."""
+        """CPU seconds that the process used while it was a worker; None: it has not ended, or was killed."""
         began, ended = struct.unpack_from("<dd", self._map, 8)
         return ended - began if ended else None
 
@@ -127,18 +127,18 @@ class RunLogs:
         self._readers: dict[Path, RunLogReader] = {}
 
     def look(self) -> list[RunLogReader]:
-        """Those there are now."""
+        """The run logs that exist now."""
         for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
             if path not in self._readers:
                 self._readers[path] = RunLogReader(path)
         return list(self._readers.values())
 
     def ended(self) -> int:
-        """Runs that came to an end so far."""
+        """How many runs have ended so far."""
         return sum(reader.ended for reader in self.look())
 
     def cpu(self) -> float | None:
-        """Seconds of CPU of all workers, once they have ended; None if one of them cannot say."""
+        """CPU seconds of all workers once they have ended; None if that of one is unknown."""
         parts = [reader.cpu for reader in self.look()]
         return None if None in parts else sum(part for part in parts if part is not None)
 

@@ -1,4 +1,4 @@
-"""Runs a bench: warm-up, baselines, then each workload on each target in turns, to share the machine's noise."""
+"""Runs a bench: warm-up, baselines, then each workload on all targets in turns, so that all meet the same noise."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _IDLE = 20.0  # seconds for which idle workers are watched: they ask every five
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What to run."""
+    """Which workloads to run, and how often."""
 
     profile: Profile = "durable"
     is_quick: bool = False
@@ -70,13 +70,13 @@ class Step(NamedTuple):
 
 
 class OnProgress(Protocol):
-    """Called with the progress: what is done, on which target, and how many of the estimated seconds are over."""
+    """Called with the current work, its target, and how many of the estimated seconds have passed."""
 
     def __call__(self, what: str, target: str, seconds: float, /) -> object: ...
 
 
 def steps(options: Options) -> list[Step]:
-    """All repeats in their order: the second one of anything comes after the first one of everything."""
+    """All repeats in their order: the first repeat of every variant, then the second of every variant, and so on."""
     return [
         Step(workload, variant)
         for turn in range(options.repeats)
@@ -88,12 +88,12 @@ def steps(options: Options) -> list[Step]:
 
 
 def estimate(options: Options, targets: int) -> float:
-    """About how many seconds a run takes, its servers' start aside."""
+    """About how many seconds a run takes, without starting its servers."""
     return _idle(options) + targets * (1.0 + sum(step.variant.seconds for step in steps(options)))
 
 
 def run(setting: Setting, options: Options, on_progress: OnProgress) -> Report:
-    """Run all of it. What fails on one target is a violation of that target's, and the others go on."""
+    """Run everything. A failure on one target is reported as a violation of that target, and the others go on."""
     began_at = dt.datetime.now(dt.UTC)
     began = time.monotonic()
     with ExitStack() as stack:
@@ -125,7 +125,7 @@ class _RunInProgress:
         self._targets = targets = setting.targets
         self._options = options
         self._meter = setting.meter
-        self._reading = setting.meter.read()  # between two repeats: the end of the one, the beginning of the other
+        self._reading = setting.meter.read()  # one reading between two repeats belongs to both
         self._folder = setting.folder
         self._on_progress = on_progress
         self._began = time.monotonic()
@@ -144,7 +144,7 @@ class _RunInProgress:
         self.targets = [self._target_info(target, idle.get(target.name)) for target in targets]
 
     def results(self) -> list[Result]:
-        """Take all repeats; the baselines before them, and in a full run after them, too."""
+        """Run all repeats, with the baselines before them, and in a full run after them, too."""
         self._measure_baselines()
         for index, step in enumerate(steps(self._options)):
             start = index % len(self._targets)  # rotated: no target always comes first
@@ -198,7 +198,7 @@ class _RunInProgress:
             scenario.empty()  # what was put until then
             self._record_aside(target, step.workload.name, verify(scenario.close()))
             raise
-        except Exception as exc:  # noqa: BLE001 - whatever it was: this figure cannot be had, and the report says why
+        except Exception as exc:  # noqa: BLE001 - any error: the report says why this figure is missing
             scenario.evidence.complaint = describe(exc)
         return outcome, verify(scenario.close())
 
@@ -219,7 +219,7 @@ class _RunInProgress:
     # --- what belongs to a target ---
 
     def _warm_up(self, target: Target) -> None:
-        """Make connections, scripts, tables, first pages: no target's first repeat pays for them."""
+        """Cause connections, scripts, tables and first pages to be made, so that no first repeat pays for them."""
         scenario = self._scenario(target, "warm-up")
         try:
             scenario.enqueue(enqueue_in_bulk, 0, _WARM_UP)
@@ -230,7 +230,7 @@ class _RunInProgress:
         self._record_aside(target, "warm-up", verify(evidence))
 
     def _record_aside(self, target: Target, what: str, verification: Verification) -> None:
-        """Record jobs that no figure is of: they are verified as all others are."""
+        """Record jobs that are not measured, because they are verified like all others."""
         sample = Sample(
             started=time.monotonic() - self._began,
             seconds=0.0,
@@ -243,7 +243,7 @@ class _RunInProgress:
         self.warm_ups.append(Result(target=target.name, workload=what, variant="", parameters={}, samples=[sample]))
 
     def _watch_idle(self) -> dict[str, float | None]:
-        """Requests a second of one idle worker each, all at the same time, as that takes no longer than one."""
+        """Requests per second of one idle worker on each target; all at the same time, which takes as long as one."""
         seconds = _idle(self._options)
         if not seconds:
             return {}
@@ -267,7 +267,7 @@ class _RunInProgress:
         self._record_aside(target, "idle", verify(scenario.close()))
 
     def _measure_baselines(self) -> None:
-        """The leanest loops on each server, where a workload of this run is set beside one."""
+        """Measure the baselines on each server that a workload of this run is compared with."""
         wanted = [workload.baseline for workload in self._options.workloads if workload.baseline is not None]
         for target in self._targets if wanted else ():
             if target.backend == PLANTED:
@@ -308,13 +308,13 @@ def _step(seconds: float) -> str:
 
 
 def _idle(options: Options) -> float:
-    """Seconds for which idle workers are watched; in a quick run not at all, as two seconds would show nothing."""
+    """Seconds for which idle workers are watched. 0 in a quick run, because two seconds would show nothing."""
     is_wanted = any(workload.wants_idle for workload in options.workloads)
     return _IDLE if is_wanted and not options.is_quick else 0.0
 
 
 def _promises(app: BenchApp) -> dict[str, str]:
-    """What stands beside the speeds, in a few words each."""
+    """The promises that are shown beside the speeds, in a few words each."""
     can = app.backend.capabilities
 
     def either(power: str, yes: str, no: str) -> str:
@@ -333,7 +333,7 @@ def _promises(app: BenchApp) -> dict[str, str]:
 
 @contextmanager
 def _without_warnings() -> Iterator[None]:
-    """Workers that are threads of this process fail as often as they are told to: nobody wants to read of that."""
+    """Silence the warnings of planned failures in workers that are threads of this process."""
     log = logging.getLogger("multiq")
     level = log.level
     log.setLevel(logging.ERROR)

@@ -32,10 +32,10 @@ if TYPE_CHECKING:
 R = TypeVar("R")
 
 PATIENCE = 60.0
-"""Seconds without any progress after which nothing more is waited for: what is missing then is a violation."""
+"""Seconds without progress after which the wait ends. Jobs that are missing then are a violation."""
 
 _START = 60.0  # seconds that a worker may take until its processes have begun
-_QUIET = 1.5  # seconds: nothing in the store, nothing running, and jobs missing for so long: they do not come any more
+_QUIET = 1.5  # seconds with an empty store, no run and jobs missing, after which these are lost
 _LOOK = 0.002  # seconds between looks at the run logs
 _REST = 0.01  # seconds between looks at the store
 
@@ -43,16 +43,16 @@ _STORED = (State.READY, State.DELAYED, State.BURIED)
 
 
 class Cost(msgspec.Struct):
-    """What the measured part of a repeat has cost."""
+    """What the measured part of a repeat cost."""
 
     seconds: float = 0.0
     cpu: float | None = 0.0
-    """Seconds of CPU of the run's processes."""
+    """CPU seconds of the run's processes."""
     before: Counters = Counters()
     after: Counters = Counters()
 
     def metrics(self, jobs: int) -> dict[str, float | None]:
-        """By the names of ``COSTS``; per job where they are."""
+        """The figures by the names of ``COSTS``, divided by *jobs* if their unit is per job."""
         spent = self.after.since(self.before)
 
         def each(amount: float | None, scale: float = 1.0) -> float | None:
@@ -75,18 +75,18 @@ class RunningWorker:
         self.run_logs = run_logs
 
     def wait_until_ready(self, processes: int) -> None:
-        """Until all of its processes have begun to reserve."""
+        """Wait until all of its processes have begun to reserve."""
         self.wait_until_begun(processes)
         time.sleep(0.05)  # from its run log to its first reserve
 
     def wait_until_begun(self, processes: int = 1) -> None:
-        """Until so many of its processes have a run log."""
+        """Wait until so many of its processes have a run log."""
         give_up_at = time.monotonic() + _START
         while len(self.run_logs.look()) < processes and time.monotonic() < give_up_at:
             time.sleep(_LOOK)
 
     def wait_until_ended(self, runs: int) -> None:
-        """Until so many runs have ended, or none has for a while."""
+        """Wait until so many runs have ended, or none has for a while."""
         self.wait_until_begun()
         ended, changed_at = 0, time.monotonic()
         while ended < runs and time.monotonic() - changed_at < PATIENCE:
@@ -97,10 +97,10 @@ class RunningWorker:
 
 
 class Scenario:
-    """What a workload works with. *app* is this process's own, for looking and tidying up; *folder* is made here."""
+    """What a workload works with. *app* is for this process's inspection and cleanup; *folder* is created here."""
 
     def __init__(self, app: BenchApp, adapter: Adapter, queue: str, folder: Path, *, own: str = "") -> None:
-        """*own* is what the names of queues begin with that nobody but this run can have made."""
+        """*own* is the prefix of queue names that only this run can have created."""
         self.app = app
         self.queue = queue
         self._own = own
@@ -124,11 +124,11 @@ class Scenario:
     # --- doing ---
 
     def take(self, function: Callable[..., R], *arguments: Any) -> LoadProcess[R]:
-        """A process, ready to run *function* on this repeat's queue."""
+        """Start a process that is ready to run *function* on this repeat's queue."""
         return self._processes.take(function, self.queue, *arguments)
 
     def enqueue(self, function: Callable[..., list[Sent]], *arguments: Any, patience: float = 60.0) -> Cost:
-        """Have one process enqueue, and record what it has sent. The cost counts from its start signal."""
+        """Have one process enqueue, and record what it sent. The cost counts from its start signal."""
         process = self.take(function, *arguments)
         cost = Cost()
         with self.measured(cost):
@@ -141,7 +141,7 @@ class Scenario:
 
     @contextlib.contextmanager
     def measured(self, cost: Cost) -> Iterator[None]:
-        """Note what the server counts meanwhile, and the time."""
+        """Add the server's counts and the time of the ``with`` block to *cost*."""
         cost.before = self._adapter.counters()
         began = time.monotonic()
         yield
@@ -150,9 +150,9 @@ class Scenario:
 
     @contextlib.contextmanager
     def working(self, processes: int, cost: Cost | None = None, *, runs: int | None = None) -> Iterator[RunningWorker]:
-        """A worker of so many processes, stopped at the end. Its runs, and its CPU time, are noted then.
+        """Run a worker of so many processes, and stop it at the end. Its runs and its CPU time are recorded then.
 
-        *runs* is how many to expect, if not one for each job that was enqueued already.
+        *runs* is how many runs to expect. Default: one for each job that was enqueued already.
         """
         folder = self._folder / f"run-logs-{len(self._run_logs)}"
         folder.mkdir()
@@ -172,7 +172,7 @@ class Scenario:
             cost.cpu = None if cpu is None else cost.cpu + cpu
 
     def drain(self, running: RunningWorker, runs: int | None = None) -> None:
-        """Wait until *runs* of them (if not one for each job) have ended and the store has nothing left."""
+        """Wait until *runs* runs (default: one for each job) have ended and the store holds no job."""
         expected = self.enqueued if runs is None else runs
         running.wait_until_begun()
         ended, changed_at = -1, time.monotonic()
@@ -194,11 +194,11 @@ class Scenario:
             time.sleep(_REST)
 
     def sweep(self) -> None:
-        """Take what is ready, batch by batch, in this process: the order is looked at where it is promised."""
+        """Take the ready jobs, batch by batch, in this process. Their order is verified if the backend promises one."""
         most = _again_and_again(self.enqueued)
         runs = sweep(self.app, self.queue, most)
         self.evidence.in_order = self.capabilities.total_order is True
-        while runs:  # a store may say "nothing" while it has some: once more
+        while runs:  # an empty reply does not prove that the store is empty: ask again
             self.evidence.runs += runs
             most -= len(runs)
             runs = sweep(self.app, self.queue, most, _REST) if self.left() != 0 and most > 0 else []
@@ -206,30 +206,30 @@ class Scenario:
     # --- looking, and tidying up ---
 
     def left(self) -> int | None:
-        """Jobs in the store, in any state; None if it cannot tell."""
+        """How many jobs the store holds, in any state; None if it cannot count them."""
         counts = self._counts().values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
     def empty(self) -> None:
-        """Take out all that is ready, by its number: jobs that the work was not about."""
+        """Take out all ready jobs, recording their numbers: the workload does not run these."""
         self.evidence.emptied += self._numbers()
 
     def close(self) -> Evidence:
-        """End all processes, ask the store what it has left, and remove that. Returns the evidence."""
+        """End all processes, record which jobs the store has left, and remove them. Returns the evidence."""
         self._processes.__exit__()
         for run_logs in self._run_logs:
             run_logs.close()
         shutil.rmtree(self._folder, ignore_errors=True)
         self.evidence.left = self._counts()
-        found = self._numbers()  # asked for, whatever the store counts
+        found = self._numbers()  # asks for jobs even if the store counts zero
         self.evidence.emptied += found
         self.evidence.found_after = len(found)
-        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # whatever it counts, here as well
+        self.evidence.purged = self.app.queue(self.queue).purge(list(_STORED))  # even if it counts zero
         self.evidence.elsewhere = dict(self._removed_elsewhere())
         return self.evidence
 
     def _removed_elsewhere(self) -> Iterator[tuple[str, int | None]]:
-        """The queues that came to be meanwhile, and what the store counts in them. They hold nothing any more then."""
+        """Empty the queues that appeared during the repeat; yields each with the jobs that the store counted in it."""
         for name in sorted(set(self.app.backend.queues()) - self._there_before - {self.queue}):
             if name.startswith(self._own):
                 counts = self._counts(name).values()
@@ -245,12 +245,12 @@ class Scenario:
 
 
 def _again_and_again(jobs: int) -> int:
-    """Runs of so many jobs beyond which it is certain that the store hands out the same ones again and again."""
+    """A number of runs that *jobs* jobs exceed only if the store hands out the same ones again and again."""
     return 2 * jobs + 1000
 
 
 def timeline(runs: list[Run], began: int, parts: int = 40) -> list[tuple[float, float]]:
-    """Jobs finished per second over time, in about so many parts of at least 20 ms. *began* is in ns."""
+    """Jobs finished per second over time, in about *parts* intervals of at least 20 ms. *began* is in ns."""
     ends = sorted(run.end for run in runs if run.is_finished)
     if not ends:
         return []

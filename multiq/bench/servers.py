@@ -1,6 +1,6 @@
-"""A throwaway server's process: in a folder of its own, on a port that nobody else has, and gone when we are.
+"""A throwaway server's process, with a folder and a port of its own. It ends when this process ends.
 
-Nothing is shared with a server that runs on the machine anyway, and the usual ports are never used.
+It shares nothing with other servers on the machine, and never uses the usual ports.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from typing import Self
 
 HOST = "127.0.0.1"
-PATIENCE = 60.0  # seconds; guards against a hang, and nobody waits for it
-_PORTS = range(11000, 20000)  # with a cluster's bus (+10000), below those that the kernel hands out by itself (32768)
-_ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed, and users' PATHs do not look
+PATIENCE = 60.0  # seconds; guards against a hang, and is never reached otherwise
+_PORTS = range(11000, 20000)  # with a cluster's bus (+10000), below the kernel's ephemeral ports (from 32768)
+_ELSEWHERE = ":/usr/sbin:/usr/local/sbin"  # where servers are installed that are often not on a user's PATH
 _LOG_SHOWN = 3000  # characters
 
-#: reads "+pid" or "+folder" for what begins to be, "-pid" or "-folder" for what has ended
+#: reads "+pid" or "+folder" when one begins to exist, "-pid" or "-folder" when it is gone
 _REAPER = """
 import os, shutil, signal, sys
 alive = set()
@@ -55,11 +55,11 @@ class ServerMissing(MultiqError, LookupError):
 
 
 class ServerFailed(MultiqError):
-    """A server of our own did not start; the message has the end of its log."""
+    """A throwaway server did not start; the message has the end of its log."""
 
 
 def find(program: str, package: str) -> str:
-    """The path of a server's program. Raises ``ServerMissing``, which names the Debian *package* that has it."""
+    """The path of a server's program. Raises ``ServerMissing``, which names the Debian *package* to install."""
     found = shutil.which(program, path=os.environ.get("PATH", "") + _ELSEWHERE)
     if found is None:
         raise ServerMissing(
@@ -70,13 +70,13 @@ def find(program: str, package: str) -> str:
 
 
 def free_port() -> int:
-    """A TCP port of this machine that nobody listens on, its bus port included.
+    """A TCP port of this machine that no process listens on, and neither on its bus port.
 
-    Until this process ends no other one gets it from here: its UDP port of the same number says that it is taken, also
-    while the server has not begun to listen, or is being restarted.
+    Until this process ends, this function returns the port to no other process: it keeps the UDP port of the same
+    number bound as a mark, which also holds before the server listens and while it restarts.
     """
     while True:
-        port = random.choice(_PORTS)  # noqa: S311 - a port is no secret
+        port = random.choice(_PORTS)  # noqa: S311 - a port is not a secret
         with (
             contextlib.suppress(OSError),
             socket.socket() as one,
@@ -92,7 +92,8 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
-    """With a short name, as servers have UNIX sockets in it, and gone at the end, even where we are killed."""
+    """A temporary folder. Its name is short, because servers have UNIX sockets in it. It is removed at the end, even if
+    this process is killed."""
     with tempfile.TemporaryDirectory(prefix="multiq-bench-", dir=parent, ignore_cleanup_errors=True) as name:
         _shepherd.tell(f"+{name}")
         yield Path(name)
@@ -100,7 +101,7 @@ def temporary_folder(parent: Path | None = None) -> Iterator[Path]:
 
 
 def cpu_seconds(pid: int) -> float | None:
-    """What a process of this machine has used so far, user and system; None where it is out of sight."""
+    """CPU seconds that a process of this machine has used, user and system; None if it cannot be read."""
     with contextlib.suppress(psutil.Error):
         times = psutil.Process(pid).cpu_times()
         return float(times.user + times.system)
@@ -108,7 +109,7 @@ def cpu_seconds(pid: int) -> float | None:
 
 
 def resident_bytes(pid: int) -> int | None:
-    """The memory of a process of this machine; None where it is out of sight."""
+    """The resident memory of a process of this machine; None if it cannot be read."""
     with contextlib.suppress(psutil.Error):
         return int(psutil.Process(pid).memory_info().rss)
     return None
@@ -117,8 +118,8 @@ def resident_bytes(pid: int) -> int | None:
 class Server(ABC):
     """A server's process: started, waited for, ended, and started again.
 
-    In a session of its own, so that Ctrl-C reaches us only, who then end it. It does not outlive us, even where we
-    are killed.
+    It runs in a session of its own, so that Ctrl-C reaches only this process, which then ends the server. It does not
+    outlive this process, even if that is killed.
     """
 
     program: ClassVar[str]
@@ -132,20 +133,20 @@ class Server(ABC):
         self._process: subprocess.Popen[bytes] | None = None
 
     def command(self) -> Sequence[str]:
-        """What is run."""
+        """The command line."""
         return [self._program, *self.arguments()]
 
     @abstractmethod
     def arguments(self) -> Sequence[str]:
-        """What follows the program's name."""
+        """The arguments after the program's name."""
 
     @abstractmethod
     def answers(self) -> bool:
-        """Whether it serves."""
+        """Whether it answers requests."""
 
     @property
     def pid(self) -> int:
-        assert self._process is not None, "the server does not run"  # noqa: S101 - a slip of ours, not of a user
+        assert self._process is not None, "the server does not run"  # noqa: S101 - a bug, not a user's mistake
         return self._process.pid
 
     @property
@@ -158,7 +159,7 @@ class Server(ABC):
         return self._process is not None and self._process.poll() is None
 
     def start(self, *, wait: bool = True) -> Self:
-        """Start, and wait until it serves. Raises ``ServerFailed``."""
+        """Start, and wait until it answers. Raises ``ServerFailed``."""
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(  # noqa: S603 - found on the PATH, with arguments of our own
                 self.command(),
@@ -179,17 +180,17 @@ class Server(ABC):
         return self
 
     def stop(self) -> None:
-        """A clean end, as by the system's service manager."""
+        """Shut it down cleanly, as the system's service manager does."""
         self._end(signal.SIGTERM)
 
     def kill(self) -> None:
-        """``kill -9``, its own children included."""
+        """``kill -9`` the server and its children."""
         if self.is_running:
             os.killpg(self.pid, signal.SIGKILL)
         self._end(signal.SIGKILL)
 
     def close(self) -> None:
-        """End it, whatever it holds."""
+        """End it without regard to its data."""
         self.kill()
 
     def __enter__(self) -> Self:
@@ -219,7 +220,7 @@ class Server(ABC):
 
 
 class _Reaper:
-    """Ends and removes what is left when this process dies without a chance to tidy up, as by SIGKILL."""
+    """Ends servers and removes folders that are left when this process dies without cleanup, as by SIGKILL."""
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
@@ -227,10 +228,10 @@ class _Reaper:
 
     def tell(self, word: str) -> None:
         if self._is_over:
-            return  # this process tidies up at its very end, and there is nothing left to do
+            return  # this process is exiting and has cleaned up already
         if self._process is None:
             command = [sys.executable, "-S", "-c", _REAPER]
-            self._process = subprocess.Popen(  # noqa: S603 - our own interpreter
+            self._process = subprocess.Popen(  # noqa: S603 - this interpreter
                 command, stdin=subprocess.PIPE, text=True, start_new_session=True
             )
             atexit.register(self._end, self._process)

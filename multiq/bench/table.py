@@ -1,4 +1,4 @@
-"""A run, or two compared, as text on a terminal: as wide as that is, however narrow."""
+"""A run, or a comparison of two, as text that fits the width of the terminal."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _VERDICT_STYLES = {"worse": "bold red", "better": "green", "cannot tell": "yello
 
 
 def render(report: Report) -> RenderableType:
-    """The whole run: who took part, a table for each workload, and last what it proves."""
+    """The whole run: its targets, a table for each workload, and last the result of the verification."""
     return _Run(report)
 
 
@@ -48,7 +48,7 @@ def render_comparison(comparison: Comparison) -> RenderableType:
 
 
 class _Run:
-    """Knows its width only when it is printed."""
+    """A report to print. Rich passes the terminal's width only when it prints."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -95,7 +95,7 @@ def _durability(target: TargetInfo) -> Text:
 
 
 def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int) -> Iterator[RenderableType]:
-    """The workload's table, as several below each other if the targets do not fit beside each other."""
+    """The workload's table, split into several, one below the other, if the targets do not fit the width."""
     rows = _rows(workload, by_variant)
     first = max(row[0].cell_len for row in rows)
     names = list(dict.fromkeys(result.target for results in by_variant.values() for result in results))
@@ -109,7 +109,7 @@ def _figures(workload: Workload, by_variant: dict[str, list[Result]], width: int
 
 
 def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int, int]]:
-    """Which columns stand beside each other: as many as fit, and one at least."""
+    """Which columns each table has: as many as fit, and at least one."""
     start, used = 0, first
     for index, cell in enumerate(cells):
         if index > start and used + _GAP + cell > width:
@@ -120,7 +120,7 @@ def _chunks(first: int, cells: Sequence[int], width: int) -> Iterator[tuple[int,
 
 
 def _rows(workload: Workload, by_variant: dict[str, list[Result]]) -> list[tuple[Text, dict[str, Text]]]:
-    """Title and cells by target. Costs stand at the first variant only: elsewhere they would say it again."""
+    """Title and cells by target. Costs stand at the first variant only, so that they are not repeated."""
     rows: list[tuple[Text, dict[str, Text]]] = []
     for index, (variant, results) in enumerate(by_variant.items()):
         if variant:
@@ -204,7 +204,7 @@ class _Compared:
 
 
 def _changes(rows: Sequence[Row], width: int) -> Iterator[RenderableType]:
-    """A line for each, or two where the terminal is narrow."""
+    """A line for each row, or two if the terminal is narrow."""
     is_narrow = width < 90
     grid = _grid("FIGURE", *(() if is_narrow else ("OLD", "NEW")), "RATIO", "95% INTERVAL", "VERDICT", right=True)
     for row in rows:
@@ -219,7 +219,7 @@ def _ratio(value: float | None) -> str:
 
 
 def _grid(first: str, *others: str, right: bool = False) -> Table:
-    """A table without lines: the first column and the last may fold, others stay as they are if they can."""
+    """A table without lines. The first column and the last may wrap; the others do so only if they must."""
     grid = Table(box=None, padding=(0, _GAP, 0, 0), pad_edge=False, show_edge=False, header_style="bold")
     grid.add_column(first, overflow="fold")
     for title in others:

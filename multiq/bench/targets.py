@@ -1,6 +1,6 @@
 """The targets of a run: opens what the command line names, and cleans up afterwards.
 
-A name starts a throwaway server, a URL names a user's. There, a run has queues of its own under random names, and
+A name starts a throwaway server, a URL names a user's. On a user's server a run creates queues under random names and
 removes them again; it never reads any other queue.
 """
 
@@ -32,36 +32,36 @@ if TYPE_CHECKING:
 PLANTED = "planted"
 """Backends with a bug each, for the bench's own tests: ``planted:early``, ``planted:half-lost@sqlite:///jobs.db``."""
 
-_PATIENCE = 15.0  # seconds that a queue may take to be empty: leases of workers that were killed have to end
+_PATIENCE = 15.0  # seconds that a queue may take to become empty: leases of killed workers must end first
 _REMOVED = (State.READY, State.DELAYED, State.BURIED)
 
 
 class FolderVolatile(MultiqError):
-    """Nothing can be durable in the folder that throwaway servers would get."""
+    """The folder for throwaway servers is on a file system in memory, so nothing in it can be durable."""
 
 
 class QueueInUse(MultiqError):
-    """A queue that a run would use holds jobs."""
+    """A queue that a run wants to use holds jobs already."""
 
 
 class QueueLeftBehind(MultiqError):
-    """A run's queue could not be removed from a server that is not ours."""
+    """A run's queue could not be removed from a user's server."""
 
 
 class Target(msgspec.Struct):
-    """A backend in a run, and the queues that the run has there."""
+    """A backend in a run, and the queues that the run creates there."""
 
     name: str
-    """As it was given, a URL masked; numbered where the run would have it twice."""
+    """As the user gave it, a URL masked; numbered if the run would have it twice."""
     backend: str
-    """The driver's: ``redis``."""
+    """The driver's name: ``redis``."""
     adapter: Adapter
     is_ours: bool
     """Whether the server holds no other jobs than the run's."""
     run_id: str
-    """What sets the queues of this run apart from all others."""
+    """The part of queue names that distinguishes this run's queues from all others."""
     queues: list[str] = msgspec.field(default_factory=list)
-    """Those that were asked for so far."""
+    """The queues that were used so far."""
 
     @property
     def url(self) -> str:
@@ -69,11 +69,11 @@ class Target(msgspec.Struct):
 
     @property
     def prefix(self) -> str:
-        """What the names of all queues of this run begin with."""
+        """The prefix of all queue names of this run."""
         return f"multiq.bench.{self.run_id}."
 
     def queue(self, word: str) -> str:
-        """A queue of this run. Raises ``QueueInUse`` where it holds jobs the first time, ``BackendError``."""
+        """A queue of this run. Raises ``QueueInUse`` if it holds jobs at its first use, ``BackendError``."""
         name = f"{self.prefix}{word}"
         if name not in self.queues:
             if not self.is_ours:
@@ -101,7 +101,7 @@ class Target(msgspec.Struct):
 
 
 class UrlAdapter(Adapter):
-    """A server whose driver has no ``Bench``: it is measured by its URL only, without counters and settings."""
+    """A server whose driver has no ``Bench``: it is measured through multiq only, without counters and settings."""
 
     def __init__(self, url: str, backend: str) -> None:
         self.url = url
@@ -141,13 +141,13 @@ def open_targets(
 def load_bench(backend: str) -> type[Bench] | None:
     """The driver's ``Bench``; None if it has none. Raises ``BackendNotInstalled``."""
     if backend not in installed(GROUP):
-        load_driver(backend)  # so that one that is not there is told as everywhere
+        load_driver(backend)  # a missing driver raises the usual error
         return None
     return cast("type[Bench]", load(GROUP, backend))
 
 
 def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tuple[Adapter, str]:
-    """A place that lives as long as the *stack*, and its driver's name."""
+    """An adapter that stays open until the *stack* closes, and its driver's name."""
     if text.startswith(f"{PLANTED}:"):
         return UrlAdapter(f"{PLANTED}://{text.partition(':')[2].lstrip('/')}", PLANTED), PLANTED
     if "://" in text:
@@ -159,12 +159,12 @@ def _adapter(text: str, profile: Profile, folder: Path, stack: ExitStack) -> tup
 
 
 def _is_ours(text: str) -> bool:
-    """Whether nobody else's jobs are there: a server of the bench's own, or a planted backend."""
+    """Whether only the run's jobs are there: a throwaway server, or a planted backend."""
     return "://" not in text or text.startswith(f"{PLANTED}:")
 
 
 def _startable(name: str) -> type[Bench]:
-    """Raises ``BackendNotInstalled`` for what is no backend, or none that the bench can start."""
+    """The ``Bench`` of a backend. Raises ``BackendNotInstalled`` for an unknown one, or one that it cannot start."""
     bench = load_bench(name)
     if bench is None:
         raise BackendNotInstalled(
@@ -190,7 +190,7 @@ def _shown(given: Sequence[str]) -> list[str]:
 
 
 def _remove(backend: Backend, queue: str, server: str) -> None:
-    """All its jobs; those that a killed worker held when their leases have ended."""
+    """Delete all jobs of a queue. Waits until the leases of killed workers have ended, to delete their jobs too."""
     give_up_at = time.monotonic() + _PATIENCE
     backend.resume(queue)
     while True:

@@ -1,7 +1,7 @@
 """Verification: compares what was enqueued, what was run, and what the store still has. Any mismatch is a violation.
 
-Jobs are told apart by the number that each one carries as its argument. No count is set off against another: a job
-that is missing is lost, however many others came twice, and whatever the store says that it holds.
+Each job is identified by the number that it carries as its argument. No count is offset against another: a missing
+job is lost, however many others came twice, and whatever count the store reports.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from .run_log import Run
 
 TOLERANCE = 2_000_000
-"""Nanoseconds: two clocks that tick at slightly different rates are no early start."""
+"""Nanoseconds that a job may start early: the client's and the server's clocks tick at slightly different rates."""
 
 _MS = 1e6
 
@@ -42,38 +42,38 @@ class Sent(NamedTuple):
     """Seconds."""
     priority: int = 0
     intended: int = 0
-    """When it was to begin, by the schedule: what a latency counts from. 0: there was no schedule."""
+    """When the schedule planned the call, in ns. Latencies count from it. 0: there was no schedule."""
 
 
 class Evidence(msgspec.Struct, kw_only=True):
-    """All that is known of the jobs of one repeat."""
+    """Everything that is known of the jobs of one repeat."""
 
     sent: list[Sent]
     runs: list[Run]
     emptied: array[int] = msgspec.field(default_factory=lambda: array("q"))
-    """Numbers of the jobs that were taken out unread when the work was over, each as often as it was handed out."""
+    """Numbers of the jobs that were taken out, without running them, after the work; each as often as it came."""
     found_after: int = 0
-    """How many of those were found after the workload was done with its queue, which should have been empty then."""
+    """How many of those were found after the workload had finished with its queue, which should have been empty."""
     left: Mapping[str, int | None] = {}
-    """State -> jobs that the store counted in it when the workload was done; None: it cannot tell."""
+    """State -> jobs that the store counted in it after the workload; None: it cannot count them."""
     elsewhere: Mapping[str, int | None] = {}
-    """Queue that was not there before the work -> jobs that the store counts in it after the work; None: it cannot."""
+    """Queue that did not exist before the work -> jobs that the store counts in it afterwards; None: it cannot."""
     purged: int = 0
-    """How many the store then said that it had deleted, when it was told to delete all but reserved jobs."""
+    """How many jobs the store reported as deleted when it then purged all but reserved ones."""
     fails: Mapping[int, int] = {}
     """Job number -> how many of its runs were to fail."""
     killed: Mapping[int, int] = {}
-    """Process that was killed -> when, in ns: what it held is run again."""
+    """Pid of a killed process -> when, in ns: the jobs that it held are run again."""
     in_order: bool = False
-    """Whether one consumer was promised the order of priority, then age, all jobs being there before it began."""
+    """Whether the order must be by priority, then age: one consumer, and all jobs were enqueued before it began."""
     complaint: str | None = None
-    """Why the work could not be carried through, or its figure not be had."""
+    """Why the work could not be completed, or its figure is missing."""
     is_through: bool = False
-    """With a complaint: all jobs were worked off, and only the figure is missing."""
+    """With a complaint: all jobs were run, and only the figure is missing."""
 
 
 def verify(evidence: Evidence) -> Verification:
-    """What became of the jobs."""
+    """Verify the jobs of one repeat."""
     verifier = _Verifier(evidence)
     found = [
         verifier.failed(),
@@ -99,7 +99,7 @@ def verify(evidence: Evidence) -> Verification:
 
 
 class _Verifier:
-    """The evidence by job. Each question is a method; its answer is a violation, or None."""
+    """The evidence by job. Each check is a method that returns a violation, or None."""
 
     def __init__(self, evidence: Evidence) -> None:
         self._evidence = evidence
@@ -116,7 +116,7 @@ class _Verifier:
         finished = {number for number, runs in self._by_number.items() if any(run.is_finished for run in runs)}
         self._emptied = bytearray(
             self.enqueued
-        )  # how often each job was taken out, up to 255: a million are a megabyte
+        )  # how often each job was taken out, up to 255: a megabyte for a million jobs
         self._unknown += self._note_emptied()
         self.missing = [number for number, taken in self._jobs() if not taken and number not in finished]
         """Neither run to the end nor taken out of the queue."""
@@ -129,8 +129,8 @@ class _Verifier:
     def lost(self) -> Violation | None:
         """Neither run to the end, nor handed out when the queue was emptied.
 
-        That the store still counts some is no excuse: a job that is never handed out is of no use. Only where the work
-        broke off may what is missing be among those that the store still has.
+        A job that the store still counts but never hands out is lost, too. Only if the work broke off, missing jobs may
+        be among those that the store still has.
         """
         if not self.missing or (self._broke_off and self._left != 0):
             return None
@@ -171,7 +171,7 @@ class _Verifier:
         return Violation("early", len(found), example)
 
     def out_of_order(self) -> Violation | None:
-        """Begun before one that was to go first: a lower priority number, or as low and older."""
+        """Begun before a job that was to go first: of a lower priority number, or of the same one and older."""
         if not self._evidence.in_order:
             return None
         firsts = sorted((runs[0] for runs in self._by_number.values()), key=lambda run: run.start)
@@ -192,7 +192,7 @@ class _Verifier:
         )
 
     def overlap(self) -> Violation | None:
-        """Two runs of one job at one time."""
+        """Two runs of one job at the same time."""
         found = [
             (first, second)
             for runs in self._by_number.values()
@@ -212,7 +212,7 @@ class _Verifier:
         return Violation("invented", len(numbers), f"job {min(numbers)} was run, and nobody enqueued it")
 
     def left_over(self) -> Violation | None:
-        """In the store although all work is done. Where the work broke off, that is no news."""
+        """In the store although all work is done. Not checked if the work broke off, when jobs are left anyway."""
         after, left, purged = self._evidence.found_after, self._left or 0, self._evidence.purged
         if self._broke_off or not (after or left or purged or self._evidence.elsewhere):
             return None
@@ -240,7 +240,7 @@ class _Verifier:
 
     @property
     def _left(self) -> int | None:
-        """Jobs that the store counted at the end, in any state; None: it cannot tell."""
+        """Jobs that the store counted at the end, in any state; None: it cannot count them."""
         counts = self._evidence.left.values()
         return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -250,9 +250,9 @@ class _Verifier:
         return zip(numbers, self._emptied, strict=True)
 
     def _note_emptied(self) -> list[int]:
-        """Count what was taken out; returns the numbers of those that nobody enqueued.
+        """Count the jobs that were taken out; returns the numbers of those that were never enqueued.
 
-        Where the work broke off, it is not known what was enqueued.
+        None are returned if the work broke off, because it is not known then which jobs were enqueued.
         """
         strangers = []
         before = list(accumulate((sent.jobs for sent in self._sent), initial=0))
@@ -282,13 +282,13 @@ class _Verifier:
     def _may_rerun(self, runs: Sequence[Run]) -> int:
         """How many runs beyond the first are explained: one for each that failed, or whose process was killed.
 
-        A killed process may have finished jobs that it had not settled yet: those come again, too.
+        A killed process may have finished jobs without having settled them: those run again, too.
         """
         killed: Collection[int] = self._evidence.killed
         return self._evidence.fails.get(runs[0].number, 0) + sum(run.pid in killed for run in runs)
 
     def _ended(self, run: Run) -> int:
-        """When a run was over; one that was cut short ended with its process."""
+        """When a run ended; an unfinished one ended with its process."""
         return run.end or self._evidence.killed.get(run.pid, run.start)
 
 

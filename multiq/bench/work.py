@@ -1,4 +1,4 @@
-"""What the processes of a run do. Each function gets an app, waits for the start signal, and returns its evidence."""
+"""The functions that processes of a run execute. Each gets an app, waits for the start signal, and returns evidence."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from .app import BenchApp
 
 Go: TypeAlias = Callable[[], None]
-"""Returns when it may begin."""
+"""Waits for the start signal, and returns when it has come."""
 
 _MAX_BODY = 2**27  # bytes
-_AT_ONCE = 500  # jobs that a sweep takes in one go
+_AT_ONCE = 500  # jobs that a sweep takes with one call
 
 
 def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """One call, and one round trip, for each job."""
+    """Enqueue each job with a call, and so a round trip, of its own."""
     noop = app.noop.options(queue=queue)
-    app.queue(queue).stats()  # connected before it counts
+    app.queue(queue).stats()  # connects before the measurement begins
     sent = []
     go()
     clock = time.monotonic_ns
@@ -46,7 +46,7 @@ def enqueue_singly(app: BenchApp, go: Go, queue: str, first: int, count: int) ->
 
 
 def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -> list[Sent]:
-    """A thousand jobs in each call."""
+    """Enqueue a thousand jobs with each call."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
     sent = []
@@ -60,7 +60,7 @@ def enqueue_in_bulk(app: BenchApp, go: Go, queue: str, first: int, count: int) -
 
 
 def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> list[Sent]:
-    """One by one, with bodies of about *size* bytes."""
+    """Enqueue one by one, with bodies of about *size* bytes."""
     padded = app.padded.options(queue=queue)
     app.queue(queue).stats()
     padding = "x" * size
@@ -74,7 +74,7 @@ def enqueue_padded(app: BenchApp, go: Go, queue: str, count: int, size: int) -> 
 
 
 def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: float) -> list[Sent]:
-    """One every 1/*rate* seconds, by the clock and not by the last one's end: who is late does not wait."""
+    """Enqueue a job every 1/*rate* seconds by the clock. A call that is late starts at once, without a pause."""
     noop = app.noop.options(queue=queue)
     app.queue(queue).stats()
     sent = []
@@ -90,7 +90,7 @@ def enqueue_on_schedule(app: BenchApp, go: Go, queue: str, count: int, rate: flo
 
 
 def enqueue_delayed(app: BenchApp, go: Go, queue: str, delays: Sequence[float]) -> list[Sent]:
-    """One by one, each with its own delay in seconds."""
+    """Enqueue one by one, each with its own delay in seconds."""
     app.queue(queue).stats()
     sent = []
     go()
@@ -103,7 +103,7 @@ def enqueue_delayed(app: BenchApp, go: Go, queue: str, delays: Sequence[float]) 
 
 
 def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[int], batch: int) -> list[Sent]:
-    """A call of *batch* jobs for each priority, one after the other."""
+    """Enqueue *batch* jobs with one call for each priority, one after the other."""
     app.queue(queue).stats()
     sent = []
     go()
@@ -117,7 +117,7 @@ def enqueue_by_priority(app: BenchApp, go: Go, queue: str, priorities: Sequence[
 
 
 def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) -> list[Sent]:
-    """Jobs that fail so many times each before they succeed."""
+    """Enqueue jobs that each fail so many times before they succeed."""
     flaky = app.flaky.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -127,7 +127,7 @@ def enqueue_flaky(app: BenchApp, go: Go, queue: str, failures: Sequence[int]) ->
 
 
 def enqueue_naps(app: BenchApp, go: Go, queue: str, count: int, seconds: float) -> list[Sent]:
-    """Jobs that sleep for so long each."""
+    """Enqueue jobs that each sleep for so many seconds."""
     nap = app.nap.options(queue=queue)
     app.queue(queue).stats()
     go()
@@ -153,9 +153,9 @@ def reserve_singly(app: BenchApp, go: Go, queue: str, count: int) -> list[tuple[
 
 
 class SettleTimes(NamedTuple):
-    """What a raw consumer's calls took, in ns per job: what the quickest tenth of a kind stays under.
+    """What a raw consumer's calls took, in ns per job: the 10th percentile of each kind of call.
 
-    The others were held up by something else on the machine, and say more of that than of us.
+    Slower calls were delayed by other load of the machine, and measure that more than multiq.
     """
 
     reserve: float
@@ -195,9 +195,9 @@ def settle_batches(app: BenchApp, go: Go, queue: str, batches: int, batch: int) 
 
 
 def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batches: int) -> dict[str, float]:
-    """What the baseline's loops reach on this server, by the names of ``Baseline``'s methods; empty without a baseline.
+    """The baseline's rates on this server, by the names of ``Baseline``'s methods; empty without a baseline.
 
-    Their jobs have the body that all others have.
+    Its jobs have the same body as those of the workloads.
     """
     bench = load_bench(backend)
     go()
@@ -218,9 +218,9 @@ def measure_baseline(app: BenchApp, go: Go, backend: str, singly: int, in_batche
 
 
 def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Run]:
-    """Take and ack what is due, in batches, up to *most* and a batch: a store may hand out the same again and again.
+    """Take and ack due jobs, in batches, up to *most* and a batch: a store may hand out the same again and again.
 
-    It waits for the first up to *timeout* seconds.
+    It waits up to *timeout* seconds for the first.
     """
     return [
         _run(lease, now + index)
@@ -230,7 +230,7 @@ def sweep(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> list[Ru
 
 
 def numbers_of(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> array[int]:
-    """As ``sweep``, where nothing but the jobs' numbers matters: a million of them are eight megabytes."""
+    """Take jobs as ``sweep`` does, but return only their numbers: a million of them take eight megabytes."""
     numbers = array("q")
     for leases, _ in _taken(app, queue, most, timeout):
         numbers.extend(_number(lease) for lease in leases)
@@ -238,7 +238,7 @@ def numbers_of(app: BenchApp, queue: str, most: int, timeout: float = 0.0) -> ar
 
 
 def _taken(app: BenchApp, queue: str, most: int, timeout: float) -> Iterator[tuple[list[Lease], int]]:
-    """Batches, each acked with the call for the next one, and when it came, in ns."""
+    """Batches of leases, each with the time at which it came, in ns. The call for the next batch acks the last one."""
     taken = 0
     with app.backend.consumer([queue]) as consumer:
         leases = consumer.reserve(_AT_ONCE, timeout)

@@ -203,7 +203,7 @@ class Stage:
     # --- what is seen ---
 
     def _read(self) -> None:
-        """Take in, and tell, what the ledger has new."""
+        """Read the new lines of the file in which the tasks record their runs, and print them."""
         if not self._ledger.exists():
             return
         lines = self._ledger.read_text("utf-8").split("\n")[:-1]  # without a line that is being written

@@ -14,7 +14,7 @@ from multiq.settings.model import DEFAULT_URL
 URL = "MULTIQ_URL"
 LEDGER = "MULTIQ_DEMO_LEDGER"
 FIXED = "fixed"
-"""The file beside the ledger whose presence makes ``doomed`` work."""
+"""A file beside that of ``LEDGER``. While it exists, ``doomed`` succeeds."""
 
 
 def make_app(url: str) -> multiq.App:

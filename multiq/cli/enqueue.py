@@ -85,7 +85,7 @@ def enqueue(
 
 @contextlib.contextmanager
 def _saying_how_to_repeat() -> Iterator[None]:
-    """Of an enqueue in doubt, in words of the command line."""
+    """Report an uncertain enqueue with the command that repeats it safely."""
     try:
         yield
     except EnqueueUncertain as error:

@@ -34,8 +34,8 @@ UNSUPPORTED = 5
 BROKEN = 6
 """``multiq conformance``, ``multiq bench``: a promise is not kept."""
 UNSURE = 7
-"""It cannot be told: whether a job is there that was sent and not answered; with ``multiq bench --compare``, for some
-figures, and nothing is worse for certain.
+"""The outcome is unknown. An enqueue was sent and its reply was lost; or ``multiq bench --compare`` cannot judge some
+figures, and none is certainly worse.
 """
 STOPPED = 130
 """Stopped by Ctrl-C, by a second signal, or by answering no."""

@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
     def main(  # type: ignore[override]  # click's overloads tell whether it returns: this one never does
         self, args: Sequence[str] | None = None, prog_name: str | None = None, **extra: Any
     ) -> NoReturn:
-        """Run, and exit with the command's code; an error is told in one message, never as a traceback."""
+        """Run, and exit with the command's code. An error is printed as one message, never as a traceback."""
         arguments = list(sys.argv[1:] if args is None else args) or ["--help"]
         extra["standalone_mode"] = False
         take_standard_streams()

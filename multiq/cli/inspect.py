@@ -187,7 +187,7 @@ def _collect(
 
 
 def job_document(job: JobInfo) -> dict[str, Any]:
-    """A job as ``--json`` tells it: ``body`` is its JSON, or ``body_base64`` its bytes if they are not JSON."""
+    """A job as ``--json`` prints it: ``body`` is its JSON, or ``body_base64`` its bytes if they are not JSON."""
     value = job.value
     is_bytes = isinstance(value, bytes)
     fields = {name: getattr(job, name) for name in job.__struct_fields__ if name != "body"}
@@ -224,7 +224,7 @@ def _row(job: JobInfo, state: str | None) -> list[str]:
 
 
 def _jobs_list(found: Sequence[JobInfo], state: str | None, room: int) -> Text:
-    """On a narrow terminal: beside an id there is no room, so the reason and the job have lines of their own."""
+    """For a narrow terminal: an id fills a line, so the reason and the job have lines of their own."""
     from rich.text import Text
 
     titles = ["ID", *(["STATE"] if state is None else []), "PRI", "TRY", "DUE"]

@@ -58,7 +58,7 @@ def kick(queue: str | None, number: float | None, job_id: str | None, job_queue:
 
 
 def _kick(app: App, queue: str, number: float) -> int:
-    """*number* jobs, those that are buried by now at most: of those that fail again at once there is no end."""
+    """Kick *number* jobs, but at most those that are buried now: jobs that fail again at once would never run out."""
     buried = app.backend.stats(queue).buried
     left = number if buried is None else min(number, buried)
     kicked = 0

@@ -60,7 +60,7 @@ def print_json(document: Any, *, indent: int = 2) -> None:
 
 
 def say(as_json: bool, sentence: str, **document: Any) -> None:
-    """What was done: a sentence for people, or its facts for programs."""
+    """Print what was done: as a sentence for people, or as a JSON document for programs."""
     if as_json:
         print_json(document)
     else:
@@ -89,7 +89,7 @@ def console() -> Console:
 
 
 def width() -> int | None:
-    """The columns of the terminal that standard output is; None: it is none, and nothing is cut."""
+    """The columns of the terminal on standard output; None: it is not a terminal, and no text is cut."""
     return console().width if sys.stdout.isatty() else None
 
 

@@ -159,7 +159,7 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """As by Ctrl-C: nothing is left behind. Who is impatient and sends more signals does not change that."""
+    """Handle SIGTERM as Ctrl-C, with full cleanup. Further signals do not interrupt the cleanup."""
     numbers = (signal.SIGTERM, signal.SIGINT)
 
     def end(_number: int, _frame: object) -> None:

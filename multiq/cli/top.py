@@ -142,7 +142,7 @@ def _room_for_queues(now: Look, rows: int) -> int:
 
 
 def _workers_part(workers: Sequence[WorkerNow], room: int | None) -> list[RenderableType]:
-    """The workers, the first ones if there is no room for all, and the jobs that they have run for longest."""
+    """The workers, as many as fit, and the jobs that they have run for longest."""
     from rich.text import Text
 
     if not workers:

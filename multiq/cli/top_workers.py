@@ -36,7 +36,7 @@ class Running(msgspec.Struct, frozen=True):
     id: str
     seconds: float
     task: str | None
-    """None: it is done meanwhile, is no task's, or was not looked up."""
+    """None: the job is done meanwhile, is not a task's, or was not looked up."""
     attempt: int | None
 
 

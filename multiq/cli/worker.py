@@ -228,7 +228,7 @@ class _End:
 
 @contextlib.contextmanager
 def _stopping_while_it_starts() -> Iterator[_End]:
-    """Until the worker takes the signals itself: who tells it to stop while it starts is heard at once."""
+    """Handle signals until the worker installs its own handlers: a stop during the start takes effect at once."""
     from multiq.worker.processes import fork, reload
 
     end = _End()

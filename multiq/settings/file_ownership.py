@@ -1,4 +1,4 @@
-"""Who could have written a file: only what its user, or root, alone can change is taken as said by the user."""
+"""Which users can write a file: multiq trusts only a file that no user but this one or root can change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import stat
 
 
 def distrust(link: os.stat_result, file: os.stat_result) -> str | None:
-    """Why a file may hold another user's words, or None. *link* is what its name leads to first (``lstat``).
+    """Why another user may have written a file, or None. *link* is the ``lstat`` of its name: a symlink itself.
 
     A group may write it if it has no other member, as on systems that give each user a group of its own.
     """

@@ -3,10 +3,10 @@
 The file is the first found in the current folder and those above it: ``multiq.toml``, else a ``pyproject.toml`` with a
 ``[tool.multiq]`` table. ``MULTIQ_CONFIG`` names another one. Every mistake is reported at once, with its file and key.
 
-A file that was found, not named, must belong to the user or to root, and no other user may write it: its URLs may refer
-to the environment and to files, and say where those are sent.
+A file that was found, not named, must belong to the user or to root, and no other user may be able to write it. Its
+URLs may refer to the environment and to files, so another user could have their contents sent to a host of theirs.
 
-Unknown variables that begin with MULTIQ_ are let be: Kubernetes makes some (``MULTIQ_PORT``) for services so named.
+Unknown variables that begin with MULTIQ_ are ignored: Kubernetes sets some (``MULTIQ_PORT``) for services of this name.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _FILE_ROOM = 1 << 20  # bytes
 
 
 def load_settings(folder: Path | None = None, environment: Mapping[str, str] | None = None) -> Settings:
-    """The settings that hold in *folder* (default: the current one) under *environment* (default: the process's).
+    """The settings for *folder* (default: the current one) and *environment* (default: the process's).
 
     Raises ``SettingsInvalid`` with all problems.
     """
@@ -67,7 +67,7 @@ def describe_sources(folder: Path | None = None, environment: Mapping[str, str] 
 
 
 def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | None:
-    """The configuration file that holds in *folder* (None: the current one), or None."""
+    """The configuration file for *folder* (None: the current one), or None."""
     named = environment.get("MULTIQ_CONFIG")
     if named:
         return Path(named)
@@ -80,7 +80,7 @@ def find_file(folder: Path | None, environment: Mapping[str, str]) -> Path | Non
 
 
 def _places(folder: Path | None) -> tuple[Path, ...]:
-    """The folder and those above it; none if the current one was deleted under us."""
+    """The folder and those above it; empty if the current folder was deleted."""
     try:
         place = Path.cwd() if folder is None else folder.absolute()
     except OSError:
@@ -91,17 +91,17 @@ def _places(folder: Path | None) -> tuple[Path, ...]:
 def _is_file(path: Path) -> bool:
     try:
         return path.is_file()
-    except OSError:  # a folder that may not be looked into holds no settings for us
+    except OSError:  # a folder without read permission holds no settings
         return False
 
 
 def _configures_multiq(project: Path) -> bool:
-    """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. One that is not TOML is left to its owners."""
+    """Whether a ``pyproject.toml`` has a ``[tool.multiq]``. A file that is not TOML is ignored."""
     if not _is_file(project):
         return False
     try:
         text, reason = _content(project, is_named=False)
-        if reason is not None:  # it is refused if it means us, and not parsed: a key of 20,000 parts takes minutes
+        if reason is not None:  # not parsed (a key of 20,000 parts takes minutes); refused if it has our table
             return _OUR_TABLE.search(text) is not None
         tools = tomllib.loads(text.decode("utf-8", "replace")).get("tool") if b"multiq" in text else None
     except (OSError, ValueError, RecursionError):  # a number that is too long is a ValueError, too
@@ -132,8 +132,8 @@ def _read(source: Path, problems: list[str], *, is_named: bool) -> dict[str, Any
 
 
 def _content(path: Path, *, is_named: bool) -> tuple[bytes, str | None]:
-    """What a file holds, and why that must not be used. Owner and mode are those of the very file that is read."""
-    # a pipe that replaced the file after it was found is not waited for
+    """A file's content, and why it must not be used. Owner and mode are checked on the opened file itself."""
+    # does not block if a pipe has replaced the file since it was found
     flags = 0 if is_named else getattr(os, "O_NONBLOCK", 0)
     with open(path, "rb", opener=lambda name, mode: os.open(name, mode | flags)) as file:
         reason = None if is_named else distrust(path.lstat(), os.fstat(file.fileno()))

@@ -1,4 +1,4 @@
-"""Settings: what can be configured, with its default and its rule. ``config`` says where they are read from."""
+"""Settings: what can be configured, with its default and its rule. ``loader`` reads them."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _queues(value: Any) -> tuple[str, ...] | dict[str, int] | None:
 
 
 def _number(text: str) -> Any:
-    """Text of the environment as a number; what is none is left for the check to refuse."""
+    """Text of the environment as a number. Other text is returned as it is, and the check refuses it."""
     for kind in (int, float):
         try:
             return kind(text)
@@ -101,7 +101,7 @@ def _number(text: str) -> Any:
 
 
 def _truth(text: str) -> Any:
-    """Text of the environment as true or false; what is neither is left for the check to refuse."""
+    """Text of the environment as true or false. Other text is returned as it is, and the check refuses it."""
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(text.lower(), text)
 
 
@@ -169,7 +169,8 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     None: ``strict`` where queues are named, else ``round-robin``.
     """
     processes: int | None = None
-    """Under a supervisor; 0: none, and no supervisor. None: 1 on the command line, 0 in a program of one's own."""
+    """Worker processes under a supervisor; 0: jobs run in this process, without one. None: 1 on the command line, 0 for
+    a ``Worker`` that a program constructs."""
     threads: int = 1
     concurrency: int = 0
     """Coroutines at a time; 0: jobs run on threads."""
@@ -180,32 +181,32 @@ class WorkerSettings(msgspec.Struct, frozen=True, kw_only=True):
     kill_after: float = 2.0
     """Seconds that a job gets to end after its ``timeout`` before its process is ended."""
     health_file: str | None = None
-    """Where a worker says every few seconds how it is; it needs a supervisor."""
+    """The file to which a worker writes its status every few seconds; it needs a supervisor."""
     http: str | None = None
-    """Where it answers for probes and Prometheus, as ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
+    """The address at which it serves probes and Prometheus: ``HOST:PORT`` or ``:PORT``; it needs a supervisor."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "worker.")
 
 
 class LogSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """How the command line logs, and from when on any worker calls a job slow."""
+    """How the command line logs, and after how many seconds any worker logs a job as slow."""
 
     level: str = "info"
     format: str = "text"
     jobs: bool = False
     """A line for each job that is done, at the level info. Without, at debug: it costs as much as a short job."""
     slow_job: float = 10.0
-    """Seconds: a job that takes longer is logged as a warning. 0: none is."""
+    """Seconds: a job that takes longer is logged as a warning. 0: no job is."""
     summary: float = 60.0
-    """Seconds: so often, at most, each process logs how many jobs it has worked off. 0: never."""
+    """Seconds, at least, between two log lines of a process on how many jobs it has run. 0: no such lines."""
 
     def __post_init__(self) -> None:
         _check_fields(self, "log.")
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """All of it. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` when a value breaks its rule."""
+    """All settings. ``connections`` maps names to URLs. Raises ``SettingsInvalid`` when a value breaks its rule."""
 
     url: str = DEFAULT_URL
     app: str | None = None
@@ -227,7 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """For ``rich``, which else goes by the fields."""
+        """For ``rich``, which would otherwise show the fields."""
         return [
             ("url", redact(self.url)),
             ("connections", {name: redact(url) for name, url in self.connections.items()}),
@@ -258,7 +259,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def no_connection(text: str, connections: Iterable[str]) -> str:
-    """What to say of a text that leads to no backend."""
+    """The message for a text that names no backend."""
     known = ", ".join(sorted(connections)) or "none"
     return (
         f"{redact(text)!r} is neither a URL (like 'sqlite:///jobs.db') nor a configured connection (there are: {known})"

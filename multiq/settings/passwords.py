@@ -1,4 +1,4 @@
-"""Passwords that a URL does not hold but names: command lines are seen by all users of a machine."""
+"""Passwords that a URL names but does not contain, because all users of a machine can see command lines."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def password_of_file(path: str) -> str:
     refused = f"the password cannot be read from password_file={path}"
     try:
         data = Path(path).read_bytes()
-    except (OSError, ValueError) as exc:  # a path may be none
+    except (OSError, ValueError) as exc:  # ValueError: not a valid path
         raise UrlInvalid(f"{refused}: {exc.strerror if isinstance(exc, OSError) else exc}") from exc
-    text = data.decode(errors="replace")  # an error of decoding would carry the password, as a context, too
+    text = data.decode(errors="replace")  # a decoding error would carry the password as its context
     if text.encode() != data:
         raise UrlInvalid(f"{refused}: it is not UTF-8")
     return text.rstrip("\r\n")

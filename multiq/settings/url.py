@@ -57,7 +57,7 @@ class BackendUrl(msgspec.Struct, frozen=True, kw_only=True, repr_omit_defaults=T
         return f"BackendUrl({str(self)!r})"
 
     def __rich_repr__(self) -> list[tuple[str, Any]]:
-        """For ``rich``, which else goes by the fields."""
+        """For ``rich``, which would otherwise show the fields."""
         return [("text", str(self))]
 
 
@@ -83,7 +83,7 @@ def parse_url(text: str, options: Mapping[str, Option]) -> BackendUrl:
 
 
 def split(text: str) -> SplitResult:
-    """``urlsplit``, with a typed error for what it would pass over in silence: line ends, a fragment, no scheme."""
+    """``urlsplit``, but line ends, a fragment and a missing scheme, which it accepts, raise ``UrlInvalid``."""
     _check_characters(text)
     parts = _without_a_trace(lambda: urlsplit(text))
     if parts is None:
@@ -117,11 +117,11 @@ def _hosts(parts: SplitResult, text: str) -> tuple[tuple[str, int | None], ...]:
 def redact(text: str) -> str:
     """*text* with the password of a URL, and options that sound like one, masked.
 
-    Also where the URL is malformed: when in doubt, more is masked than need be.
+    It also masks malformed URLs. If it is unclear what the password is, it masks more than necessary.
     """
     head, scheme_end, rest = text.partition("://")
     if not scheme_end:
-        head, rest = "", text  # no URL, but perhaps meant as one
+        head, rest = "", text  # not a URL, but perhaps meant as one
     place, question_mark, query = rest.partition("?")
     if "@" in query and ":" in place:  # a '?' in a password, or an '@' in an option: the latter should be %40
         place, question_mark, query = f"{place.partition(':')[0]}:{MASK}", "", ""
@@ -137,7 +137,7 @@ def redact(text: str) -> str:
 
 
 def _mask_port(place: str) -> str:
-    """``host:secret``: where a port should be and there is none, the host may have been forgotten."""
+    """``host:secret``: text in the place of a port that is not a port may be a password without its host."""
     end = min(place.index(mark) if mark in place else len(place) for mark in "/#")
     host, colon, port = place[:end].rpartition(":")
     if not colon or not port or port.isdigit() or (place.startswith("[") and port.endswith("]")):

@@ -1,4 +1,4 @@
-"""What a workload is, and the figures that several have in common."""
+"""The base class of workloads, and the figures that several have in common."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ COSTS = [
     Metric("commands", "commands/job", "lower"),
     Metric("bytes", "bytes/job", "lower"),
     Metric("client CPU", "us/job", "lower"),
-    # read from /proc in steps of 10 ms, and shared with whatever the server does besides
+    # read from /proc in steps of 10 ms; includes the server's other work
     Metric("server CPU", "us/job", "lower", counts=False),
     Metric("server memory", "MB", "lower", counts=False),
 ]
-"""What the measured part of a repeat has cost, beside its speed."""
+"""The metrics of what the measured part of a repeat costs, apart from its speed."""
 
 _LONGEST = 3_600_000_000  # us: an hour
 
@@ -40,15 +40,15 @@ class Variant(msgspec.Struct, frozen=True):
     parameters: Parameters
     name: str = ""
     seconds: float = 1.0
-    """About how long one repeat takes: for the estimate, and the bar."""
+    """About how long one repeat takes: for the estimate, and the progress bar."""
     repeats: int | None = None
-    """No more than these; None: as many as were asked for."""
+    """The most repeats to run; None: as many as the user asked for."""
     times: int = 1
-    """How often it is run in each turn: what is short and steady can show small changes, if there are enough of it."""
+    """How often it runs in each turn. Short and steady work shows small changes if it is repeated often enough."""
 
 
 class Outcome(msgspec.Struct):
-    """What a repeat found, its verification aside."""
+    """The figures of a repeat, without its verification."""
 
     metrics: dict[str, float | None]
     histograms: dict[str, str] = {}
@@ -56,41 +56,41 @@ class Outcome(msgspec.Struct):
 
 
 class Infeasible(Exception):
-    """A variant asks for more than this target can do in the time that there is; the message says why."""
+    """A variant needs more time on this target than is available; the message says why."""
 
 
 class Workload(ABC):
-    """Work to do, and what is measured meanwhile."""
+    """Work to do, and what is measured while it is done."""
 
     name: ClassVar[str]
     title: ClassVar[str]
     about: ClassVar[str]
     metrics: ClassVar[list[Metric]]
     baseline: ClassVar[str | None] = None
-    """The method of ``Baseline`` that bounds the first metric."""
+    """The method of ``Baseline`` with which the first metric is compared."""
     wants_idle: ClassVar[bool] = False
-    """Whether what an idle worker costs belongs to it."""
+    """Whether the cost of an idle worker is one of its figures."""
 
     @classmethod
     def definition(cls) -> report.Workload:
-        """As a report carries it."""
+        """The definition, as a report contains it."""
         return report.Workload(cls.name, cls.title, cls.about, cls.metrics)
 
     @abstractmethod
     def variants(self, *, is_quick: bool) -> list[Variant]:
-        """In the order in which they are run."""
+        """The variants, in the order in which they are run."""
 
     def lacks(self, capabilities: Capabilities, parameters: Parameters) -> str | None:  # noqa: ARG002 - a hook
-        """Why a backend cannot do this; None: it can."""
+        """Why a backend cannot run this; None: it can."""
         return None
 
     @abstractmethod
     def run(self, scenario: Scenario, parameters: Parameters) -> Outcome:
-        """One repeat. Raises what keeps it from being carried out."""
+        """Run one repeat. Raises the error that prevents it."""
 
 
 def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
-    """Of times in ns, kept in whole microseconds to three digits."""
+    """A histogram of times in ns, kept in whole microseconds to three digits."""
     recorded = HdrHistogram(1, _LONGEST, 3)
     for value in nanoseconds:
         recorded.record_value(min(_LONGEST, max(1, round(value / 1000))))
@@ -98,7 +98,7 @@ def histogram(nanoseconds: Iterable[float]) -> HdrHistogram:
 
 
 def percentiles(word: str, recorded: HdrHistogram, *which: float) -> dict[str, float | None]:
-    """In ms, by name: ``pickup p50``, ``pickup p99.9``."""
+    """Percentiles in ms, by name: ``pickup p50``, ``pickup p99.9``."""
     return {
         f"{word} p{percent:g}": recorded.get_value_at_percentile(percent) / 1000 if recorded.total_count else None
         for percent in which
@@ -112,7 +112,7 @@ def encoded(recorded: HdrHistogram) -> str:
 
 
 def finished_per_second(runs: Sequence[Run]) -> float | None:
-    """From the first run's start to the last one's end."""
+    """Runs per second, from the first run's start to the last one's end."""
     ends = [run.end for run in runs if run.is_finished]
     if len(ends) < 2:
         return None

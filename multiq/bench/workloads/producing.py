@@ -1,4 +1,4 @@
-"""Workloads whose work is to enqueue: what they put is taken and accounted for afterwards, outside of the figures."""
+"""Workloads that measure enqueues. Their jobs are taken and verified afterwards, outside of the figures."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from multiq.backend.capabilities import Capabilities
     from multiq.bench.scenario import Scenario
 
-_PROBE = 10_000  # jobs: so many are always there
-_FILLING = 60.0  # seconds that a backlog may take to be put; as long again it takes to be removed
+_PROBE = 10_000  # jobs of a backlog that are enqueued first, to estimate the time of the others
+_FILLING = 60.0  # seconds that enqueuing a backlog may take; removing it takes as long again
 
 
 class EnqueueOne(Workload):
@@ -130,7 +130,7 @@ class Backlog(Workload):
 
 
 def _fill(scenario: Scenario, waiting: int) -> None:
-    """Put so many jobs. Raises ``Infeasible`` where the first of them say that it would take too long."""
+    """Enqueue so many jobs. Raises ``Infeasible`` if the time of the first ones shows that it would take too long."""
     probe = min(waiting, _PROBE)
     if not probe:
         return

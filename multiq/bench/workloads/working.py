@@ -1,4 +1,4 @@
-"""Workloads whose work is done by workers."""
+"""Workloads that measure workers."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from multiq.bench.run_log import Run
     from multiq.bench.scenario import RunningWorker, Scenario
 
-_HUNT = 5.0  # seconds in which a process is to be found in the middle of a job
+_HUNT = 5.0  # seconds in which a process must be found in the middle of a job
 _STANDSTILL = 0.005  # seconds from a SIGSTOP until the process has stopped for certain
 _SEED = 20  # the same jobs in each repeat, and for each target
 
 
 class NobodyToKill(MultiqError):
-    """A worker's process was to be killed in the middle of a job, and none runs any."""
+    """No process of the worker runs a job, so none can be killed in the middle of one."""
 
 
 class Drain(Workload):
@@ -178,7 +178,7 @@ class Recovery(Workload):
                 if running.run_logs.ended() >= jobs:  # on a busy machine a look may take longer than the jobs
                     scenario.evidence.is_through = True
                     raise
-                return Outcome({})  # the jobs did not come: the accounting says what became of them
+                return Outcome({})  # the jobs did not come: the verification reports them
             scenario.evidence.killed = {victim.pid: killed_at}
             scenario.drain(running, jobs)
         runs = scenario.evidence.runs
@@ -206,7 +206,7 @@ class Settle(Workload):
     metrics: ClassVar = [
         Metric("ack", "us", "lower"),
         Metric("reserve", "us", "lower"),
-        # a reply at a time takes twice as long when client and server sit on different cores: that is no build's doing
+        # one reply at a time takes twice as long with client and server on different cores, whatever the build
         Metric("ack of one", "us", "lower", counts=False),
     ]
 
@@ -227,7 +227,7 @@ class Settle(Workload):
 
 
 def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
-    """Kill a worker's process in the middle of a job, once so many runs have ended. The run, and when it was, in ns.
+    """Kill a worker's process in the middle of a job, after *after* runs have ended. Returns the run, and when, in ns.
 
     Raises ``NobodyToKill``.
     """
@@ -235,11 +235,11 @@ def _kill_one(running: RunningWorker, after: int) -> tuple[Run, int]:
     give_up_at = time.monotonic() + _HUNT
     reader = max(running.run_logs.look(), key=lambda reader: reader.ended, default=None)
     while reader is not None and time.monotonic() < give_up_at:
-        os.kill(reader.pid, signal.SIGSTOP)  # stands still while we look what it does
+        os.kill(reader.pid, signal.SIGSTOP)  # stops the process while its run log is read
         time.sleep(_STANDSTILL)
         last = list(reader.runs())[-1]
         if not last.end:
-            # before, as it runs no more: afterwards somebody else may be at the job already
+            # read before the kill, while the process is stopped: afterwards another process may have the job already
             killed_at = time.monotonic_ns()
             os.kill(reader.pid, signal.SIGKILL)
             return last, killed_at
