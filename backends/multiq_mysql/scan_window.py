@@ -85,7 +85,7 @@ class ScanCursor:
 
     @property
     def sql(self) -> Sql:
-        """The condition of the next scan: from the start, from the cursor on, or no scan after one that found nothing."""
+        """The condition of the next scan: from the start, from the cursor on, or none after one that found nothing."""
         if self.restart.is_due(BUSY):
             return FROM_START
         if self._is_empty:

@@ -68,7 +68,7 @@ class UnconfirmedVerdicts:
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """Keep a transaction whose reply was lost, or (proof None) whose answers were. Touches can simply be repeated."""
+        """Keep a transaction whose reply was lost, or (proof None) whose answers were. A touch can just be repeated."""
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
