@@ -178,7 +178,7 @@ def test_who_ends_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         told = crew.keep_up()
     finally:
         crew.kill_all()
-    # Then that is told, unless somebody has killed them, or they say that the store is not there
+    # Then each end is reported, unless a signal killed the worker, or its log names the store as unavailable
     assert bool(told) is is_told
 
 

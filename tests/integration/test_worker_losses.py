@@ -77,7 +77,7 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
 
 @pytest.mark.parametrize("url", NAMES, indirect=True)
 def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: Path, url: str) -> None:
-    # Given a job that more workers have taken and given back, as they were told to end, than it has attempts
+    # Given a job that workers have reserved and given back more often, because they were stopped, than it has attempts
     handle = quick.options(max_attempts=2).enqueue(7)
     with app.backend.consumer(["default"]) as consumer:
         for _ in range(4):
