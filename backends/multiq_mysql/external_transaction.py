@@ -1,10 +1,10 @@
 """Enqueuing inside a transaction of the caller's own, on the caller's own connection.
 
 The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Whatever the session's
-modes, zone, character set and isolation are, the statement means the same (``statements`` tells why).
+modes, zone, character set and isolation are, the statement means the same (``statements`` explains why).
 
-Such jobs are put among those that became ready again: the caller may commit any time later, when consumers believe
-that they have seen all that is as old (``scan_window``).
+Such jobs are inserted in the state AGAIN: the caller may commit at any later time, when the consumers' cursors have
+already passed jobs of that age (``scan_window``).
 """
 
 from __future__ import annotations

@@ -1,15 +1,15 @@
 """Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
-"The job is gone" proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose effect
-cannot be asked for changes a row that no other connection changes, and that is changed exactly if the transaction was
-committed. A receipt is a row with the number of the call, which a statement of its own writes. A ticket is a row that
-was written before, and that the DELETE of the acked jobs takes with it: acks are nearly all there is, and for them a
-statement more would be a tenth to a half of the cost.
+That a job is gone proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose
+effect cannot be read from the jobs also changes a row that no other connection changes; this row is changed exactly if
+the transaction was committed. A receipt is a row with the number of the call, which a statement of its own writes. A
+ticket is a row that was written before, and that the DELETE of the acked jobs deletes with them: nearly all verdicts
+are acks, and for them another statement would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nobody else's         rows for each connection, a number or a row for each call               one row changed
+one writer per row    rows for each connection, a number or a row for each call               one row changed
 not overwritten       after a lost reply the connection writes into other rows                a row
 not read too early    the reader has locked the jobs in question first                        none
 a ticket that is      the first row of its stock, which is never used, is there               one INSERT for up to 128

@@ -1,8 +1,8 @@
 """Scan windows: from where on the index is scanned while InnoDB cannot purge deleted entries.
 
-A job that leaves its place leaves an entry behind, until InnoDB purges it, and it purges nothing that the oldest open
-snapshot on the server might read. While a long report runs, every scan steps over the entries of all jobs since its
-begin, half a microsecond each.
+A job that leaves its place in the index leaves a deleted entry there until InnoDB purges it. InnoDB purges nothing that
+the oldest open snapshot on the server might read. So while a long report runs, every scan steps over the entries of all
+jobs since the report began, half a microsecond each.
 
 While that is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not, a busy process
 resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then,

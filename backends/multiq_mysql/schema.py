@@ -1,8 +1,8 @@
 """The tables: numbered migrations, each run once, also if several processes run them or one is killed meanwhile.
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
-programs can go on working with the tables as they are: a migration that only adds leaves it alone, one that takes
-something away raises it. ``doing`` is the statement of the next migration that was begun: DDL commits by itself.
+programs can work with the tables as they are: a migration that only adds does not change it, one that removes something
+raises it. ``doing`` is the number of the statement of the next migration that was begun last: DDL commits by itself.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Verdicts as statements: which of them may be carried out, and how.
 
-The short way is for acks, which are nearly all there is: they are deleted under the condition that their lease is
-live, and the count of rows tells whether all were. Any other batch is locked and read first.
+The short way is for acks, which are nearly all verdicts: their jobs are deleted under the condition that the lease is
+live, and the row count shows whether all were. For any other batch the jobs are locked and read first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How consumers wait: one of them polls for all of this process, often at first, then less; an enqueue here notifies.
+"""How consumers wait: one of them polls for all of this process, often at first, then less often.
+
+An enqueue in the same process wakes them without a poll.
 
 A poll is one short SELECT outside any transaction: it takes no lock, so an idle worker blocks no other statement. It
 also returns when the next job is due, so that delays and leases are waited for exactly.
