@@ -120,7 +120,7 @@ async def leave_timer(number: int) -> None:
 
 @app.task(ttr=30, timeout=0.5, max_attempts=3)
 async def hold_by_thread(number: int) -> None:
-    """A thread of this job has the loop call what holds it: nobody can tell whose that is. Only the first time."""
+    """A thread of this job has the loop call what blocks it, which belongs to no job then. Only the first time."""
     note("start", number)
     await asyncio.sleep(0.1)
     if multiq.current_job().attempt == 1:

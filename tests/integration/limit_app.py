@@ -136,7 +136,7 @@ def hammer(number: int, use: str, listens: bool) -> None:
 
 @app.task(max_attempts=1)
 def probe(number: int) -> None:
-    """Note which locks nobody lets go of any more."""
+    """Note which locks are never released."""
     locks = {"queue": _inbox.mutex, "lock": _lock, "handler": _handler.lock, "condition": _condition}
     for name, lock in locks.items():
         assert lock is not None

@@ -201,7 +201,7 @@ async def leave_swallower(number: int) -> None:
 
 @app.task(max_attempts=1)
 async def leave_thread(number: int) -> None:
-    """A thread of the loop's executor that nobody waits for."""
+    """A thread of the loop's executor whose end is not awaited."""
     note("start", number)
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
     _kept.append(asyncio.create_task(asyncio.to_thread(time.sleep, 60)))

@@ -21,7 +21,7 @@ app = multiq.App()
 
 
 class Rude(BaseException):
-    """No ``Exception``, and nobody expects it."""
+    """Not an ``Exception``, and not expected by any caller."""
 
 
 KINDS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, SystemExit, Rude)

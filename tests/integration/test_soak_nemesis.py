@@ -97,7 +97,7 @@ def test_a_stop_counts_if_the_process_stood_still(
 ) -> None:
     if is_gone:
         process.terminate()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # has ended, and its exit code is not read yet
     assert bool(struck(name)["struck"]) is not is_gone
     if not is_gone:
         assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
@@ -253,7 +253,7 @@ def test_a_process_that_was_being_started_is_killed_with_all_others(
     monkeypatch.syspath_prepend(tmp_path)
     load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
     crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
-    started = crew._client("consume", "3")  # and nobody has noted it down
+    started = crew._client("consume", "3")  # and its process id is not recorded
     crew.kill_all()
     assert has_ended(psutil.Process(started.pid)) if psutil.pid_exists(started.pid) else True
     started.wait()

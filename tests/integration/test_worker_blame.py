@@ -124,7 +124,7 @@ def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is
         told = Counter(word for word, _, _, _ in read_diary(worker.diary) if word in TOLD)
         overdue = told.pop("JobOverdue", 0)
         assert told == Counter(JobTimedOut=2, JobFailed=2, JobRetried=1, on_retry=1, JobBuried=1, on_failure=1)
-        assert overdue == 2 if way == "deaf" else overdue <= 2  # of a process that is stuck nobody else can tell
+        assert overdue == 2 if way == "deaf" else overdue <= 2  # a stuck process cannot be reported as overdue
         # And the process that could still be inspected has logged where the job hung
         if way == "deaf":
             assert worker.words("stack-not-shown") == []

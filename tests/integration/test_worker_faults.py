@@ -162,7 +162,7 @@ def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_a
 ) -> None:
     # Given a job that runs for minutes, and neighbours that take a second and have one attempt only
     late = endless.enqueue(1, way)
-    # what a stuck process has asked for and cannot read any more is nobody's until its lease ends
+    # jobs that a stuck process has asked for and cannot read any more are lost to all until their leases end
     is_strict = way != "stuck" and bool(app.backend.capabilities.give_back)
     neighbour = nap.options(ttr=60, max_attempts=1) if is_strict else nap.options(ttr=5)
     neighbours = neighbour.enqueue_many([(number, 1.0) for number in range(10, 13)])
@@ -325,7 +325,7 @@ def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
     assert words(process, "end") == [1]
 
 
-# --- nobody is left behind ---------------------------------------------------------------------------------
+# --- no process is left behind -----------------------------------------------------------------------------
 
 
 def test_w7_a_program_that_has_used_its_connections_can_start_workers(tmp_path: Path, url: str) -> None:

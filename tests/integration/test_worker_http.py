@@ -156,7 +156,7 @@ def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, ser
         (sidecar,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
         os.kill(sidecar, signal.SIGKILL)
         until(lambda: "starting another one" in process.log)
-        # whoever asks meanwhile waits for the next one, which goes on with the same counts
+        # a request that comes meanwhile waits for the next sidecar, which goes on with the same counts
         assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 
 

@@ -76,7 +76,7 @@ def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(
         until(lambda: words(tmp_path, "start") == [1])
         quick.enqueue_many([(number,) for number in range(2, 12)])
         until(lambda: len(words(tmp_path, "end")) == 3 if "jobs" in limit else " stopping " in process.log)
-        time.sleep(1.0)  # longer than the grace: nobody has told it to stop
+        time.sleep(1.0)  # longer than the grace, which has not begun: no signal has come
         assert process.process.poll() is None
         # When it gets a stop signal, then it ends after the grace, and the job is given back
         process.send(signal.SIGTERM)

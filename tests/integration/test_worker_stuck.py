@@ -178,7 +178,7 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
         until(lambda: 1 in starts(process))
         os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
         if moment == "reload":
-            app.queue().pause(60)  # nobody takes the job there
+            app.queue().pause(60)  # no process takes the job there
             process.send(signal.SIGHUP)
             until(lambda: handle.peek().state is State.READY)
             process.send(signal.SIGTERM)
