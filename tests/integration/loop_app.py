@@ -123,7 +123,7 @@ async def _tick_with_subtask(number: int) -> None:
 
 
 async def _swallow(number: int) -> None:
-    """Does not heed that it is cancelled."""
+    """Ignores its cancellation."""
     while True:
         try:
             note("swallow", number)
@@ -268,7 +268,7 @@ async def hold_on(number: int) -> None:
 
 @app.task(max_attempts=3)
 async def block(number: int) -> None:
-    """Keeps the loop to itself."""
+    """Blocks the loop."""
     note("start", number)
     for _ in range(400):
         note("tick", number)

@@ -183,7 +183,7 @@ def diary_has(word: str) -> bool:
 
 @app.task(timeout=1.0, ttr=60, max_attempts=1)
 def wait_to_be_told(number: int) -> None:
-    """Runs until its time limit is told, and notes that."""
+    """Runs until its timeout is raised, and notes that."""
     note("start", number)
     job: Any = multiq.current_job()
     try:

@@ -1,4 +1,4 @@
-"""Hooks of all kinds that raise what is no ``Exception``."""
+"""Hooks of all kinds that raise exceptions which are not an ``Exception``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``multiq soak`` as a whole: what it says, its exit codes, and that it leaves nothing behind."""
+"""``multiq soak`` as a whole: its output, its exit codes, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
