@@ -1,4 +1,4 @@
-"""MySQL and MariaDB: a table in the application's own database, polled with care.
+"""MySQL and MariaDB: a table in the application's own database, which waiting processes poll.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
@@ -110,7 +110,7 @@ class MysqlBackend(Backend):
     }
 
     def __init__(self, dsn: Dsn, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
-        """*clock* is for tests, which move time by hand; without it the server's clock counts."""
+        """*clock* is for tests, which move time by hand. Without it the driver uses the server's clock."""
         self.dsn = dsn
         self.timeout = timeout
         self._pool = Pool(dsn, timeout=timeout, clock=clock)
@@ -132,7 +132,7 @@ class MysqlBackend(Backend):
             ExternalTransaction(self._pool, connection).enqueue(queue, jobs)
         elif jobs:
             now, preface = self._pool.now, []
-            if len(jobs) > 1:  # to tell the time once is quicker than in each row
+            if len(jobs) > 1:  # computing the time once is faster than in each row
                 now, preface = Sql("@multiq_now"), [f"SET @multiq_now = {now}"]
             insert = _Insert(preface, insert_statements(queue, jobs, now))
             try:
@@ -149,7 +149,7 @@ class MysqlBackend(Backend):
     def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
         return MysqlConsumer(self._pool, queues)
 
-    # --- looking and managing, from outside ---
+    # --- looking and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         rows = self._select("peek", queue=queue.encode(), id=pack_id(job_id))
@@ -255,16 +255,16 @@ class MysqlBackend(Backend):
         return MysqlSchema(self.dsn, self.timeout)
 
     def make_nothing(self) -> None:
-        """From now on a database without tables of ours is ``SchemaNotReady``, and gets none."""
+        """From now on, raise ``SchemaNotReady`` for a database without multiq's tables, instead of creating them."""
         self._pool.create = False
 
     def close(self) -> None:
         self._pool.close()
 
-    # --- how ---
+    # --- internals ---
 
     def _discard_connections(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
         self._pool.close()
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
@@ -282,9 +282,9 @@ class MysqlBackend(Backend):
                 promote(connection, outlook, time.monotonic() + self.timeout)
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
-        """Whether an earlier try of this call was committed, its reply being lost. If it was not, the job is locked.
+        """Whether an earlier attempt of this call, whose reply was lost, was committed. If not, the job is now locked.
 
-        Asked first: what somebody did to the job after that is not to be undone by a second try.
+        Checked first: a second attempt must not undo what another client has done to the job since.
         """
         if not session.unconfirmed:
             return False
@@ -304,9 +304,9 @@ class MysqlBackend(Backend):
         return effective_state(code, is_due=bool(is_due))
 
     def _reschedule(self, session: Session, queue: str, job_id: str, delay: float) -> None:
-        """Out of the table and in again, because that is what gives a row a new number, and the job a new age.
+        """Remove the row and insert it again, because only an insert gives the job a new seq, and so a new age.
 
-        It is put among those that became ready again, which other processes look for from the bottom every second.
+        It is inserted in the state AGAIN, whose range other processes scan from the start at least every second.
         """
         now = self._pool.now
         ((rows, _),) = session.begin(render("take_out", queue=queue.encode(), id=pack_id(job_id), now=now))
@@ -373,10 +373,10 @@ class _Insert:
 
 
 class _Kick:
-    """One slice of a kick; after a lost reply it finds out whether it was done."""
+    """One slice of a kick. After a lost reply it finds out whether the slice was carried out."""
 
     def __init__(self, pool: Pool, queue: str, size: int, behind: int) -> None:
-        """*behind* all that were buried when the kick began."""
+        """*behind*: the place behind all jobs that were buried when the kick began."""
         self._pool = pool
         self._behind = behind
         self._queue = queue
@@ -397,19 +397,19 @@ class _Kick:
         return len(self._seqs)
 
 
-_SURELY_FITS = 100_000  # bytes; max_allowed_packet is megabytes, as a rule
+_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
 
 _TEMPLATE = NewJob(body=b"", id="")
 
 
 def _purge_some(session: Session, seqs: list[int], code: int) -> int:
-    """How many of these are gone by our doing."""
+    """Delete these jobs. Returns how many this call has deleted."""
     purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
     return purged.affected + (session.done_before() or 0)
 
 
 def _place(after: str) -> tuple[int, int]:
-    """The place that a page's cursor tells of."""
+    """The place and seq in a page's cursor."""
     major, _, minor = after.partition(".")
     with contextlib.suppress(ValueError):
         place = int(major), int(minor)

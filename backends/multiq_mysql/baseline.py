@@ -1,4 +1,4 @@
-"""The leanest loops that PyMySQL and InnoDB allow, as ``multiq bench`` sets them beside multiq's."""
+"""The fastest loops that PyMySQL and InnoDB allow, with which ``multiq bench`` compares multiq."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _COLUMNS = (
 
 
 class MysqlBaseline(Baseline):
-    """The fewest statements and packets that will do, on a table and a *connection* of its own."""
+    """As few statements and packets as possible, on a table and a *connection* of its own."""
 
     FLAG: ClassVar[int] = CLIENT.MULTI_STATEMENTS
-    """What the connection is opened with."""
+    """The client flag with which the connection must be opened."""
 
     def __init__(self, connection: Connection[Any], body: bytes) -> None:
         """Raises ``pymysql.MySQLError``; the connection is closed then."""
@@ -39,14 +39,14 @@ class MysqlBaseline(Baseline):
             raise
 
     def put_one_by_one(self, count: int) -> float:
-        """An autocommitted INSERT each."""
+        """One autocommitted INSERT per row."""
         start = time.perf_counter()
         for _ in range(count):
             self._cursor.execute(f"INSERT INTO {self._table} (body) VALUES {self._row}")  # noqa: S608 - hexadecimal
         return count / (time.perf_counter() - start)
 
     def put_in_batches(self, count: int) -> float:
-        """Each row is written by itself, as rows that differ would be."""
+        """One INSERT per batch, with the text of each row in it, as rows that differ would need."""
         start = time.perf_counter()
         for at in range(0, count, PUT_BATCH):
             rows = ",".join([self._row for _ in range(min(PUT_BATCH, count - at))])
@@ -54,7 +54,7 @@ class MysqlBaseline(Baseline):
         return count / (time.perf_counter() - start)
 
     def take_in_batches(self) -> float:
-        """The last ones are deleted and the next ones marked in one transaction and two packets."""
+        """Delete the last rows and mark the next ones, in one transaction and two packets per batch."""
         start, count, held = time.perf_counter(), 0, "0"
         while True:
             (*_, taken) = self._ask(

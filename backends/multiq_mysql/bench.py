@@ -40,10 +40,10 @@ _DURABILITY_SETTINGS = ("innodb_flush_log_at_trx_commit", "innodb_doublewrite", 
 
 _DENIED = frozenset({ER.DBACCESS_DENIED_ERROR, ER.TABLEACCESS_DENIED_ERROR})
 
-#: at each commit: left in the server's memory, or synced to the disk
+#: innodb_flush_log_at_trx_commit: at a commit the log stays in the server's memory, or is synced to the disk
 _PROFILES = {"fast": "0", "durable": "1"}
 
-#: room enough that neither cache nor log is what is measured
+#: large enough that neither cache nor log limits what is measured
 _SETTINGS = {
     "innodb_buffer_pool_size": "256M",
     "innodb_log_file_size": "96M",
@@ -71,7 +71,7 @@ class MysqlServer(servers.Server):
             "bind_address": HOST,
             "pid_file": folder / "pid",
             "tmpdir": folder,
-            **({"user": "root"} if os.geteuid() == 0 else {}),  # it refuses to unless told
+            **({"user": "root"} if os.geteuid() == 0 else {}),  # mariadbd runs as root only with this option
         }
         shutil.copytree(empty_data(), folder / "data")
 
@@ -83,9 +83,9 @@ class MysqlServer(servers.Server):
         return ["--no-defaults", *(f"--{name.replace('_', '-')}={value}" for name, value in self._settings.items())]
 
     def answers(self) -> bool:
-        """Once it does, there is a database, too."""
+        """Whether the server answers. Creates the database when it does."""
         with suppress(pymysql.MySQLError, OSError):
-            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL leaves one open that cannot connect
+            with socket.socket(socket.AF_UNIX) as probe:  # PyMySQL does not close a socket that fails to connect
                 probe.connect(str(self._socket))
             with closing(pymysql.connect(unix_socket=str(self._socket), user="root", ssl_disabled=True)) as connection:
                 connection.query(f"CREATE DATABASE IF NOT EXISTS {_DATABASE}")
@@ -94,7 +94,7 @@ class MysqlServer(servers.Server):
 
 
 class MysqlAdapter(Adapter):
-    """A database. The server's memory and CPU show only where it runs on this machine, and says as which process."""
+    """A database. Memory and CPU are known only of a server that runs on this machine and shows its pid file."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -111,11 +111,11 @@ class MysqlAdapter(Adapter):
         settings = self._pairs("SHOW GLOBAL VARIABLES")
         told = {name: settings[name] for name in _DURABILITY_SETTINGS if name in settings}
         if told.get("log_bin", "OFF") in {"OFF", "0"}:
-            told.pop("sync_binlog", None)  # set, and without effect
+            told.pop("sync_binlog", None)  # without a binlog the setting has no effect
         return Durability(survives(settings), told)
 
     def counters(self) -> Counters:
-        pid = self._pid  # first: to find it, the server is asked
+        pid = self._pid  # first, because finding it sends statements that are counted
         status = self._pairs("SHOW GLOBAL STATUS WHERE variable_name IN ('Questions', 'Bytes_received', 'Bytes_sent')")
         return Counters(
             commands=int(status["questions"]) - self._asked,
@@ -126,7 +126,7 @@ class MysqlAdapter(Adapter):
         )
 
     def baseline(self, body: bytes) -> Baseline | None:
-        """In a table of its own; None where this user may make none."""
+        """The baseline, in a table of its own. None if this user may not create tables."""
         try:
             return MysqlBaseline(self._dsn.connect(60.0, autocommit=True, client_flag=MysqlBaseline.FLAG), body)
         except pymysql.err.OperationalError as exc:
@@ -141,7 +141,7 @@ class MysqlAdapter(Adapter):
 
     @functools.cached_property
     def _pid(self) -> int | None:
-        """A container's server has another name for its machine, and process ids that are not ours."""
+        """The server's process id; None if it runs on another machine or in a container, whose pids differ."""
         told = self._pairs("SHOW GLOBAL VARIABLES WHERE variable_name IN ('hostname', 'datadir', 'pid_file')")
         if told.get("hostname") != socket.gethostname():
             return None
@@ -150,11 +150,11 @@ class MysqlAdapter(Adapter):
         return None
 
     def _pairs(self, poll: str) -> dict[str, str]:
-        """What ``SHOW`` shows, names in small letters."""
+        """The rows of a ``SHOW`` statement, with names in lower case."""
         try:
             if self._connection is None or not self._connection.open:
                 self._connection = self._dsn.connect(self._timeout, autocommit=True)
-                self._asked += 1  # what opens a session is a question, too
+                self._asked += 1  # opening a session counts as a question, too
             with self._connection.cursor() as cursor:
                 cursor.execute(poll)
                 self._asked += 1
@@ -167,7 +167,7 @@ class MysqlAdapter(Adapter):
 
 
 class MysqlBench(Bench):
-    """``mariadbd``, or any MySQL that multiq takes a URL of."""
+    """A throwaway ``mariadbd``, or the server of any URL that this driver takes."""
 
     @classmethod
     @contextmanager
@@ -184,7 +184,7 @@ class MysqlBench(Bench):
 
 @functools.cache
 def empty_data() -> Path:
-    """An empty data folder: made once in a process, in half a second, and copied for each server.
+    """An empty data folder: made once per process, in half a second, and copied for each server.
 
     Raises ``ServerMissing``, ``ServerFailed``.
     """
@@ -192,12 +192,12 @@ def empty_data() -> Path:
     folder = tempfile.TemporaryDirectory(prefix="multiq-", ignore_cleanup_errors=True)
     atexit.register(folder.cleanup)
     data = Path(folder.name) / "data"
-    done = subprocess.run(  # noqa: S603 - found on the PATH, with arguments of our own
+    done = subprocess.run(  # noqa: S603 - found on the PATH, with fixed arguments
         [
             install,
             "--no-defaults",
             f"--datadir={data}",
-            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another that just starts
+            f"--tmpdir={folder.name}",  # in a shared one it removes the temporary tables of another starting server
             "--auth-root-authentication-method=normal",
             "--skip-test-db",
             "--skip-name-resolve",

@@ -10,7 +10,7 @@ few round trips       statements that need no answer in between go in one packet
 no half-done verb     a transaction each; any exception rolls back or closes                  one fsync per commit
 no deadlock error     the whole transaction is run again on 1213, 1205 and 1020               a pause of milliseconds
 no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
-bounded calls         all of a reply has to be here within what is left of the call's time    one ``recv_into`` of ours
+bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
                       (timed_socket.py)                                                       per read
 safe forks            a connection belongs to the process that opened it                      one ``getpid``
 ====================  ======================================================================  =======================
@@ -50,32 +50,32 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_IDLE_FOR = 60.0  # seconds that a connection is kept open for the next caller
+_IDLE_FOR = 60.0  # seconds that an unused connection is kept open for the next caller
 _RECONNECTS = 1  # within one call: a connection that was cut while idle is noticed only when it is used
-_SHORTEST_TIMEOUT = 0.05  # seconds: what a packet gets even if the call's time is over
+_SHORTEST_TIMEOUT = 0.05  # seconds: the timeout of a packet even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
 _SERVER_INFO = "SELECT @@max_allowed_packet, @@hostname, @@port, UNIX_TIMESTAMP(); SHOW GLOBAL STATUS LIKE 'Uptime'"
 _COMMAND = 16  # bytes of a packet beside the statements, at most
-_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # seconds, until a session that was told to end has let go of its locks
+_KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # checks, and seconds between them, until a killed session has ended
 _CLEANUP_INTERVAL = 3600.0  # seconds
-_CLEANUP_AGAIN = 1.0  # seconds until the next ones are deleted where there were many
-_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: ours never do
+_CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there were more old receipts than one deletes
+_IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: the driver's never do
 _IDLE_SESSION = (
     600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
 )
 
-#: READ COMMITTED takes a statement of its own: the variable has different names in MySQL and in MariaDB
+#: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
     "SET SESSION time_zone = '+00:00', SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
     f"SESSION innodb_lock_wait_timeout = {_LOCK_WAIT}, SESSION lock_wait_timeout = 10, "
     "SESSION completion_type = 0, SESSION sql_safe_updates = 0, SESSION sql_select_limit = DEFAULT, "
-    # inside a transaction MariaDB can tell sooner; a comment for MySQL
+    # MariaDB can end sessions that are idle inside a transaction sooner; for MySQL this is a comment
     f"SESSION wait_timeout = LEAST(@@wait_timeout, {_IDLE_SESSION}) "
     f"/*M!100300 , SESSION idle_transaction_timeout = {_IDLE_TRANSACTION} */"
     # MariaDB would make a temporary table of a long IN (...), and read all jobs to join them with it
     "/*M!100308 , SESSION in_predicate_conversion_threshold = 0 */"
-    # nor of one of more than 32,000 numbers a range
+    # MariaDB would also not read a range for more than 32,000 numbers in one IN (...)
     "/*M!100600 , SESSION optimizer_max_sel_arg_weight = 0 */;"
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE"
 )
@@ -96,14 +96,14 @@ class Pool:
         self.timeout = timeout
         """Seconds that a call waits for the server."""
         self.create = True
-        """Whether tables are made in a database that has none."""
+        """Whether tables are created in a database that has none."""
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes; None until the first connection."""
         self.server_identity: tuple[Any, ...] = ()
         """Host name, port and start time of the server that was connected to last."""
         self._clock = clock
         self._server_began = 0.0
-        """The server's time when our monotonic clock was zero, about."""
+        """The server's time, about, when this process's monotonic clock was zero."""
         self._cleaned_up_at = float("-inf")
         self._idle: deque[Connection] = deque()  # its methods are atomic
         """Unused connections. The one that was used last is used next."""
@@ -126,11 +126,14 @@ class Pool:
 
     @property
     def true_now(self) -> Sql:
-        """The same for a session that is not ours."""
+        """As ``now``, for a session of the caller's, whose clock may be stopped."""
         return TRUE_NOW if self._clock is None else self.now
 
     def open(self, timeout: float) -> pymysql.connections.Connection[Any]:
-        """A new session with our settings, and the tables there. Raises PyMySQL's errors, ``OSError``, ours."""
+        """Open a session with the driver's settings, and check or create the tables.
+
+        Raises PyMySQL's errors, ``OSError``, ``MultiqError``.
+        """
         ours: dict[str, Any] = {"init_command": _SESSION, "client_flag": CLIENT.MULTI_STATEMENTS, "autocommit": True}
         timeout = max(timeout, _SHORTEST_TIMEOUT)
         deadline = time.monotonic() + timeout
@@ -192,7 +195,10 @@ class Pool:
             self._close_surplus()
 
     def _close_surplus(self) -> None:
-        """As many stay open as were in use at one time a while ago: callers in turn never connect anew."""
+        """Close the connection that has been unused longest, if for over ``_IDLE_FOR`` seconds.
+
+        So as many stay open as were lately in use at one time, and callers in turn do not connect anew.
+        """
         with contextlib.suppress(IndexError):  # another thread took the last one
             if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
                 self._idle.popleft().close()
@@ -205,7 +211,7 @@ class Pool:
             connection.close()
 
     def start_over_in_child(self) -> None:
-        """After a fork: locks that no other thread holds, and none of the parent's connections."""
+        """After a fork: make new locks, which no other thread holds, and drop the parent's connections."""
         self._lock = threading.Lock()
         self._idle = deque()
         for connection in list(self._connections):
@@ -236,7 +242,7 @@ class Session:
         book: ReceiptBook,
         unconfirmed: list[Proof],
     ) -> None:
-        """*packet*: bytes of the largest one that the server takes."""
+        """*packet*: bytes of the largest packet that the server takes."""
         self._opened = opened
         self._packet = packet
         self._book = book
@@ -247,7 +253,7 @@ class Session:
         self.is_broken = False
         self.in_transaction = False
         self.proof: Proof | None = None
-        """Of the transaction that is being committed."""
+        """The proof of the transaction that is being committed."""
 
     def execute(self, *texts: str) -> list[Reply]:
         """Run statements, sent in one packet if they fit, and return their replies. The first error ends it."""
@@ -279,7 +285,7 @@ class Session:
         return self.execute("BEGIN", *texts)[1:]
 
     def take_ticket(self) -> Ticket:
-        """For the transaction that comes next, and whose statements delete it."""
+        """A ticket for the next transaction, whose statements delete it."""
         ticket = self._book.ticket()
         while ticket is None:
             keys = self._book.new_stock()
@@ -295,10 +301,10 @@ class Session:
         return ticket
 
     def commit(self, *texts: str, done: int | Sql | None = None) -> list[Reply]:
-        """End the transaction with these statements. Outside of one, each statement is one by itself.
+        """End the transaction with these statements. Outside a transaction, each statement is a transaction by itself.
 
-        With *done* it leaves a receipt, which says so, if it has no ticket; outside of a transaction the statements are
-        one.
+        With *done* and without a ticket, the transaction leaves a receipt with the value of *done*; then statements
+        outside a transaction are one transaction together.
         """
         self.proof, self._ticket = self._ticket, None
         if done is not None and self.proof is None:
@@ -318,7 +324,10 @@ class Session:
         self.in_transaction, self._ticket = False, None
 
     def done_before(self) -> int | None:
-        """What an earlier attempt of this call has done, if one was committed. The rows in question must be locked."""
+        """The number of rows that earlier attempts of this call have changed; None if none of them was committed.
+
+        The rows in question must be locked.
+        """
         if not self.unconfirmed:
             return None
         (answer,) = self.execute(receipts.asked(self.unconfirmed))
@@ -342,10 +351,10 @@ class Connection:
         """The id of a session whose connection was lost. It keeps its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """The result of *work*, which is run again after a deadlock, and once more if the connection turns out cut.
+        """Run *work* and return its result. It is run again after a deadlock, and once more after a cut connection.
 
-        After a lost reply, work that is run again has ``session.unconfirmed``. *deadline*: of the call that this
-        is part of, if that has begun before. Raises ``BackendError``, and what *work* raises.
+        After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: that of
+        the call that this is part of, if the call has begun before. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
@@ -385,7 +394,10 @@ class Connection:
                 return result
 
     def _clean_up_receipts(self, session: Session) -> bool:
-        """Delete old receipts now and then, before a call: an interrupt loses no answer. False: the session is lost."""
+        """Delete old receipts if that is due, before a call, so that an interrupt loses no answer.
+
+        False: the session is lost.
+        """
         if not self._book.is_used or not self._pool.is_cleanup_due():
             return True
         try:
@@ -403,7 +415,7 @@ class Connection:
         return self.run(lambda session: session.execute(text))[0].rows
 
     def close(self) -> None:
-        """Close until it is used again. A call that another thread is in ends first."""
+        """Close until the next use. If another thread is in a call, that call ends first."""
         if self._lock.acquire(blocking=False):
             try:
                 self._drop()
@@ -472,7 +484,7 @@ class Connection:
 
 
 def _read_reply(opened: Any) -> Reply:
-    """What was read last, without the cursor that would copy it."""
+    """The result that PyMySQL has read last, without a cursor, which would copy it."""
     result = opened._result  # noqa: SLF001 - PyMySQL's cursors take it from there, too
     return Reply(result.rows or (), result.affected_rows)
 
@@ -488,10 +500,10 @@ def _is_same_server(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
 
 
 def _leave_to_parent(opened: Any) -> None:
-    """In a forked child: close our end of the socket, and leave the reader on it alone.
+    """In a forked child: close the child's copy of the socket, and leave PyMySQL's reader on it alone.
 
-    Another thread of the parent's may be in the middle of a read: it holds the reader's lock, here for ever, and to
-    close the reader would wait for that.
+    A thread of the parent may have been in a read at the fork: in the child the reader's lock stays locked for ever,
+    and closing the reader would wait for it.
     """
     sock, opened._sock, opened._rfile = opened._sock, None, None  # noqa: SLF001 - its own way out closes the reader
     if sock is not None:

@@ -70,7 +70,7 @@ class _Row(msgspec.Struct, array_like=True):
 
     @property
     def place(self) -> tuple[int, int]:
-        """What it sorts by as it is to be reserved."""
+        """The sort key of ready jobs within a queue."""
         return self.priority, self.seq
 
     def lease(self, token: int) -> Lease:
@@ -153,7 +153,7 @@ class MysqlConsumer(Consumer):
         self._pool.poller.notify()
 
     def _discard_connections(self) -> None:
-        """A reply was none: those that come after it may be none either."""
+        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
         self._connection.close()
         self._pool.close()
 
@@ -241,7 +241,7 @@ class MysqlConsumer(Consumer):
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
         if self._unconfirmed_pid != os.getpid():
-            self._unconfirmed_leases = []  # from before a fork: the parent process reads them back
+            self._unconfirmed_leases = []  # from before a fork: they are the parent's, which reads them back itself
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
             self._unconfirmed_leases = ours[limit:]
@@ -360,8 +360,8 @@ class MysqlConsumer(Consumer):
         return leases
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
-        """The leases of an unconfirmed claim that are ours. Left alone, they would run out and count as crashes."""
-        if not self._unconfirmed_leases or self._unconfirmed_pid != os.getpid():  # a parent process's are its own
+        """The leases of an unconfirmed claim that was carried out. Left alone, they would end and count as crashes."""
+        if not self._unconfirmed_leases or self._unconfirmed_pid != os.getpid():  # the parent process's are not ours
             return []
         if time.monotonic() >= deadline:
             return []
@@ -373,7 +373,7 @@ class MysqlConsumer(Consumer):
         return leases
 
     def _read_back(self, session: Session) -> list[Lease]:
-        """Which of the unconfirmed leases the server has under our token."""
+        """The unconfirmed leases that the server has under our token."""
         fences = [lease.token.split(":") for lease in self._unconfirmed_leases]
         token = int(fences[0][1])
         asked = render("read_back", seqs=[int(seq) for seq, _ in fences], token=token, now=self._pool.now)
@@ -410,7 +410,7 @@ class MysqlConsumer(Consumer):
         answers: Sequence[LeaseLost | None],
         statements: Sequence[str],
     ) -> list[Reply]:
-        """Commit. If the reply is lost, the ticket or the receipt tells later whether these answers hold."""
+        """Commit. If the reply is lost, the ticket or the receipt shows later whether these answers hold."""
         if batch is None:
             return session.commit(*statements)
         try:
@@ -457,7 +457,7 @@ class _Claims:
 
 
 class _Claim:
-    """Locks the best ready jobs of a queue: one scan for jobs that are ready again, one for the other ready jobs."""
+    """Locks the best ready jobs of a queue: one scan for jobs in the state AGAIN, one for those in READY."""
 
     def __init__(self, pool: Pool, queue: str, limit: int) -> None:
         self._limit = limit
@@ -484,7 +484,7 @@ class _Claim:
         return self.rows
 
     def taken(self, rows: Sequence[_Row]) -> None:
-        """The first of its rows are reserved: later scans can go on behind them."""
+        """These first rows are reserved: later scans can start behind them."""
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             last = next((row for row in reversed(rows) if row.is_again is is_again), None)
             if last is not None:
@@ -493,7 +493,7 @@ class _Claim:
         self.rows = self.rows[len(rows) :]
 
     def drop(self) -> None:
-        """The rows that are left were not reserved: the next scan must find them."""
+        """The remaining rows were not reserved: the next scan must find them."""
         dropped, self.rows, self._surplus = [*self.rows, *self._surplus], [], []
         for cursor, is_again in ((self._window.ready, False), (self._window.again, True)):
             first = next((row for row in dropped if row.is_again is is_again), None)
@@ -510,7 +510,7 @@ class _ScanReply(NamedTuple):
 
 
 class _Scan:
-    """One scan of a queue's ready jobs in one state, with the statements that measure it where that is needed.
+    """One scan of a queue's ready jobs in one state, with statements around it that measure it if necessary.
 
     The statements are rendered once: whether to measure depends on counts that other threads change.
     """
@@ -529,12 +529,12 @@ class _Scan:
         self.statements = [_START_CLOCK, select, _READ_CLOCK] if is_measured else [select]
 
     def read(self, replies: Iterator[Reply]) -> list[_Row]:
-        """The rows, from the next of the replies; the cursor learns from them."""
+        """The rows, from the next of the replies. The cursor is updated by them."""
         reply = self._reply(replies)
         if self._condition is FROM_START:
             self._cursor.scanned(reply.took, len(reply.rows))
         elif self._condition is not NO_SCAN and len(reply.rows) < self._limit:
-            self._cursor.restart.request()  # all of this priority is taken: on to the next one
+            self._cursor.restart.request()  # all jobs of this priority are taken: the next scan finds other priorities
         return [self._row(row) for row in reply.rows]
 
     def restart(self, session: Session) -> list[_Row]:

@@ -31,7 +31,7 @@ class DeadlockRetry:
     def pause(self, code: int) -> bool:
         """Count the retry and sleep. False: no time is left for another attempt."""
         retry_counts[code] += 1
-        nap = self._pause * random.uniform(0.2, 1.0)  # noqa: S311 - spreads the tries, guards nothing
+        nap = self._pause * random.uniform(0.2, 1.0)  # noqa: S311 - spreads the attempts, guards nothing
         if time.monotonic() + nap >= self._deadline:
             return False
         time.sleep(nap)

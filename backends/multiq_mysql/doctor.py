@@ -1,6 +1,6 @@
-"""Whether a MySQL or MariaDB server is fit for jobs as it is set up: what it keeps, what slows it, who can get at it.
+"""Checks how a MySQL or MariaDB server is set up for jobs: durability, speed, limits and access.
 
-Asks only, with statements that any account may be refused: what was refused is unknown, and never told as ok.
+It only reads, with statements that an account may be refused. A refused check is reported as unknown, never as ok.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 _PINGS = 20
 _SLOW = 0.010  # seconds; a worker makes a few round trips per batch of jobs
 _SKEW = 1.0  # seconds
-_LONG_HISTORY = 100_000  # transactions whose leftovers wait for purge
+_LONG_HISTORY = 100_000  # transactions in InnoDB's history list, which wait for purge
 _OLD_SNAPSHOT = 60  # seconds
 _SMALL_PACKET = 1 << 20  # bytes
 _NEARLY_ALL = 0.9  # of max_connections
@@ -46,14 +46,14 @@ _ON = frozenset({"1", "ON", "YES"})
 
 
 class Examinable(Protocol):
-    """What of a backend is looked at."""
+    """The attributes of a backend that the checks use."""
 
     dsn: Dsn
     timeout: float
 
 
 def examine(backend: Examinable) -> list[Finding]:
-    """What there is to say of the server, the database and the way there. Raises ``BackendError``."""
+    """The findings about the server, the database and the connection to it. Raises ``BackendError``."""
     dsn = backend.dsn
     try:
         with contextlib.closing(dsn.connect(backend.timeout, autocommit=True)) as connection:
@@ -74,7 +74,7 @@ class _Server(NamedTuple):
             return tuple(cursor.fetchall())
 
     def rows_or_none(self, text: str) -> tuple[tuple[Any, ...], ...] | None:
-        """The rows; None where this user may not ask, or where this kind of server does not know."""
+        """The rows; None if this user may not run the statement, or this kind of server does not know it."""
         try:
             return self.rows(text)
         except (pymysql.err.OperationalError, pymysql.err.ProgrammingError, pymysql.err.InternalError):
@@ -99,7 +99,7 @@ def _findings(server: _Server) -> Iterator[Finding]:
     yield _durability_summary(settings)
 
 
-# --- the way there ---------------------------------------------------------------------------------------
+# --- the connection ---------------------------------------------------------------------------------------
 
 
 def _latency(server: _Server) -> Finding:
@@ -132,7 +132,7 @@ def _clock(server: _Server) -> Finding:
 
 
 def name_and_version(settings: Mapping[str, str]) -> str:
-    """``MariaDB 10.11.6-MariaDB-0``, as the server says it."""
+    """The server's name and version, such as ``MariaDB 10.11.6-MariaDB-0``."""
     text = settings.get("version", "")
     return f"{'MariaDB' if 'mariadb' in text.lower() else 'MySQL'} {text}"
 
@@ -348,7 +348,7 @@ def _polling() -> Finding:
     )
 
 
-# --- who can get at it -----------------------------------------------------------------------------------
+# --- access -----------------------------------------------------------------------------------
 
 
 def _access(server: _Server) -> Iterator[Finding]:
@@ -385,7 +385,7 @@ def _is_loopback(host: str) -> bool:
 
 
 def survives(settings: Mapping[str, str]) -> Survives:
-    """What a job outlives on a server that is set like this, once its enqueue has returned."""
+    """What a job survives on a server with these settings, once its enqueue has returned."""
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
         return "unknown"
@@ -395,7 +395,7 @@ def survives(settings: Mapping[str, str]) -> Survives:
 
 
 def _durability_summary(settings: Mapping[str, str]) -> Finding:
-    """The column of ``docs/durability.md`` that the server keeps as it is set."""
+    """The column of ``docs/durability.md`` that these settings amount to."""
     if "innodb_flush_log_at_trx_commit" not in settings:
         return Finding(
             "unknown",

@@ -48,7 +48,7 @@ OPTIONS: Mapping[str, Option] = {
         choice("yes", "no"), "no", "accept any certificate: a man in the middle can read and change every job"
     ),
 }
-"""The options of a URL that are about the way to the server."""
+"""The options of a URL that concern the connection to the server."""
 
 
 class _Refusal:
@@ -95,7 +95,7 @@ class _Connection(_PyMySQL):
 
     @property
     def _auth_plugin_name(self) -> str:
-        """The plugin that the greeting names. With this one PyMySQL's first word over TLS is the password."""
+        """The plugin that the greeting names, or "" where PyMySQL would begin with the password itself over TLS."""
         is_too_open = self._greeted_with == "sha256_password" and self.ssl and not self.may_send_password
         return "" if is_too_open else self._greeted_with
 
@@ -127,7 +127,7 @@ class Dsn(NamedTuple):
     port: int = PORT
     unix_socket: str | None = None
     username: str | None = None
-    """None: the user of this process, as with MySQL's own clients."""
+    """None: the user that runs this process, as with MySQL's own clients."""
     fixed_password: str | None = None
     password_file: str | None = None
     password_env: str | None = None
@@ -136,7 +136,7 @@ class Dsn(NamedTuple):
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
+        """The DSN of a URL. Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
         given = url.options
         if url.scheme not in _SCHEMES:
             raise UrlInvalid(f"{url} cannot be used: the scheme is mysql://")
@@ -167,21 +167,21 @@ class Dsn(NamedTuple):
         )
 
     def __repr__(self) -> str:
-        """Without the password."""
+        """The DSN without the password."""
         return f"Dsn({self.username or ''}@{self.place}/{self.database})"
 
     def __rich_repr__(self) -> Iterator[str]:
-        """For ``rich``, which else goes by the fields."""
+        """For ``rich``, which would otherwise show the fields."""
         yield f"{self.username or ''}@{self.place}/{self.database}"
 
     @property
     def place(self) -> str:
-        """Where the server is, for messages."""
+        """The server's address, for messages."""
         return self.unix_socket or f"{self.host}:{self.port}"
 
     @property
     def password(self) -> str:
-        """Read at this moment, so that one that was changed is found. Raises ``UrlInvalid`` if there is none."""
+        """The password, read at each call, so that a changed one is used. Raises ``UrlInvalid`` if that fails."""
         if self.password_file is not None:
             return password_of_file(self.password_file)
         if self.password_env is not None:
@@ -195,7 +195,7 @@ class Dsn(NamedTuple):
         Raises ``UrlInvalid`` for a password that cannot be read, ``pymysql.MySQLError``, ``OSError`` for TLS.
         """
         deadline = time.monotonic() + timeout
-        # without a context PyMySQL would try TLS by itself, check nothing, and read all authorities for each connection
+        # without a context PyMySQL would try TLS unasked, check nothing, and read all authorities for each connection
         tls: dict[str, Any] = {"ssl_disabled": True} if self.tls is None else {"ssl": self.tls}
         connection = _Connection(
             **{
@@ -203,7 +203,7 @@ class Dsn(NamedTuple):
                 "port": self.port,
                 "unix_socket": self.unix_socket,
                 "user": self.username,
-                "password": self.password.encode(),  # PyMySQL would take Latin-1 for a string
+                "password": self.password.encode(),  # PyMySQL would encode a string as Latin-1
                 "database": self.database,
                 "charset": "utf8mb4",
                 "defer_connect": True,
@@ -225,9 +225,9 @@ class Dsn(NamedTuple):
             connection.connect(sock)
         except (pymysql.MySQLError, OSError, MultiqError):
             raise
-        except RuntimeError as exc:  # PyMySQL lacks a package for this way of logging in
+        except RuntimeError as exc:  # PyMySQL lacks a package for this authentication plugin
             raise BackendUnavailable(f"{self.place} cannot be logged in to: {exc}") from exc
-        except Exception as exc:  # whatever a garbled greeting leads to in PyMySQL
+        except Exception as exc:  # a garbled greeting may raise any exception in PyMySQL
             raise malformed(exc) from exc
         limit_each_call(connection, timeout if period is None else period)
         if self.tls is not None and not isinstance(inside._sock, ssl.SSLSocket):  # noqa: SLF001 - what was negotiated
@@ -244,7 +244,7 @@ class Dsn(NamedTuple):
         return self.tls is not None and self.tls.check_hostname and self.tls.verify_mode == ssl.CERT_REQUIRED
 
     def _socket(self, deadline: float) -> socket.socket:
-        """PyMySQL would leave a socket open that cannot connect, and wait for a name for as long as it takes."""
+        """Connect. PyMySQL would leave a socket open that fails to connect, and resolve a name without a time limit."""
         address = (self.host, self.port) if self.host is not None else str(self.unix_socket)
         try:
             return connect(address, deadline)

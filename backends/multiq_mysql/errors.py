@@ -101,7 +101,7 @@ GARBLED = (
     ValueError,
     struct.error,
 )
-"""What PyMySQL raises while it reads a malformed reply."""
+"""The exceptions that PyMySQL raises while it reads a malformed reply."""
 
 
 def malformed(exc: BaseException) -> pymysql.OperationalError:
@@ -110,13 +110,13 @@ def malformed(exc: BaseException) -> pymysql.OperationalError:
 
 
 def code_of(exc: BaseException) -> int | None:
-    """The number of the server's or the client library's error; None for what has none."""
+    """The number of the server's or the client library's error; None for an error without one."""
     number = exc.args[0] if exc.args else None
     return number if isinstance(number, int) else None
 
 
 def is_lost(exc: BaseException) -> bool:
-    """Whether the connection cannot be used after this, and what was sent may or may not have been done."""
+    """Whether the connection cannot be used after this error, so that the request may or may not be carried out."""
     number = code_of(exc)
     return isinstance(exc, OSError) or number is None or number in _LOST
 

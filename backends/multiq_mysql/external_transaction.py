@@ -1,10 +1,10 @@
 """Enqueuing inside a transaction of the caller's own, on the caller's own connection.
 
 The driver adds rows and nothing else: it neither commits nor rolls back what the caller did. Whatever the session's
-modes, zone, character set and isolation are, the statement means the same (``statements`` tells why).
+modes, zone, character set and isolation are, the statement means the same (``statements`` explains why).
 
-Such jobs are put among those that became ready again: the caller may commit any time later, when consumers believe
-that they have seen all that is as old (``scan_window``).
+Such jobs are inserted in the state AGAIN: the caller may commit at any later time, when the consumers' cursors have
+already passed jobs of that age (``scan_window``).
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ExternalTransaction:
             self._execute = _statement_runner(theirs)
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob]) -> None:
-        """Add jobs. They exist once the caller commits, or at once if the connection commits by itself."""
+        """Add jobs. They exist once the caller commits, or at once if the connection autocommits."""
         if self._pool.max_packet is None:
-            with self._pool.borrowed() as ours:  # makes the tables, which would end the caller's transaction
+            with self._pool.borrowed() as ours:  # creates the tables here, as DDL would end the caller's transaction
                 ours.select("SELECT 1")
         with self._explained():
             self._check_server()
@@ -64,7 +64,7 @@ class ExternalTransaction:
 
     @contextlib.contextmanager
     def _whole(self, statements: int) -> Iterator[None]:
-        """Several statements are all carried out or none, also for a caller who catches the error and commits."""
+        """Run several statements, all of them or none, also if the caller catches the error and commits."""
         if statements <= 1:
             yield
             return
@@ -73,13 +73,13 @@ class ExternalTransaction:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the server may have undone everything itself
+            with contextlib.suppress(Exception):  # the server may have rolled everything back already
                 self._execute(undo)
             raise
         self._execute(end)
 
     def _commits_by_itself(self) -> bool:
-        """Whether there is no transaction. Only then a savepoint is gone with the statement that made it."""
+        """Whether no transaction is open: only then a savepoint ends with the statement that made it."""
         begin, end, _ = _SAVEPOINT
         self._execute(begin)
         try:
@@ -136,7 +136,7 @@ class ExternalTransaction:
 
 _READ_ONLY = 1792
 _NO_SUCH_SAVEPOINT = 1305
-_ASYNCIO = ("aiomysql", "asyncmy")  # SQLAlchemy makes them look like the others
+_ASYNCIO = ("aiomysql", "asyncmy")  # asyncio drivers, whose connections SQLAlchemy makes look like the others
 _WHERE = "SELECT @@hostname, @@port"
 _GROUPS = (
     "SHOW GLOBAL STATUS LIKE 'wsrep_cluster_state_uuid'",
@@ -145,7 +145,7 @@ _GROUPS = (
 """Nodes of one cluster have the same rows."""
 
 _checked: weakref.WeakKeyDictionary[Any, tuple[Dsn, int]] = weakref.WeakKeyDictionary()
-"""Callers' sessions that are known to lead to the server of this DSN."""
+"""Callers' sessions that are known to be on the server of this DSN."""
 
 _SAVEPOINT = ("SAVEPOINT multiq", "RELEASE SAVEPOINT multiq", "ROLLBACK TO SAVEPOINT multiq")
 
@@ -157,10 +157,10 @@ def _mysqlclients() -> tuple[type, ...]:
 
 
 def _statement_runner(theirs: ExternalConnection) -> Callable[[str], Sequence[tuple[Any, ...]]]:
-    """How to run a statement: as the library around the driver does it, else that knows of no transaction."""
+    """How to run a statement: through the library around the driver if there is one, as it tracks transactions."""
     driver = theirs.driver
     if isinstance(driver, pymysql.connections.Connection):
-        cursor: Any = pymysql.cursors.Cursor  # theirs may make anything of a row
+        cursor: Any = pymysql.cursors.Cursor  # the connection's own cursor class may return rows in any form
         return theirs.execute or (lambda text: _rows(cursor(driver), text))
     if isinstance(driver, _mysqlclients()):
         cursor = sys.modules["MySQLdb.cursors"].Cursor

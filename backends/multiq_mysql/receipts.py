@@ -1,15 +1,15 @@
 """Receipts and tickets: rows that show, after a lost reply, whether a transaction was carried out.
 
-"The job is gone" proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose effect
-cannot be asked for changes a row that no other connection changes, and that is changed exactly if the transaction was
-committed. A receipt is a row with the number of the call, which a statement of its own writes. A ticket is a row that
-was written before, and that the DELETE of the acked jobs takes with it: acks are nearly all there is, and for them a
-statement more would be a tenth to a half of the cost.
+That a job is gone proves nothing: another consumer may have acked or deleted it meanwhile. So a transaction whose
+effect cannot be read from the jobs also changes a row that no other connection changes; this row is changed exactly if
+the transaction was committed. A receipt is a row with the number of the call, which a statement of its own writes. A
+ticket is a row that was written before, and that the DELETE of the acked jobs deletes with them: nearly all verdicts
+are acks, and for them another statement would be a tenth to a half of the cost.
 
 ====================  ======================================================================  =======================
 guarantee             how                                                                     cost
 ====================  ======================================================================  =======================
-nobody else's         rows for each connection, a number or a row for each call               one row changed
+one writer per row    rows for each connection, a number or a row for each call               one row changed
 not overwritten       after a lost reply the connection writes into other rows                a row
 not read too early    the reader has locked the jobs in question first                        none
 a ticket that is      the first row of its stock, which is never used, is there               one INSERT for up to 128
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from .connection import Reply
 
 CHANGED = Sql("ROW_COUNT()")
-"""How many rows the statement before has changed."""
+"""The number of rows that the statement before has changed."""
 
-_KEPT = 24 * 60  # minutes
-_RENEWED = 60  # minutes; so a row in use is never old
+_KEPT = 24 * 60  # minutes: receipts and tickets that are older are deleted
+_RENEWED = 60  # minutes after which a connection writes to a new row, so that a row in use is never old
 _FEWEST, _MOST = 8, 128  # tickets of a stock
-_SHIFT = 38  # bits of chance in a writer's number, below 25 bits of minutes
+_SHIFT = 38  # random bits in a writer's number, below 25 bits of minutes
 _SLICE = 1_000  # rows that are deleted at a time
 
 
@@ -48,16 +48,16 @@ class Receipt(NamedTuple):
     number: int
 
     def sql(self, done: int | Sql) -> str:
-        """The statement that leaves it."""
+        """The statement that writes the receipt."""
         return render("receipt", writer=self.writer, number=self.number, done=done)
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """The keys of the rows that are to be read."""
+        """The keys of the rows that have to be read."""
         return (self.writer,)
 
     def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
-        """How much was done, by the rows that were found; None: nothing."""
+        """How much was done, by the rows that were found; None: the transaction was not committed."""
         number, done = rows.get(self.writer, (None, 0))
         return done if number == self.number else None
 
@@ -70,11 +70,11 @@ class Ticket(NamedTuple):
 
     @property
     def writers(self) -> tuple[int, ...]:
-        """The keys of the rows that are to be read."""
+        """The keys of the rows that have to be read."""
         return self.stock, self.writer
 
     def done(self, rows: Mapping[int, tuple[int, int]]) -> int | None:
-        """1 if it is gone and its stock is not; None: nothing was done."""
+        """1 if the ticket is gone and its stock's first row is not; None: the transaction was not committed."""
         return 1 if self.stock in rows and self.writer not in rows else None
 
 
@@ -94,19 +94,19 @@ class ReceiptBook:
 
     @property
     def is_used(self) -> bool:
-        """Whether this session has written any."""
+        """Whether this session has written receipts or tickets."""
         return self._last is not None or bool(self._stock)
 
     def receipt(self) -> Receipt:
-        """The next transaction's."""
+        """The receipt of the next transaction."""
         if self._last is None or abs(self._minute() - (self._last.writer >> _SHIFT)) > _RENEWED:
-            self._last = Receipt(self._writer(), secrets.randbits(48))  # an old row of it would have another number
+            self._last = Receipt(self._writer(), secrets.randbits(48))  # an older row of it has another number
         else:
             self._last = Receipt(self._last.writer, self._last.number + 1)
         return self._last
 
     def ticket(self) -> Ticket | None:
-        """One that was never given out; None: first write a new stock."""
+        """A ticket that was never given out; None: a new stock has to be written first."""
         used, stock = self._used, self._stock
         if used == len(stock) or time.monotonic() > self._good_until:
             return None
@@ -114,7 +114,7 @@ class ReceiptBook:
         return Ticket(stock.start - 1, stock[used])
 
     def new_stock(self) -> range:
-        """The keys of rows that are to be written. Few at first: most connections ack little."""
+        """The keys of the rows of a new stock. Few at first: most connections ack little."""
         first = self._writer()
         return range(first, first + 1 + min(max(_FEWEST, 4 * len(self._stock)), _MOST))
 
@@ -124,11 +124,11 @@ class ReceiptBook:
         return range(stock.start - 1, stock.stop) if stock else stock
 
     def stocked(self, keys: range) -> None:
-        """These rows are in the table, by a transaction of their own."""
+        """Tell the book that these rows have been written, by a transaction of their own."""
         self._stock, self._used, self._good_until = keys[1:], 0, time.monotonic() + 60 * _RENEWED
 
     def close(self) -> None:
-        """The next session may be another server's, without these tickets, and must not overwrite the last receipt."""
+        """Forget stock and receipt: the next session may be another server's, and must not overwrite that receipt."""
         self._last = None
         self._stock, self._used = range(0), 0
 
@@ -142,28 +142,28 @@ def stock(keys: range) -> str:
 
 
 def discard(keys: range) -> list[str]:
-    """The statement that deletes what is left of a stock, if there was one."""
+    """The statement that deletes the rest of a stock, if there was one."""
     return [render("tidy", writers=keys)] if keys else []
 
 
 def asked(proofs: Iterable[Proof]) -> str:
-    """The statement that looks for some."""
+    """The statement that looks for the rows of these proofs."""
     return render("receipts", writers=sorted({writer for proof in proofs for writer in proof.writers}))
 
 
 def found(proofs: Iterable[Proof], answer: Reply) -> dict[Proof, int]:
-    """Those of transactions that were committed, and how much was done."""
+    """The proofs of the transactions that were committed, each with how much was done."""
     rows = {writer: (number, done) for writer, number, done in answer.rows}
     return {proof: done for proof in proofs if (done := proof.done(rows)) is not None}
 
 
 def old(minute: int) -> str:
-    """The statement that finds what is so old that nobody will ask for it."""
+    """The statement that finds rows so old that no connection reads them any more."""
     return render("old_receipts", writer=max(minute - _KEPT, 0) << _SHIFT, limit=_SLICE)
 
 
 def has_more(answer: Reply) -> bool:
-    """Whether there may be more than ``old`` has found."""
+    """Whether there may be more old rows than ``old`` has found."""
     return len(answer.rows) == _SLICE
 
 

@@ -1,4 +1,4 @@
-"""What the backend and its consumers do alike with jobs in the tables."""
+"""What the backend and its consumers share: states, ids, enqueuing, polls, promotion and job records."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ if TYPE_CHECKING:
 
     from .connection import Connection, Pool, Reply, Session
 
-READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as the tables name them; AGAIN is ready, too
+READY, DELAYED, RESERVED, BURIED, AGAIN = range(5)  # as in the column ``state``; jobs in AGAIN are ready, too
 
 MICROSECOND = 1_000  # nanoseconds
 SECOND = 1_000_000  # microseconds
 
 SLICE = 1_000  # jobs that one transaction promotes, kicks or purges
 
-_CHUNK = 1_000_000  # bytes of the statement that one INSERT is, about
+_CHUNK = 1_000_000  # bytes of one INSERT statement, about
 _OVERHEAD = 2048  # bytes of a statement beside a body: the longest name and id in hex, and the verb
 _LONGEST_ID = 255  # bytes
 _is_uuid = re.compile("[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}").fullmatch
 _UUID_BYTES = 16
-_NO_UUID = b"\xff"  # begins what is no UUID: UTF-8 never does
+_NO_UUID = b"\xff"  # the first byte of an id that is not a UUID: UTF-8 never has it
 
 
 @functools.lru_cache(maxsize=256)
 def microseconds(seconds: float) -> int:
-    """Rounded up: a delay may be longer than asked for, never shorter."""
+    """Seconds as microseconds, rounded up: a delay may be longer than asked for, never shorter."""
     return -(-nanoseconds(seconds) // MICROSECOND)
 
 
@@ -45,17 +45,17 @@ def microseconds(seconds: float) -> int:
 
 
 def pack_id(job_id: str) -> bytes:
-    """An id as the table keeps it: a UUID in 16 bytes, anything else in as many as it has and one or two more."""
+    """An id as the table stores it: a UUID in 16 bytes, any other id in its own bytes and one or two more."""
     return bytes.fromhex(_pack_id_hex(job_id))
 
 
 def unpack_id(kept: bytes) -> str:
-    """The id that ``packed`` was given."""
+    """The inverse of ``pack_id``."""
     return unpack_hex_id(kept.hex())
 
 
 def unpack_hex_id(kept: str) -> str:
-    """``unpacked`` of bytes in hex."""
+    """``unpack_id`` for bytes in hex."""
     if len(kept) == 2 * _UUID_BYTES:
         text = kept.lower()
         return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
@@ -63,7 +63,7 @@ def unpack_hex_id(kept: str) -> str:
 
 
 def decode_text(kept: bytes) -> str:
-    """A text as multiq stores it; what another program has written may be none, and is told with escapes."""
+    """Decode a stored text. One that another program has written may not be UTF-8: its bytes are shown as escapes."""
     try:
         return kept.decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
@@ -105,13 +105,13 @@ def insert_statements(
 
 
 def body_limit(packet: int) -> int:
-    """The largest body in bytes that fits into a statement of so many, in hex, whatever else is in it."""
+    """The largest body in bytes that fits, in hex, into a statement of *packet* bytes beside everything else."""
     return max(0, (packet - _OVERHEAD) // 2)
 
 
 @functools.lru_cache(maxsize=16)
 def _insert_into(table: str) -> tuple[str, str]:
-    """What stands before and behind the rows."""
+    """The parts of an INSERT before and behind the rows."""
     head, _, tail = template("enqueue").replace("multiq_jobs", table).partition("({row})")
     return head, tail
 
@@ -125,7 +125,7 @@ def _row(name: str, job: NewJob, now: str, ready: int) -> str:
 
 @functools.lru_cache(maxsize=256)
 def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> str:
-    """A new row from state to enqueued_at: the same for most jobs."""
+    """The values of a new row from state to enqueued_at, which are the same for most jobs."""
     state, place = (DELAYED, f"{now}+{microseconds(delay)}") if delay > 0 else (ready, priority)
     return f"{state:d},{place},{priority:d},{microseconds(ttr):d},{now}"
 
@@ -134,26 +134,26 @@ def _settings(priority: int, delay: float, ttr: float, now: str, ready: int) -> 
 
 
 class Outlook(NamedTuple):
-    """What a queue has to offer, now and by the mere passing of time. Microseconds."""
+    """The result of a poll of one queue: jobs that are ready now, and those that become so by time. Microseconds."""
 
     queue: str
     now: int
     paused_for: int
-    """0 or less: it is not paused."""
+    """0 or less: the queue is not paused."""
     has_ready: bool
     due_in: int | None
-    """Until a delayed job is due; None: for longer than was looked ahead."""
+    """Time until a delayed job is due; None: longer than the look-ahead."""
     lease_ends_in: int | None
-    """The same of a lease's end."""
+    """Time until a lease ends; None: longer than the look-ahead."""
 
     @property
     def has_due(self) -> bool:
-        """Whether time has made a job ready that is not promoted yet."""
+        """Whether a job is due, or its lease has ended, that is not promoted yet."""
         return any(left <= 0 for left in self._times())
 
     @property
     def without_due(self) -> Outlook:
-        """The same if nothing of what is due can be had now."""
+        """The same outlook without its due jobs, for when none of them can be reserved now."""
         due_in, lease_ends_in = (
             None if left is None or left <= 0 else left for left in (self.due_in, self.lease_ends_in)
         )
@@ -166,12 +166,12 @@ class Outlook(NamedTuple):
 
     @property
     def has_past_pause(self) -> bool:
-        """Whether the row of a pause is still there that is over. Without a row its end would be in 1970."""
+        """Whether the row of a pause that has ended still exists. Without a row the end would be in 1970."""
         return -self.now < self.paused_for <= 0
 
     @property
     def changes_in(self) -> int | None:
-        """Until a job may become reservable if nobody does anything."""
+        """Time until a job may become reservable without a call that makes it ready."""
         return self.paused_for if self.paused_for > 0 else min(self._times(), default=None)
 
     def _times(self) -> Iterator[int]:
@@ -192,7 +192,7 @@ def look(pool: Pool, queues: Sequence[str], conditions: Sequence[dict[str, Sql]]
 
 
 def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, list[Outlook]]:
-    """What ``look`` answered, in the order of *queues*, and how many seconds it took the server."""
+    """The outlooks in a poll's reply, in the order of *queues*, and how many seconds the poll took the server."""
     took = 0
     found = []
     for (text,) in rows:
@@ -203,23 +203,23 @@ def outlooks(rows: Sequence[tuple[str]], queues: Sequence[str]) -> tuple[float, 
     return took / SECOND, [outlook for _, outlook in sorted(found)]
 
 
-# --- what is due becomes ready ---------------------------------------------------------------------------
+# --- promotion: due jobs become ready -------------------------------------------------------------------
 
 
 def due_statements(outlook: Outlook) -> list[str]:
-    """The statements that lock a slice of what is due in a queue, as it was at the time of the look."""
+    """The statements that lock a slice of a queue's due jobs, as of the time of the poll."""
     states = ((RESERVED, outlook.lease_ends_in), (DELAYED, outlook.due_in))
     return [_due(outlook.queue, state, outlook.now) for state, left in states if left is not None and left <= 0]
 
 
 def promote_statements(found: Sequence[Reply]) -> list[str]:
-    """The statement that makes ready what ``due`` has found; none for nothing."""
+    """The statement that makes the jobs ready that ``due`` has found; none if it has found none."""
     seqs = sorted(seq for rows, _ in found for (seq,) in rows)
     return [render("promote", seqs=seqs)] if seqs else []
 
 
 def promote(connection: Connection, outlook: Outlook, give_up_at: float) -> None:
-    """Make ready what was due at the time of a look, in slices. What somebody has locked stays as it is."""
+    """Make the jobs ready that were due at the time of a poll, in slices. Jobs that are locked stay as they are."""
     for state in (RESERVED, DELAYED):
         some = functools.partial(_promote_some, queue=outlook.queue, state=state, now=outlook.now)
         while connection.run(some) == SLICE and time.monotonic() < give_up_at:
@@ -231,7 +231,7 @@ def _due(queue: str, state: int, now: int) -> str:
 
 
 def _promote_some(session: Session, queue: str, state: int, now: int) -> int:
-    """One slice, one transaction. Returns how many."""
+    """Promote one slice in one transaction. Returns the number of jobs."""
     found = session.begin(_due(queue, state, now))
     promoting = promote_statements(found)
     if promoting:
@@ -262,7 +262,7 @@ class Row(NamedTuple):
     body: bytes
 
     def record(self, queue: str) -> JobRecord:
-        """The job as it stands now: what is due is ready, whether or not anybody has promoted it."""
+        """The job as it stands now: a due job is ready, whether or not it is promoted yet."""
         state = effective_state(self.state, is_due=self.left <= 0)
         return JobRecord(
             queue=queue,
@@ -281,7 +281,7 @@ class Row(NamedTuple):
 
 
 def effective_state(code: int, *, is_due: bool) -> State:
-    """A job's state, for which a due time in the past is ready."""
+    """A job's state: ready if it is due."""
     if code == AGAIN or (code in {DELAYED, RESERVED} and is_due):
         return State.READY
     return STORED_STATES[code]

@@ -1,8 +1,8 @@
 """Scan windows: from where on the index is scanned while InnoDB cannot purge deleted entries.
 
-A job that leaves its place leaves an entry behind, until InnoDB purges it, and it purges nothing that the oldest open
-snapshot on the server might read. While a long report runs, every scan steps over the entries of all jobs since its
-begin, half a microsecond each.
+A job that leaves its place in the index leaves a deleted entry there until InnoDB purges it. InnoDB purges nothing that
+the oldest open snapshot on the server might read. So while a long report runs, every scan steps over the entries of all
+jobs since the report began, half a microsecond each.
 
 While that is cheap (``CHEAP``), every scan begins at the start of the index range. When it is not, a busy process
 resumes each scan at its cursor, inside the priority that it has reached, and restarts at the start only now and then,
@@ -17,11 +17,11 @@ import time
 
 from .statements import Sql
 
-CHEAP = 0.002  # seconds; what takes no longer is done every time
-MANY = 2_000  # jobs taken since it was cheap, below which deleted entries cannot be the cause: something else was slow
-BUSY, IDLE, POLL = 100, 10, 12  # beyond that a scan takes one part in so many: at work, out of work, waiting
+CHEAP = 0.002  # seconds: a restart that takes no longer is made every time
+MANY = 2_000  # jobs taken since a cheap restart; with fewer, deleted entries cannot be the cause of a slow one
+BUSY, IDLE, POLL = 100, 10, 12  # a slower restart takes 1/this of the time: at work, out of work, waiting
 LOCKED = 0.05  # seconds until due jobs that were locked are tried again
-_LONGEST = 0.8  # seconds between two restarts of a process without work, or as long as one takes
+_LONGEST = 0.8  # seconds between two restarts of a process without work, or as long as one restart takes
 _LONGEST_BUSY = 10.0  # the same for a process that takes one job after another
 
 FROM_START = Sql("TRUE")
@@ -55,7 +55,7 @@ class ScanRestart:
         return time.monotonic() >= self._looked_at + min(share * self._took, max(longest, self._took))
 
     def scanned(self, took: float) -> None:
-        """A restart took so many seconds on the server."""
+        """Record that a restart took so many seconds on the server."""
         self._took = took
         self._looked_at = time.monotonic()
         self._has_job_arrived = False
@@ -63,20 +63,20 @@ class ScanRestart:
             self._taken = 0
 
     def taken(self, jobs: int) -> None:
-        """So many more deleted entries lie in the range."""
+        """Record that so many more deleted entries lie in the range."""
         self._taken += jobs
 
     def job_arrived(self) -> None:
-        """This process has enqueued a job: a consumer that finds nothing else restarts."""
+        """Record that this process has enqueued a job: a consumer that finds no other job restarts."""
         self._has_job_arrived = True
 
     def request(self) -> None:
-        """Restart with the next scan."""
+        """Make the next scan a restart."""
         self._took = 0.0
 
 
 class ScanCursor:
-    """How far this process has taken a queue's ready jobs of one kind, and where the next scan begins."""
+    """How far this process has reserved a queue's jobs in one ready state, and where the next scan begins."""
 
     def __init__(self, *, may_wait: bool) -> None:
         self.restart = ScanRestart(may_wait=may_wait)
@@ -85,7 +85,7 @@ class ScanCursor:
 
     @property
     def sql(self) -> Sql:
-        """The condition of the next scan: from the start, from the cursor on, or none where nothing was found."""
+        """The condition of the next scan: from the start, from the cursor on, or none after one that found nothing."""
         if self.restart.is_due(BUSY):
             return FROM_START
         if self._is_empty:
@@ -96,22 +96,22 @@ class ScanCursor:
         return Sql(f"place = {priority} AND seq > {seq}")
 
     def scanned(self, took: float | None, rows: int) -> None:
-        """A scan from the start took so many seconds (None: not measured) and found so many rows."""
+        """Record a scan from the start: the seconds it took (None: not measured) and the rows it found."""
         if took is not None:
             self.restart.scanned(took)
         self._is_empty = not rows
 
     def taken(self, last: tuple[int, int]) -> None:
-        """All jobs up to this priority and seq are reserved."""
+        """Record that all jobs up to this priority and seq are reserved."""
         self._last = last
 
     def dropped(self, first: tuple[int, int]) -> None:
-        """A scan found this job and did not reserve it: restart if the next scan would not find it."""
+        """Record that a scan found this job and did not reserve it: restart if the next scan would not find it."""
         if self._last is not None and (first[0] != self._last[0] or first[1] <= self._last[1]):
             self.restart.request()
 
     def enqueued(self, priority: int) -> None:
-        """This process has enqueued a job of this priority: restart if it is more urgent than the cursor's."""
+        """Record that this process has enqueued a job of this priority: restart if that is before the cursor."""
         if self._is_empty or (self._last is not None and priority < self._last[0]):
             self.restart.request()
         self.restart.job_arrived()
@@ -124,7 +124,7 @@ class ScanWindow:
         self.ready = ScanCursor(may_wait=True)
         self.again = ScanCursor(may_wait=False)
         self.due = ScanRestart(may_wait=False)
-        """For the delayed and reserved jobs, which are scanned from the start or not at all."""
+        """The condition for delayed and reserved jobs, which are scanned from the start or not at all."""
         self._locked_until = 0.0
 
     @property
@@ -133,10 +133,10 @@ class ScanWindow:
         return self._locked_until > time.monotonic()
 
     def mark_due_locked(self) -> None:
-        """Another transaction has locked the due jobs: for a moment they do not count as work."""
+        """Record that another transaction has locked the due jobs: for ``LOCKED`` seconds they do not count as work."""
         self._locked_until = time.monotonic() + LOCKED
 
     def taken(self, jobs: int) -> None:
-        """So many jobs have left entries behind: among the ready ones, and soon among the reserved ones."""
+        """Record that so many jobs have left deleted entries among the ready jobs, and soon among the reserved ones."""
         for restart in (self.ready.restart, self.again.restart, self.due):
             restart.taken(jobs)

@@ -1,8 +1,8 @@
 """The tables: numbered migrations, each run once, also if several processes run them or one is killed meanwhile.
 
 ``multiq_schema`` has one row. ``version`` is the last migration that is done. ``oldest`` is the oldest version whose
-programs can go on working with the tables as they are: a migration that only adds leaves it alone, one that takes
-something away raises it. ``doing`` is the statement of the next migration that was begun: DDL commits by itself.
+programs can work with the tables as they are: a migration that only adds does not change it, one that removes something
+raises it. ``doing`` is the number of the statement of the next migration that was begun last: DDL commits by itself.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _WAITED_TOO_LONG = 1205
 _DONE_ALREADY = frozenset({1050, 1060, 1061, 1091})
 
 PLAIN_MODE = "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'"
-"""Whatever the server's default is: in the mode ORACLE a column cannot be called ``body``."""
+"""The SQL mode, independent of the server's default: in the mode ORACLE a column cannot be called ``body``."""
 
-_LONGEST = 86400.0  # seconds for one statement: a large table's index takes its time
+_LONGEST = 86400.0  # seconds for one statement: an index on a large table takes long
 _LOCK_WAIT = 2  # seconds: while a DDL statement waits, all other statements on the table wait behind it
 _PAUSE = 0.5  # seconds for other statements before the next attempt
-_MAKING = 15.0  # seconds that making the tables of a new database may take, once
+_MAKING = 15.0  # seconds that creating the tables of a new database may take, once
 _PATIENCE = 300.0  # seconds that a statement is retried under load
 
 
 class Migration(NamedTuple):
-    """One file."""
+    """One migration file."""
 
     version: int
     name: str
@@ -73,7 +73,7 @@ class Migration(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What ``multiq_schema`` says."""
+    """The row of ``multiq_schema``."""
 
     version: int
     oldest: int

@@ -1,7 +1,7 @@
 """Verdicts as statements: which of them may be carried out, and how.
 
-The short way is for acks, which are nearly all there is: they are deleted under the condition that their lease is
-live, and the count of rows tells whether all were. Any other batch is locked and read first.
+The short way is for acks, which are nearly all verdicts: their jobs are deleted under the condition that the lease is
+live, and the row count shows whether all were. For any other batch the jobs are locked and read first.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from .receipts import Proof, Ticket
 
 Fence = tuple[int, int]
-"""A job's seq and its reservation's token."""
+"""A job's seq and the token of its reservation."""
 
 Key = tuple[Fence, type]
 """Identifies a verdict when it is repeated: its fence and its kind."""
 
-_CUT = b"..."  # the end of a reason that is longer than a quarter of a packet: half of one in hex
+_CUT = b"..."  # ends a reason that is longer than a quarter of a packet: half of a packet in hex
 
 _MAX_UNCONFIRMED = 100_000  # verdicts
 
@@ -38,7 +38,7 @@ _ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
 
 
 def fence_of(verdict: Verdict) -> Fence:
-    """What is not one of our tokens fits no job."""
+    """The seq and token in a lease's token; a text in another form becomes (0, 0), which fits no job."""
     seq, _, token = verdict.lease.token.partition(":")
     try:
         return int(seq) % 2**63, int(token) % 2**64
@@ -60,23 +60,23 @@ class UnconfirmedVerdicts:
         return bool(self._pending) and not self._pending.keys().isdisjoint(batch.named())
 
     def proofs(self, batch: Batch) -> list[Proof]:
-        """Those that would be found if they were."""
+        """The proofs of the transactions that may have carried out these verdicts."""
         return [proof for key in batch.named() for proof, _ in self._pending.get(key, ()) if proof is not None]
 
     def answers(self, key: Key, found: Mapping[Proof, int]) -> list[LeaseLost | None]:
-        """How this verdict was answered by a transaction whose proof was *found*; twice if it is named twice."""
+        """The answer to this verdict from a transaction whose proof was *found*. The verdict may be named twice."""
         return [answer for proof, answer in self._pending.get(key, ()) if proof is None or found.get(proof)]
 
     def begin(self, batch: Batch, answers: Sequence[LeaseLost | None], proof: Proof | None) -> None:
-        """The reply to this transaction was lost, or (None) did not get to the caller. A touch is simply made again."""
+        """Keep a transaction whose reply was lost, or (proof None) whose answers were. A touch can just be repeated."""
         for key, answer in zip(batch.named(), answers, strict=True):
             if key[1] is not Touch:
                 self._pending.setdefault(key, []).append((proof, answer))
-        while len(self._pending) > _MAX_UNCONFIRMED:  # callers that never came back
+        while len(self._pending) > _MAX_UNCONFIRMED:  # callers that never repeated their verdicts
             del self._pending[next(iter(self._pending))]
 
     def end(self, batch: Batch) -> None:
-        """The caller gets its answers now."""
+        """Forget these verdicts: the caller gets its answers now."""
         if self._pending:
             for key in batch.named():
                 self._pending.pop(key, None)
@@ -91,18 +91,18 @@ class Batch:
         self._pool = pool
 
     def named(self) -> list[Key]:
-        """What tells the verdicts apart when they are repeated."""
+        """The keys by which the verdicts are recognised when they are repeated."""
         return [(fence, type(verdict)) for fence, verdict in zip(self.fences, self.verdicts, strict=True)]
 
     @property
     def is_short(self) -> bool:
-        """Whether there are only acks, each of another job."""
+        """Whether the batch takes the short way: only acks, each of another job."""
         return all(type(verdict) is Ack for verdict in self.verdicts) and len({seq for seq, _ in self.fences}) == len(
             self.fences
         )
 
     def acks(self, ticket: Ticket) -> list[str]:
-        """The short way's statements, one for each reserve that the jobs came from. The first takes the ticket."""
+        """The statements of the short way, one for each reserve that the jobs are of. The first deletes the ticket."""
         now = self._pool.now
         if len(self.fences) == 1:
             ((seq, token),) = self.fences
@@ -124,7 +124,7 @@ class Batch:
         return sum(ack.affected for ack in acks) == len(self.fences) + 1
 
     def all_done(self) -> list[LeaseLost | None]:
-        """The answers if all went well."""
+        """The answers if every verdict is accepted."""
         return [None] * len(self.verdicts)
 
     def lock(self, session: Session, unconfirmed: UnconfirmedVerdicts) -> tuple[list[LeaseLost | None], list[str]]:
@@ -136,7 +136,7 @@ class Batch:
         queues = sorted({verdict.lease.queue for verdict in self.verdicts if isinstance(verdict, Bury)})
         asked = [render("last_buried", queue=queue.encode(), now=now) for queue in queues]
         expected = unconfirmed.proofs(self)
-        if expected:  # behind the lock, which waits for a transaction that is still going on
+        if expected:  # after the rows are locked, which waits for an unconfirmed transaction that is still going on
             asked.append(receipts.asked(expected))
         found, *more = session.begin(render("held", seqs=sorted({seq for seq, _ in self.fences}), now=now), *asked)
         proofs = receipts.found(expected, more.pop()) if expected else {}
@@ -165,7 +165,7 @@ class Batch:
                 steps[_step(verdict, places, longest)].append(seq)
                 answers.append(None)
                 if type(verdict) is not Touch:
-                    del rows[seq]  # one verdict is all that a reservation takes
+                    del rows[seq]  # a reservation takes one verdict only
             else:
                 answers.append(LeaseLost(verdict.lease.queue, verdict.lease.id))
         # touch first: on one job it cannot come after another verdict, which would have ended the lease
@@ -178,7 +178,7 @@ class Batch:
 
 
 def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, ...]:
-    """What is to be done, so that jobs with which the same is done share a statement. *longest*: reason, in bytes."""
+    """The statement's verb and values, by which jobs are grouped into statements. *longest*: a reason's bytes."""
     match verdict:
         case Release(delay=delay, priority=priority, reason=reason):
             return (
@@ -189,7 +189,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
             )
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
-            places[lease.queue] = place + 1  # the longest buried is kicked first, also of one batch
+            places[lease.queue] = place + 1  # also within one batch, the longest buried is kicked first
             return ("bury", ("place", place), ("reason", _bytes(reason, longest)))
         case Abandon(reason=reason):
             return ("abandon", ("reason", _bytes(reason, longest)))
@@ -198,7 +198,7 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
 
 
 def _bytes(reason: str | None, longest: int) -> bytes | None:
-    """An error's text may hold halves of surrogate pairs, which UTF-8 cannot, and be longer than a packet."""
+    """A reason as bytes that fit. Error texts may have lone surrogates, which UTF-8 cannot encode, and be very long."""
     if reason is None:
         return None
     kept = reason[: longest + 1].encode("utf-8", "backslashreplace")

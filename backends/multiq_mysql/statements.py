@@ -1,4 +1,4 @@
-"""The SQL of each verb, read once from ``sql/<verb>.sql``. Each file opens with why it reads as it does.
+"""The SQL of each verb, read once from ``sql/<verb>.sql``. Each file begins with a comment that explains its form.
 
 Values are written into the text here and not by PyMySQL: its escaping follows the session's modes and takes longer
 than the server takes for the row. Numbers are written as numbers and bytes as ``x'..'``, which means the same in
@@ -27,7 +27,7 @@ NOW = Sql("TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))")
 """Microseconds since 1970 by the server's clock, whatever the session's time zone; one moment within a statement."""
 
 TRUE_NOW = Sql(f"{NOW} + TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6))")
-"""The same in a session whose clock somebody may have stopped (SET timestamp), which SYSDATE does not heed."""
+"""The same in a session of the caller's, whose clock may be stopped (SET timestamp): SYSDATE ignores that."""
 
 
 _IS_SQL = frozenset({int, Sql})
@@ -42,7 +42,7 @@ def render(verb: str, **values: Value) -> str:
 
 @functools.lru_cache(maxsize=256, typed=True)
 def rendered(verb: str, **values: int | bytes | Sql) -> str:
-    """``render``, remembered: for statements that a consumer sends again and again."""
+    """``render``, cached: for statements that a consumer sends again and again."""
     return render(verb, **values)
 
 

@@ -24,16 +24,16 @@ _LARGEST_REPLY = 640_000_000  # bytes, as in the Redis driver
 
 
 class _Deadline(socket.socket):
-    """What both kinds of socket have in common."""
+    """What both classes of sockets share: the deadline and the size limit."""
 
     deadline = math.inf
-    """When all reads and writes end; monotonic."""
+    """The monotonic time at which all reads and writes end."""
     period: float | None = None
-    """Seconds from the begin of each write until its reply is read: sets the deadline anew. None: it stays."""
+    """Seconds from the start of each write until its reply is read; each write sets the deadline. None: it stays."""
     _received = 0  # bytes since the last write
 
     def bound(self) -> None:
-        """Before a read or write. Raises ``TimeoutError`` after the deadline."""
+        """Call before a read or write. Raises ``TimeoutError`` after the deadline."""
         left = self.deadline - monotonic()
         if left <= 0:
             raise TimeoutError("timed out")
@@ -42,14 +42,14 @@ class _Deadline(socket.socket):
             self.settimeout(math.ceil(left / _SLACK) * _SLACK)
 
     def begin(self) -> None:
-        """Before a write that asks for a new reply."""
+        """Call before a write that begins a new request."""
         self._received = 0
         if self.period is not None:
             self.deadline = monotonic() + self.period
         self.bound()
 
     def counted(self, size: int) -> int:
-        """After a read of so many bytes."""
+        """Call after a read of *size* bytes."""
         self._received += size
         if self._received > _LARGEST_REPLY:
             raise ConnectionError(f"a reply of more than {_LARGEST_REPLY:,} bytes")
@@ -60,7 +60,7 @@ _recv_into, _sendall = socket.socket.recv_into, socket.socket.sendall
 
 
 class TimedSocket(_Deadline):
-    """TCP without TLS, or a UNIX socket."""
+    """A TCP socket without TLS, or a UNIX socket."""
 
     def recv_into(self, *args: Any) -> int:
         self.bound()
@@ -68,11 +68,11 @@ class TimedSocket(_Deadline):
 
     def sendall(self, *args: Any) -> None:
         self.begin()
-        _sendall(self, *args)  # its timeout is that of all of it
+        _sendall(self, *args)  # ``sendall`` applies its timeout to the whole write
 
 
 class TimedTlsSocket(_Deadline, ssl.SSLSocket):
-    """TLS."""
+    """A TLS socket."""
 
     def recv_into(self, *args: Any) -> int:
         self.bound()
@@ -83,7 +83,7 @@ class TimedTlsSocket(_Deadline, ssl.SSLSocket):
         super().sendall(*args)
 
     def send(self, *args: Any) -> int:
-        self.bound()  # ``sendall`` is many of these
+        self.bound()  # the deadline also holds for ``sendall``, which sends in several writes
         return super().send(*args)
 
 
@@ -94,7 +94,7 @@ class TimedTlsContext:
         self._context = context
 
     def wrap_socket(self, sock: TimedSocket, server_hostname: str) -> TimedTlsSocket:
-        """The handshake, within the deadline of *sock*."""
+        """Do the handshake, within the deadline of *sock*."""
         wrapped = handshake(self._context, sock, server_hostname, sock.deadline)
         assert isinstance(wrapped, TimedTlsSocket)  # noqa: S101 - dsn.py has set the context's sslsocket_class
         wrapped.deadline = sock.deadline
@@ -102,7 +102,7 @@ class TimedTlsContext:
 
 
 def timed_socket(sock: socket.socket, deadline: float) -> TimedSocket:
-    """The same connection as one that keeps a deadline; *sock* is of no use after this."""
+    """The same connection as a socket that keeps a deadline. *sock* cannot be used after this."""
     made = TimedSocket(sock.family, sock.type, sock.proto, fileno=sock.detach())
     made.deadline = deadline
     return made
@@ -123,6 +123,6 @@ def set_deadline(connection: Connection[Any], deadline: float) -> None:
 
 
 def _socket_of(connection: Any) -> _Deadline | None:
-    """None: it is closed, or its socket is not one of ours."""
+    """The connection's socket; None if it is closed, or not one of these classes."""
     sock = connection._sock  # noqa: SLF001 - PyMySQL replaces it when TLS begins
     return sock if isinstance(sock, _Deadline) else None

@@ -1,4 +1,6 @@
-"""How consumers wait: one of them polls for all of this process, often at first, then less; an enqueue here notifies.
+"""How consumers wait: one of them polls for all of this process, often at first, then less often.
+
+An enqueue in the same process wakes them without a poll.
 
 A poll is one short SELECT outside any transaction: it takes no lock, so an idle worker blocks no other statement. It
 also returns when the next job is due, so that delays and leases are waited for exactly.
@@ -25,14 +27,14 @@ if TYPE_CHECKING:
     from .statements import Sql
 
 IDLE_POLL = 0.047  # seconds between two polls of an idle process: another process's job is at most about this late
-_FIRST_NAP = 0.001  # seconds between two polls; longer the longer nothing happens
-_NAP_GROWTH = 0.05  # of the time since something happened
-_HORIZON = 100_000  # microseconds that an idle process looks ahead: it polls again long before they are over
-_JITTER = 0.1  # so that processes which were started together do not poll together
+_FIRST_NAP = 0.001  # seconds between two polls at first; longer the longer no job comes
+_NAP_GROWTH = 0.05  # the pause between two polls, as a share of the time since the last job
+_HORIZON = 100_000  # microseconds of look-ahead of an idle process: it polls again long before they are over
+_JITTER = 0.1  # share by which a pause varies, so that processes which were started together do not poll together
 
 
 class Waiter:
-    """A consumer that waits."""
+    """A waiting consumer."""
 
     def __init__(self, queues: Sequence[str]) -> None:
         self.queues = queues
@@ -41,7 +43,7 @@ class Waiter:
         self._is_woken = False
 
     def wake(self) -> None:
-        """Idempotent. The caller holds the poller's lock."""
+        """Wake the consumer. Idempotent. The caller holds the poller's lock."""
         if not self._is_woken:
             self._is_woken = True
             self._wakeup.release()
@@ -67,13 +69,13 @@ class Poller:
         return self._scan_windows.setdefault(queue, ScanWindow())
 
     def enqueued(self, queue: str, priority: int) -> None:
-        """This process has enqueued a job: wake waiting consumers, and have busy ones notice a more urgent priority."""
-        if queue in self._scan_windows:  # a process that only enqueues has none
+        """Record an enqueue of this process: wake waiting consumers, and show busy ones a more urgent priority."""
+        if queue in self._scan_windows:  # a process that only enqueues has no scan windows
             self._scan_windows[queue].ready.enqueued(priority)
         self.notify()
 
     def made_ready(self, queue: str) -> None:
-        """This process has made jobs ready again: the next scan restarts, and so finds them."""
+        """Record that this process has made jobs ready again: the next scan restarts, and so finds them."""
         if queue in self._scan_windows:
             self._scan_windows[queue].again.restart.request()
         self.notify()
@@ -86,11 +88,11 @@ class Poller:
                 waiter.wake()
 
     def speed_up(self) -> None:
-        """Jobs were reserved: poll often for a while."""
+        """Poll often for a while, because jobs were reserved."""
         self._active_at = time.monotonic()
 
     def look(self, connection: Connection, pool: Pool, queues: Sequence[str], share: int = IDLE) -> list[Outlook]:
-        """What the queues have to offer, without a lock."""
+        """Poll the queues, without a lock."""
         poll = Poll(self, pool, queues, share)
         return poll.read(connection.select(poll.sql))
 
@@ -109,7 +111,7 @@ class Poller:
                 if self._polling_waiter is waiter:
                     self._polling_waiter = None
                 if self._polling_waiter is None and self._waiters:
-                    self._waiters[0].wake()  # it returns, calls this again, and polls for all
+                    self._waiters[0].wake()  # it returns from its wait, calls this method again, and polls for all
 
     def _wait(self, pool: Pool, waiter: Waiter, until: float) -> None:
         with self._lock:
@@ -132,7 +134,7 @@ class Poller:
     def _nap(self) -> float:
         idle = time.monotonic() - self._active_at
         nap = min(IDLE_POLL, _FIRST_NAP + idle * _NAP_GROWTH)
-        return nap * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spreads the looks, guards nothing
+        return nap * random.uniform(1 - _JITTER, 1 + _JITTER)  # noqa: S311 - spreads the polls, guards nothing
 
     def _awaited_queues(self) -> list[str]:
         with self._lock:
@@ -167,14 +169,14 @@ class Poll:
         self.sql = look(pool, queues, values, 0 if share == BUSY else _HORIZON)
 
     def read(self, rows: Sequence[tuple[str]]) -> list[Outlook]:
-        """The outlooks."""
+        """The outlooks in the poll's reply. Updates the scan windows."""
         took, found = outlooks(rows, self._queues)
         for restart in self._restarts:
             restart.scanned(took)
         for number, (scan_window, outlook) in enumerate(zip(self._scan_windows, found, strict=True)):
             if outlook.has_due and scan_window.is_due_locked:
                 found[number] = outlook.without_due
-            if outlook.has_ready:  # the claim that follows has to find it
+            if outlook.has_ready:  # the claim that follows has to find the ready jobs
                 scan_window.ready.restart.request()
                 scan_window.again.restart.request()
         return found
@@ -200,7 +202,7 @@ def _first_change(outlooks: Sequence[Outlook]) -> float:
 
 
 def shared_poller(key: tuple[str, str]) -> Poller:
-    """The one poller of a database in this process. A forked child gets its own: another thread may hold the lock."""
+    """The only poller of a database in this process. A forked child has its own: the lock may be held in the parent."""
     return _pollers.setdefault((os.getpid(), *key), Poller())
 
 

@@ -1,6 +1,6 @@
-"""The conformance suite: the contract as tests, which any driver runs, wherever it was written.
+"""The conformance suite: the contract as tests, which any driver can run, including one of another project.
 
-A driver's test file is three lines and a harness::
+A driver's test file is a harness and a call of ``suite``::
 
     from multiq.conformance import Harness, suite
 
@@ -81,7 +81,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _show_values() -> None:
-    """Inside a test run, have failed assertions show the values that differ; for what is loaded it is too late."""
+    """In a pytest run, have failed assertions show the values that differ. Modules that are loaded already are left."""
     pytest = sys.modules.get("pytest")
     if pytest is not None:
         names = (f"{__name__}.{name}" for name in _WITH_ASSERTIONS)

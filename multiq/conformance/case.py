@@ -42,9 +42,9 @@ T = TypeVar("T")
 
 __all__ = ["ALL", "LONG", "SLEEP_GRACE", "VERDICTS", "Topic", "TrackedConsumer", "promise", "requires", "without"]
 
-LONG = 3600.0  # seconds: a delay or lease that no test sees the end of, unless its clock is moved there
+LONG = 3600.0  # seconds: a delay or lease that does not end during a test, unless the test moves its clock there
 ALL = 1000  # more jobs than any test has in a queue
-SLEEP_GRACE = 0.15  # seconds that a thread gets to fall asleep in a reserve
+SLEEP_GRACE = 0.15  # seconds that a thread gets to begin its wait in a reserve
 
 
 class TrackedConsumer(Consumer):
@@ -97,7 +97,7 @@ class TrackedConsumer(Consumer):
 class Topic:
     """One topic of the contract. A driver's test class names its harness: ``harness_class = AcmeHarness``.
 
-    Each test has a fresh harness, a backend, the name of an unused queue, and what the backend can do.
+    Each test has a fresh harness, a backend, the name of an unused queue, and the backend's capabilities.
     """
 
     harness_class: ClassVar[Callable[[], Harness]]
@@ -125,7 +125,7 @@ class Topic:
         finally:
             self._leave()
 
-    # --- who takes part ---
+    # --- backends, queues and consumers ---
 
     @property
     def worker(self) -> TrackedConsumer:
@@ -149,7 +149,7 @@ class Topic:
         self._consumers.append(consumer)
         return consumer
 
-    # --- what the harness may lack ---
+    # --- optional hooks of the harness ---
 
     def proxied(self) -> tuple[Proxy, Backend]:
         """A proxy, and a backend all of whose connections go through it."""
@@ -164,7 +164,7 @@ class Topic:
         return proxy, backend
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A caller's own connection."""
+        """A connection of the caller's own, made without multiq."""
         try:
             return self.harness.transaction()
         except NotTriedError as exc:
@@ -177,40 +177,40 @@ class Topic:
         return NewJob(body, options.pop("id", None) or new_id(), **options)
 
     def enqueue(self, body: bytes = b"x", *, queue: str | None = None, **options: Any) -> str:
-        """One job; its id."""
+        """Enqueue one job and return its id."""
         (job_id,) = self.backend.enqueue(queue or self.queue, [self.new(body, **options)])
         return job_id
 
     def enqueue_all(self, *bodies: bytes, queue: str | None = None, **options: Any) -> list[str]:
-        """One batch; its ids."""
+        """Enqueue one batch and return its ids."""
         return self.backend.enqueue(queue or self.queue, [self.new(body, **options) for body in bodies])
 
     # --- consuming ---
 
     def reserve(self, limit: int = ALL, *, by: Consumer | None = None) -> list[Lease]:
-        """What is due now."""
+        """Reserve the jobs that are due now, without waiting."""
         return (by or self.worker).reserve(limit, 0)
 
     def take(self, *, by: Consumer | None = None) -> Lease:
-        """The next job, which must be there."""
+        """Reserve the next job. Fails if there is none."""
         leases = self.reserve(1, by=by)
         assert len(leases) == 1, "no job was handed out, though one should be ready"
         return leases[0]
 
     def bodies(self, *, by: Consumer | None = None) -> list[bytes]:
-        """The bodies of all that is due, in the order of being handed out one by one."""
+        """Reserve all jobs that are due, one by one. Returns their bodies in that order."""
         bodies = []
         while leases := self.reserve(1, by=by):
             bodies.append(leases[0].body)
         return bodies
 
     def settle(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
-        """Settle, and insist that each verdict was accepted."""
+        """Settle, and fail unless each verdict is accepted."""
         answers = (by or self.worker).settle(verdicts)
         assert answers == [None] * len(verdicts), "a verdict was refused while its lease was alive"
 
     def refused(self, *verdicts: Verdict, by: Consumer | None = None) -> None:
-        """Settle, and insist that each verdict was refused."""
+        """Settle, and fail unless each verdict is refused with ``LeaseLost``."""
         answers = (by or self.worker).settle(verdicts)
         assert [type(answer) for answer in answers] == [LeaseLost] * len(verdicts)
 
@@ -223,29 +223,32 @@ class Topic:
         return self.peek(job_id).state
 
     def counts(self, queue: str | None = None) -> tuple[int | None, ...]:
-        """How many jobs are ready, delayed, reserved and buried."""
+        """The numbers of ready, delayed, reserved and buried jobs."""
         stats = self.backend.stats(queue or self.queue)
         return stats.ready, stats.delayed, stats.reserved, stats.buried
 
     def tells(self, value: T | None, expected: T, power: str) -> bool:
-        """Whether a backend tells what is expected; None will do only where it lacks the power to know."""
+        """Whether *value* is as expected. None is accepted if the backend lacks *power*, and only then."""
         return value == expected if self.can.claim(power) else value in {expected, None}
 
     def in_line(self, seen: Sequence[T], expected: Sequence[T]) -> bool:
-        """Whether all came, in this order, or in any where a queue is several lines. For tests of something else."""
+        """Whether all of *expected* came, in this order if the backend has ``total_order``, else in any order.
+
+        For tests whose subject is not the order.
+        """
         if self.can.total_order:
             return list(seen) == list(expected)
         return len(seen) == len(expected) and all(one in seen for one in expected)
 
     def about(self, value: float | None, expected: float) -> bool:
-        """Whether a time is as expected, give or take what this harness's clock cannot tell."""
+        """Whether a time is as expected, within the resolution of this harness's clock."""
         tolerance = 2.0 + self.can.delay_resolution if self.harness.real_time else 0.002
         return value is not None and abs(value - expected) <= tolerance
 
     # --- given ---
 
     def given(self, state: State, body: bytes = b"x", **options: Any) -> str:
-        """The id of a job in this state, alone to be moved there: the queue has no other ready job."""
+        """Enqueue a job, move it to this state, and return its id. The queue must have no other ready job."""
         if state is State.DELAYED:
             return self.enqueue(body, **{"delay": LONG, **options})
         job_id = self.enqueue(body, **options)
@@ -261,7 +264,7 @@ class Topic:
         return lease
 
     def abandoned(self, *, by: Consumer | None = None, **options: Any) -> Lease:
-        """A lease that has ended without a verdict, of a job that nobody has taken since."""
+        """A lease that has ended without a verdict, of a job that no consumer has reserved since."""
         self.enqueue(ttr=self.short_ttr, **options)
         lease = self.take(by=by)
         self.harness.past(self.in_(self.short_ttr))
@@ -271,12 +274,12 @@ class Topic:
 
     @property
     def short_delay(self) -> float:
-        """Seconds that a test can wait for, however coarse the backend's delays are."""
+        """Seconds: a delay that a test can wait for, and that the backend can tell from no delay."""
         return max(1.0, self.can.delay_resolution) if self.harness.real_time else 5.0
 
     @property
     def short_ttr(self) -> float:
-        """Seconds of a lease that a test can outlast, and not by accident."""
+        """Seconds: a ttr short enough for a test to wait for its end, and too long to end by accident."""
         return max(self.can.min_ttr, 1.5 if self.harness.real_time else 10.0)
 
     def in_(self, seconds: float) -> float:
@@ -284,7 +287,7 @@ class Topic:
         return self.harness.now() + seconds
 
     def nothing_before(self, moment: float, *, by: Consumer | None = None) -> None:
-        """Nothing is handed out while it is too early. A machine that stalled past *moment* proves nothing."""
+        """Fail if a job is handed out before *moment*. On a machine that stalls past *moment* the check is void."""
         leases = self.reserve(1, by=by)
         assert not leases or self.harness.now() >= moment, "a job was handed out too early"
 
@@ -297,17 +300,17 @@ class Topic:
         return thread
 
     def waiting(self, consumer: TrackedConsumer, limit: int = 1) -> Background[list[Lease]]:
-        """*consumer*, asleep in a reserve that will outlast the test."""
+        """Start a reserve of *consumer* in a thread, with a timeout longer than the test, and let it begin to wait."""
         thread = self.background(lambda: consumer.reserve(limit, 3 * self.harness.patience))
         time.sleep(SLEEP_GRACE)
         return thread
 
     def woken(self, waiting: Background[T]) -> T:
-        """What the one who waited came back with."""
+        """The result of a waiting call. Fails if it does not end within ``harness.patience`` seconds."""
         return waiting.result(self.harness.patience)
 
     def eventually(self, holds: Callable[[], bool]) -> None:
-        """Wait until something that another thread does has happened."""
+        """Wait until *holds* is true because of another thread's work. Fails after ``harness.patience`` seconds."""
         give_up_at = time.monotonic() + self.harness.patience
         while not holds():
             assert time.monotonic() < give_up_at, f"it did not happen within {self.harness.patience:g} s"
@@ -319,7 +322,7 @@ class Topic:
         for power in declared(function, REQUIRES):
             gap = self.can.claim(power)
             if isinstance(gap, Gap):
-                # plain words: pytest-xdist sends properties between processes
+                # plain strings: pytest-xdist sends properties between processes
                 self._request.node.user_properties.append((REFUSED, [power, gap.kind, gap.reason]))
                 pytest.skip(f"refused for lack of {power}: {gap.kind}: {gap.reason}")
         for power in declared(function, WITHOUT):
@@ -327,12 +330,12 @@ class Topic:
                 self.does_not_apply(f"this backend has {power}")
 
     def does_not_apply(self, why: str) -> NoReturn:
-        """Leave a test that asks nothing of this backend."""
+        """End a test that demands nothing of this backend."""
         self._request.node.user_properties.append((DOES_NOT_APPLY, why))
         pytest.skip(f"does not apply: {why}")
 
     def not_tried(self, why: str) -> NoReturn:
-        """Leave a test that this harness has no hook for: nothing is known then."""
+        """End a test that needs a hook which this harness lacks: the test says nothing of the backend then."""
         self._request.node.user_properties.append((NOT_TRIED, why))
         pytest.skip(f"not tried: {why}")
 
@@ -353,7 +356,7 @@ class Topic:
         self.harness.close()
 
     def _give_up(self, consumer: TrackedConsumer) -> None:
-        """Nothing stays reserved in somebody's store."""
+        """Ack the leases that *consumer* still holds, so that the test leaves no job reserved, and close it."""
         with contextlib.suppress(MultiqError):
             if consumer.held:
                 acks = [Ack(lease) for lease in consumer.held.values()]

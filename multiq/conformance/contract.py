@@ -1,4 +1,4 @@
-"""The paragraphs of ``docs/contract.md`` in a few words each, for reports; the page itself has them in full."""
+"""The paragraphs of ``docs/contract.md`` in a few words each, for reports. The page has their full text."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ PARAGRAPHS: dict[str, str] = {
     "11.10": "a server that hangs: BackendTimeout, or EnqueueUncertain, in time",
 }
 
-#: paragraph -> what the suite cannot show of it, and where that is shown instead
+#: paragraph -> the part of it that the suite cannot check, and what checks it instead
 ELSEWHERE: dict[str, str] = {
     "2.3": "EnqueuePartial: no call makes a store fail in mid-batch, so it is shown by each driver's own fault tests",
     "2.5": "a caller's wrong clock: needs a second host's clock, so it is shown by each driver's own tests",

@@ -1,4 +1,4 @@
-"""Opens the connection that an application would have to a URL's database, to test ``enqueue(connection=)`` with."""
+"""Opens a connection to a URL's database as an application would, to test ``enqueue(connection=)``."""
 
 from __future__ import annotations
 

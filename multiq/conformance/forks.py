@@ -1,4 +1,4 @@
-"""Child processes that share the test's memory as it was, as a forking server's do."""
+"""Child processes forked from the test, with a copy of its memory, as a forking server makes them."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 def fork(work: Callable[[], object]) -> int:
     """Do *work* in a forked child, which ends without any of its parent's clean-up. Returns its process id."""
     with warnings.catch_warnings():
-        # newer Pythons warn of locks that threads hold while the process forks; that a backend can take it is the claim
+        # since 3.12 Python warns of a fork in a process with threads; the test is that a backend survives it
         warnings.simplefilter("ignore", DeprecationWarning)
         child = os.fork()
     if child == 0:
         status = 1
-        faulthandler.dump_traceback_later(HANGS / 2, file=2)  # where one hangs, its parent cannot see
+        faulthandler.dump_traceback_later(HANGS / 2, file=2)  # the parent cannot see where a child hangs
         try:
             work()
             status = 0
-        except BaseException:  # noqa: BLE001 - told, and by the exit code, too
+        except BaseException:  # noqa: BLE001 - printed, and shown by the exit code, too
             os.write(2, traceback.format_exc().encode())
         finally:
             os._exit(status)
@@ -36,7 +36,7 @@ def fork(work: Callable[[], object]) -> int:
 
 
 def ended_well(child: int) -> bool:
-    """Whether the child's work went through. Waits for its end; one that hangs is killed."""
+    """Wait for the child's end and return whether its work succeeded. A child that hangs is killed."""
     give_up_at = time.monotonic() + HANGS
     while True:
         ended, status = os.waitpid(child, os.WNOHANG)

@@ -1,4 +1,4 @@
-"""The harness: all that the suite has to know of a driver. One subclass per driver; only ``open`` must be written."""
+"""The harness: all that the suite needs to know of a driver. One subclass per driver; only ``open`` must be written."""
 
 from __future__ import annotations
 
@@ -34,23 +34,23 @@ if TYPE_CHECKING:
     from .external_connections import ExternalConnection
 
 
-_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # where a URL names none
+_PORTS = {"beanstalk": 11300, "mysql": 3306, "redis": 6379}  # used if a URL names no port
 
 
 class Harness(ABC):
-    """One driver, as the suite meets it. Each test has a harness of its own.
+    """One driver, as the suite uses it. Each test has a harness of its own.
 
-    ``open`` must be written, all else may be. Nothing here names a store: what differs from one to the next is read
-    from the backend's capabilities, and times are scaled to what they say.
+    ``open`` must be written; everything else is optional. Nothing here names a store: differences between stores are
+    read from the backend's capabilities, and times are scaled to them.
     """
 
     # --- knobs: plain numbers, set in a subclass or on an instance ---
 
     slack: float = 0.1
-    """Seconds after which the store has surely noticed that a moment has passed. Never used to excuse an early job."""
+    """Seconds within which the store surely notices that a moment has passed. Never used to excuse an early job."""
 
     rounds: int = 25
-    """How often a race is run before it counts as won."""
+    """How often each race is run."""
 
     threads: int = 4
     """How many consumers or producers race."""
@@ -65,37 +65,38 @@ class Harness(ABC):
     """Seconds that a call may take through the proxy of ``proxied``."""
 
     gaps: Mapping[str, Gap] = {}
-    """Powers that the driver claims and this installation lacks (a server without a log, say), each with its gap."""
+    """Powers that the driver claims and this installation lacks (for example, a server without a log), with their gap.
+    """
 
     real_time: ClassVar[bool] = True
-    """Whether ``advance`` really takes its time."""
+    """Whether ``advance`` waits in real time."""
 
     def __init__(self) -> None:
         self.prefix = f"conformance.{secrets.token_hex(4)}"
         self.handed_out: list[str] = []
-        """The queues that this harness has named; only these are touched."""
+        """The queues that this harness has named. It touches no others."""
 
     # --- must be written ---
 
     @abstractmethod
     def open(self) -> Backend:
-        """Another backend object on the same store: what one enqueues, all others see. The suite closes it."""
+        """Open another backend object on the same store: all of them see the same jobs. The suite closes it."""
 
     # --- may be written ---
 
     def now(self) -> float:
-        """Seconds on the clock that ``advance`` moves, from any start."""
+        """The time in seconds on the clock that ``advance`` moves. Its zero may be anywhere."""
         return time.monotonic()
 
     def advance(self, seconds: float) -> None:
-        """Let *seconds* pass for the store. Where its clock cannot be moved this sleeps."""
+        """Let *seconds* pass for the store. Sleeps if the store's clock cannot be moved."""
         time.sleep(max(0.0, seconds))
 
     def transaction(self) -> AbstractContextManager[ExternalConnection]:
-        """A DB-API connection to the backend's database, in a transaction of its own, that knows nothing of multiq.
+        """A DB-API connection to the backend's database, in a transaction of its own, opened without multiq.
 
-        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without it
-        ``transactional_enqueue`` is not tried.
+        The suite passes it to ``enqueue(connection=)`` and then calls its ``commit`` or ``rollback``. Without this
+        hook ``transactional_enqueue`` is not tried.
         """
         raise NotTriedError(
             "transactional_enqueue: there is no connection to prove it with: override "
@@ -105,54 +106,55 @@ class Harness(ABC):
     def proxied(self) -> tuple[Proxy, Backend]:
         """A proxy in front of the server, and a backend whose connections all go through it. The suite closes both.
 
-        Its calls have ``self.deadline`` seconds. Without this hook lost replies and servers that hang are not tried.
+        Calls of that backend time out after ``self.deadline`` seconds. Without this hook lost replies and servers that
+        hang are not tried.
         """
         raise NotTriedError(
             f"there is no proxy between the backend and its server: override {type(self).__name__}.proxied()"
         )
 
     def restart(self) -> None:  # noqa: B027 - a hook; most harnesses have nothing to restart
-        """Stop and start what holds the jobs. Called while all backends are closed.
+        """Restart the server that holds the jobs. Called while all backends are closed.
 
-        By default nothing is restarted, so that only the clients' memory is gone; a driver's own harness that runs
-        the server itself does more.
+        By default nothing is restarted, and only the clients' memory is lost. A driver's own harness that runs the
+        server overrides this.
         """
 
     def requests_served(self) -> int | None:
-        """A number that grows by one with each request that the server answers; None: there is no telling."""
+        """The number of requests that the server has answered, from any start. None: unknown."""
         return None
 
     def fresh_queue(self, ending: str = "") -> str:
-        """The name of a queue that nobody has used."""
+        """The name of a queue that has not been used before."""
         name = f"{self.prefix}.{len(self.handed_out)}{ending}"
         self.handed_out.append(name)
         return name
 
     def close(self) -> None:
-        """Leave no trace. By default the queues that were handed out are emptied, and no others are touched."""
+        """Remove what the test has left. By default this empties the queues in ``handed_out`` and touches no others."""
         with self.open() as backend:
             for name in self.handed_out:
                 backend.resume(name)
                 backend.purge(name, [State.READY, State.DELAYED, State.BURIED])
 
-    # --- what the suite asks; derived from the above ---
+    # --- used by the suite; derived from the above ---
 
     def capabilities(self, backend: Backend) -> Capabilities:
-        """What *backend* claims, without this harness's ``gaps``."""
+        """The capabilities of *backend*, without the powers in this harness's ``gaps``."""
         return msgspec.structs.replace(backend.capabilities, **self.gaps)
 
     def nearly(self, moment: float) -> None:
-        """Let time pass until shortly before *moment*, or not at all if it is too close."""
+        """Let time pass until shortly before *moment*. Does nothing if *moment* is closer than that."""
         self.advance(moment - self.now() - (0.3 if self.real_time else 0.001))
 
     def past(self, moment: float) -> None:
-        """Let time pass until *moment* is surely over."""
+        """Let time pass until *moment* is over by ``slack`` seconds."""
         while (left := moment + self.slack - self.now()) > 0:
             self.advance(left)
 
 
 class ManualHarness(Harness):
-    """For a driver that takes a clock: its ``open`` passes ``self.clock``, and no test ever waits for time to pass."""
+    """For a driver that takes a clock: ``open`` passes ``self.clock`` to it, and tests move it instead of waiting."""
 
     slack = 1e-6
     walks = 100
@@ -172,12 +174,12 @@ class ManualHarness(Harness):
 
 
 class UrlHarness(Harness):
-    """Any backend that a URL names, in real time, in queues of its own that it empties afterwards."""
+    """Any backend that a URL names. Tests run in real time, in queues of their own that are emptied afterwards."""
 
     def __init__(self, url: str) -> None:
         super().__init__()
         self.url = url
-        self._only: Backend | None = None  # the one object whose jobs no other object can see
+        self._only: Backend | None = None  # the only backend object, if each object has a store of its own
         self._first: Backend | None = None
 
     @classmethod
@@ -230,7 +232,7 @@ class UrlHarness(Harness):
             connection.close()
 
     def _share(self, one: Backend, other: Backend) -> bool:
-        """Whether two objects for one URL lead to the same jobs: ``memory://`` is a new store each time."""
+        """Whether two backend objects of one URL share their jobs. Two of ``memory://`` do not: each is a new store."""
         queue = self.fresh_queue()
         (job_id,) = one.enqueue(queue, [NewJob(b"", new_id())])
         try:
@@ -243,9 +245,9 @@ class UrlHarness(Harness):
 
 
 def first_contact(harness: Harness) -> Capabilities:
-    """What the backend can do, after one call that shows whether it is there at all.
+    """The backend's capabilities, after one call that shows whether the backend answers.
 
-    Raises whatever ``MultiqError`` stands in the way, once, instead of in each test.
+    Raises the ``MultiqError`` of a backend that does not, once, instead of in each test.
     """
     with harness.open() as backend:
         backend.stats(harness.fresh_queue())

@@ -1,7 +1,7 @@
-"""Backends with one planted bug each: what the suite is good for is shown by what it finds.
+"""Backends with one planted bug each: they show which mistakes the suite finds.
 
-Each is the memory backend but for a few lines, and each mistake was made by somebody's queue. They are real backends:
-``PLANTED["late ack"].open()`` can be enqueued to, reserved from, and measured.
+Each is the memory backend with a few lines changed, and each mistake is one that a real queue has made. They are
+complete backends: ``PLANTED["late ack"].open()`` can be enqueued to, reserved from, and measured.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 
 class PlantedBug(NamedTuple):
-    """A backend with a bug: what it does wrong, and the test that is about it."""
+    """A backend with a bug: what it does wrong, and the test that finds it."""
 
     name: str
     does: str
@@ -43,7 +43,7 @@ class PlantedBug(NamedTuple):
     backend: type[MemoryBackend]
 
     def open(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> MemoryBackend:
-        """The backend. Those of one *name* share their jobs, as ``memory://name`` does."""
+        """Open the backend. Backends with the same *name* share their jobs, as ``memory://name`` does."""
         return self.backend(name=name and f"{self.name}/{name}", clock=clock)
 
     def harness(self) -> type[ManualHarness]:
@@ -51,7 +51,7 @@ class PlantedBug(NamedTuple):
         bug = self
 
         class PlantedHarness(ManualHarness):
-            patience = 0.5  # who is not woken is found asleep after so long
+            patience = 0.5  # seconds after which a consumer that is not woken counts as asleep
             deadline = 0.3
 
             def __init__(self) -> None:
@@ -91,7 +91,7 @@ def _plant(name: str, does: str, test: str) -> Callable[[type[MemoryBackend]], t
 
 
 class _Planted(MemoryBackend):
-    """A memory backend whose consumers, and queues, may be others."""
+    """A memory backend whose classes for consumers and queues can be replaced."""
 
     consumer_class: ClassVar[type[MemoryConsumer]] = MemoryConsumer
     queue_class: ClassVar[type[JobQueue]] = JobQueue
@@ -160,7 +160,7 @@ class _FencedByState(_Planted):
 
 
 class _LateAccepted(MemoryConsumer):
-    """Remembers who held a job last, until somebody else takes it."""
+    """Accepts a verdict of the last holder until another consumer reserves the job."""
 
     def _settle_one(self, verdict: Verdict, now: int) -> LeaseLost | None:
         lease = verdict.lease
@@ -306,7 +306,7 @@ class _BuriedNotCounted(_Planted):
 
 
 class _TextSequence:
-    """Numbers that sort as text does, as the members of a sorted set do: 10 comes before 2 and 9."""
+    """Numbers whose order is that of their text, as with members of a sorted set: 10 comes before 2 and 9."""
 
     def __init__(self, inner: itertools.count[int]) -> None:
         self._inner = inner
@@ -368,7 +368,7 @@ class _QueuesMixed(_Planted):
 
 
 class _Stubborn(MemoryConsumer):
-    """Made its plan when it was made."""
+    """Keeps the order of queues that it was created with."""
 
     def __init__(self, store: Store, queues: Sequence[str]) -> None:
         super().__init__(store, queues)
@@ -474,7 +474,7 @@ class _BatchesInParts(_Planted):
         ids = []
         for at in range(0, len(jobs), 20):
             ids += super().enqueue(queue, jobs[at : at + 20], connection=connection)
-            time.sleep(0.0001)  # lets others in, as a round trip per part would
+            time.sleep(0.0001)  # lets other threads run, as a round trip per part would
         return ids
 
 
@@ -500,7 +500,7 @@ class _RepeatsDoubled(_Planted):
 
 
 class _Racing(MemoryConsumer):
-    """Looks for a job, lets go of the lock, and takes the job that it has seen."""
+    """Looks for a job, releases the lock, and then takes the job that it has seen."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         with self._store.changed:
@@ -590,7 +590,7 @@ class _PeekCounts(_Planted):
 
 
 class _Planning(MemoryConsumer):
-    """Falls asleep until the next due time that it knows of; only new jobs make it look again."""
+    """Sleeps until the next due time that it has seen; only new jobs make it look again earlier."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
@@ -610,7 +610,7 @@ class _Planning(MemoryConsumer):
             time.sleep(0.005)
             if planned is not None and self._store.clock() >= planned:
                 return
-            # a rescheduled job is in the same queue as before: nothing seems to have come
+            # a rescheduled job does not change this count, so it is not noticed
             if self._count_of(State.READY) != ready:
                 return
 
@@ -633,7 +633,7 @@ class _SleepsTooLong(_Planted):
 
 
 class _NeverWoken(MemoryConsumer):
-    """Looks once, and then only when its time is over."""
+    """Looks once, and again only when its timeout is over."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         leases = super().reserve(limit, 0)
@@ -658,7 +658,7 @@ class _WakesForNothing(_Planted):
 
 
 def _again(_: object, call: Callable[[], object]) -> object:
-    """A server that does not know that it was asked this before."""
+    """As a server that does not recognise a repeated call: carry it out again."""
     return call()
 
 
@@ -897,7 +897,7 @@ class _SilenceIsNoJob(WiredBackend):
 
 # --- waking late -----------------------------------------------------------------------------------------
 
-_NOW_AND_THEN = 3.0  # seconds between two polls, which hide that no consumer is woken
+_NOW_AND_THEN = 3.0  # seconds between two polls, because of which a consumer that is not woken finds the job late
 
 
 class _NotifyingStore(Store):
@@ -912,11 +912,11 @@ class _NotifyingStore(Store):
 
 
 class _Waiting(MemoryConsumer):
-    """Sleeps until it is notified, and polls now and then anyway."""
+    """Sleeps until it is notified, and polls every ``_NOW_AND_THEN`` seconds anyway."""
 
     notifies_after: ClassVar[tuple[type[Verdict], ...]] = (Release, GiveBack, Abandon)
     waits_after: ClassVar[float] = 0.0
-    """Seconds after its last poll at which it begins to wait for notifications; 0: before it polls, which is right."""
+    """Seconds after its last poll at which it begins to listen for notifications; 0: before it polls, as is right."""
 
     def reserve(self, limit: int, timeout: float) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
@@ -946,7 +946,7 @@ class _Waiting(MemoryConsumer):
 
 
 class _Notifying(_Planted):
-    """Notifies after each verb that may give a consumer a job, but for the *silent* ones."""
+    """Notifies after each verb that may give a consumer a job, except those in ``silent``."""
 
     store_class = _NotifyingStore
     consumer_class = _Waiting
@@ -1091,7 +1091,7 @@ class _NotifiesTooEarly(_Notifying):
 
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         cast("_NotifyingStore", self._store).notify()
-        time.sleep(0.02)  # the commit
+        time.sleep(0.02)  # stands for the time of a commit
         return super().enqueue(queue, jobs, connection=connection)
 
 

@@ -1,7 +1,7 @@
 """A TCP proxy that breaks connections on purpose, at a chosen byte, the same way every time.
 
-It knows no protocol. A fault is armed by what it waits for (the nth time that clients send some bytes; at once, if
-none are named) and happens once, or as often as it says; a mode holds until the next one is set.
+It knows no protocol. An armed fault waits until clients have sent given bytes for the nth time (or, without such
+bytes, for the next data) and happens once, or ``times`` times. A mode holds until the next one is set.
 
     with Proxy(server_address) as proxy:
         client = connect(proxy.port)
@@ -25,25 +25,25 @@ if TYPE_CHECKING:
 
 Address: TypeAlias = "tuple[str, int] | str"  # host and port, or the path of a UNIX socket
 
-CARRY_OUT = 10.0  # seconds that a server has to carry out a request whose reply is cut
+CARRY_OUT = 10.0  # seconds: the longest time that a server may take for a request whose reply is cut
 
 _HOST = "127.0.0.1"
 _CHUNK = 1 << 16
-_RST = struct.pack("ii", 1, 0)  # SO_LINGER: on, for no time at all
+_RST = struct.pack("ii", 1, 0)  # SO_LINGER on, with 0 seconds: a close sends a reset
 
 
 @dataclass(frozen=True)
 class Fault:
-    """Happens *times* times, each when clients send *after* for the *nth* time since it was armed or happened last."""
+    """Happens *times* times, each when clients have sent *after* *nth* times since it was armed or last happened."""
 
     at: int = 0
-    """So many bytes still go through: of what clients send, or of what the server replies."""
+    """The number of bytes that still go through: of the requests, or of the replies."""
     after: bytes = b""
     nth: int = 1
     times: int = 1
     """How often it happens."""
     rst: bool = False
-    """The client sees a reset, not an end."""
+    """Whether the client sees a reset (RST) instead of an orderly end (FIN)."""
 
 
 class CutRequest(Fault):
@@ -54,13 +54,17 @@ class CutReply(Fault):
     """The server gets the whole request and carries it out; the client gets *at* bytes of the reply.
 
     A server may answer the first part of a request before it has carried out the last one, and may stop when it cannot
-    send an answer. So all that the client has sent goes through, then the server sees the end of its requests; what it
-    still replies is thrown away. The client sees the cut when the server has closed, or after ``CARRY_OUT`` seconds.
+    send an answer. So the proxy forwards all that the client has sent, then ends the server's input, and throws away
+    further replies. The client sees the cut when the server has closed, or after ``CARRY_OUT`` seconds.
     """
 
 
 def places(size: int, every_byte: int = 1000) -> list[int]:
-    """Where to cut so many bytes: at each if there are no more than *every_byte*, else at both ends, and in between."""
+    """The positions at which to cut *size* bytes.
+
+    Each one if there are at most *every_byte*; else each one in the first and last third of *every_byte*, and about
+    as many evenly spread between them.
+    """
     if size <= every_byte:
         return list(range(size))
     ends = every_byte // 3
@@ -69,31 +73,31 @@ def places(size: int, every_byte: int = 1000) -> list[int]:
 
 @dataclass(frozen=True)
 class Pass:
-    """The mode that changes nothing."""
+    """Forwards everything unchanged."""
 
 
 @dataclass(frozen=True)
 class Hole:
-    """Accepts, takes everything, forwards nothing. What clients sent meanwhile is lost."""
+    """Accepts connections and reads all data, and forwards nothing. Data that came meanwhile is lost."""
 
 
 @dataclass(frozen=True)
 class Latency:
-    """Each piece of a reply comes so many seconds later."""
+    """Delays each piece of a reply by *seconds*."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
 class Slice:
-    """Replies come in pieces of so many bytes."""
+    """Sends replies in pieces of *size* bytes."""
 
     size: int = 1
 
 
 @dataclass(frozen=True)
 class Throttle:
-    """Replies come no faster than so many bytes a second, on each connection."""
+    """Sends replies at *rate* bytes a second at most, on each connection."""
 
     rate: int
 
@@ -106,7 +110,7 @@ class _Ended(Exception):
 
 
 class _Link:
-    """One client's connection and its counterpart to the server."""
+    """A client's connection to the proxy, and the proxy's connection to the server for it."""
 
     def __init__(self, client: socket.socket, server: socket.socket) -> None:
         self.client = client
@@ -114,23 +118,26 @@ class _Link:
         self.is_frozen = False
         self.is_ending = False
         self.cut: CutReply | None = None
-        """The fault that ends this connection as soon as the server has carried out what it was sent."""
+        """The fault that ends this connection as soon as the server has carried out its requests."""
         self.ended = threading.Event()
 
     def finish(self, cut: CutReply) -> None:
-        """The server is sent what the client has sent until now, and no more."""
+        """Let the server get what the client has sent until now, and no more."""
         self.cut = cut
-        self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets what has come, then the end
+        self.client.shutdown(socket.SHUT_RD)  # the thread that reads requests gets the data received so far, then EOF
 
     def end(self, *, rst: bool = False) -> None:
-        """Wakes both threads, the second of which closes: while one reads, closing would do nothing yet."""
+        """Shut the connections down, which wakes both threads. The second one to end closes the sockets.
+
+        Closing them here would have no effect while a thread is in ``recv``.
+        """
         if self.is_ending:
             return
         self.is_ending = True
         with contextlib.suppress(OSError):
             if rst:
                 self.client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RST)
-            self.client.shutdown(socket.SHUT_RD if rst else socket.SHUT_RDWR)  # SHUT_WR would say goodbye
+            self.client.shutdown(socket.SHUT_RD if rst else socket.SHUT_RDWR)  # SHUT_WR would send a FIN before the RST
         if not self.is_frozen:
             self.end_server()
         self.ended.set()
@@ -141,19 +148,19 @@ class _Link:
 
 
 class Proxy:
-    """Listens on a port of its own, and forwards to *upstream* what its mode and its armed fault let through."""
+    """Listens on a port of its own, and forwards data to and from *upstream* as its mode and armed fault let it."""
 
     def __init__(self, upstream: Address) -> None:
         self.mode: Mode = Pass()
         self.host = _HOST
         self.sent = 0
-        """Bytes that clients sent."""
+        """Bytes that clients have sent."""
         self.requests = 0
-        """Pieces that clients sent: at least one for each request, or for each packet of several."""
+        """Pieces received from clients: at least one per request, or one per packet of several requests."""
         self.replied = 0
-        """Bytes that the server replied, whether or not they went through."""
+        """Bytes that the server has replied, whether or not they were forwarded."""
         self.accepted = 0
-        """Connections so far."""
+        """Connections accepted so far."""
         self.happened = 0
         """How often an armed fault has happened so far."""
         self._upstream = upstream
@@ -164,32 +171,32 @@ class Proxy:
         self._matches_left = 0
         self._bytes_left = 0
         self._tail = b""
-        self._held = self._bound(0)  # keeps the port while nobody listens there: the kernel would give it to others
+        self._held = self._bound(0)  # reserves the port while the proxy does not listen on it
         self.port: int = self._held.getsockname()[1]
         self._listener = self._listen()
 
     @property
     def is_armed(self) -> bool:
-        """Whether a fault still waits to happen."""
+        """Whether a fault is armed that has yet to happen."""
         return self._fault is not None
 
     def arm(self, fault: Fault) -> None:
-        """Replaces the fault that was armed before."""
+        """Arm *fault*, in place of the one that was armed before."""
         with self._lock:
             self._arm(fault)
 
     def disarm(self) -> None:
-        """The fault that was armed will not happen any more."""
+        """Remove the armed fault."""
         with self._lock:
             self._fault = None
 
     def refuse(self) -> None:
-        """Connections are refused from now on, and those that are open end."""
+        """Refuse new connections from now on, and end the open ones."""
         self._stop_listening()
         self.cut()
 
     def accept(self) -> None:
-        """After ``refuse``: on the same port again."""
+        """After ``refuse``: accept connections again, on the same port."""
         self._listener = self._listen()
 
     def cut(self, *, rst: bool = False) -> int:
@@ -201,9 +208,9 @@ class Proxy:
         return len(links)
 
     def freeze(self) -> int:
-        """Connections that are open now carry nothing any more, neither bytes nor an end; new ones work.
+        """Stop forwarding on the connections that are open now, both bytes and the end; new connections work.
 
-        Returns how many there are.
+        Returns the number of frozen connections.
         """
         with self._lock:
             for link in self._links:
@@ -212,7 +219,7 @@ class Proxy:
             return len(self._links)
 
     def cut_server(self) -> None:
-        """The server sees the end of all frozen connections; their clients see nothing."""
+        """End all frozen connections on the server's side only; their clients see nothing."""
         while self._frozen:
             self._frozen.pop().end_server()
 
@@ -258,7 +265,7 @@ class Proxy:
             try:
                 client, _ = listener.accept()
             except OSError:
-                return  # we listen no more
+                return  # the listener is closed
             try:
                 link = _Link(client, self._connect())
             except OSError:
@@ -291,7 +298,7 @@ class Proxy:
         link.client.close()  # the second of the two threads
         link.server.close()
 
-    # --- what goes through ---
+    # --- forwarding ---
 
     def _requests(self, link: _Link) -> None:
         while data := link.client.recv(_CHUNK):
@@ -321,7 +328,7 @@ class Proxy:
             if fault is not None:
                 link.finish(fault)
         while link.is_frozen and not link.is_ending:
-            time.sleep(0.01)  # its client is not to see that the server has gone
+            time.sleep(0.01)  # so that the client does not see that the server has closed
 
     def _deliver(self, client: socket.socket, data: bytes) -> None:
         mode = self.mode
@@ -340,7 +347,7 @@ class Proxy:
             client.sendall(data[start : start + size])
 
     def _of_request(self, data: bytes) -> tuple[bytes, Fault | None]:
-        """What of *data* goes through, and the fault that it triggers."""
+        """The part of *data* that is forwarded, and the fault that *data* triggers."""
         with self._lock:
             fault = self._fault
             if fault is None:
@@ -380,7 +387,7 @@ class Proxy:
             self._fault = None
 
     def _match(self, data: bytes, fault: Fault) -> int | None:
-        """Where in *data* the match ends that the fault waits for: 0 if it was earlier, None if it is yet to come."""
+        """The position in *data* where the awaited match ends: 0 if it was before *data*, None if it is yet to come."""
         if not self._matches_left:
             return 0
         known, text = len(self._tail), self._tail + data

@@ -1,4 +1,4 @@
-"""What a run of the suite came to: test by test, paragraph by paragraph, power by power."""
+"""The results of a run of the suite: by test, by paragraph of the contract, and by power."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Verdict: TypeAlias = Literal["kept", "kept in part", "refused", "broken", "not t
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
-    """One test: what it was about, and how it went."""
+    """One test: what it checks, and its outcome."""
 
     topic: str
     name: str
-    """The test's sentence."""
+    """The name of the test function, which reads as a sentence."""
     paragraphs: tuple[str, ...]
     powers: tuple[str, ...]
-    """What the backend must claim for the test to be run."""
+    """The powers that a backend must claim for the test to run."""
     outcome: Outcome
     seconds: float
     power: str | None = None
@@ -31,9 +31,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     gap: str | None = None
     """Refused: "not done", "cannot today" or "never"."""
     reason: str | None = None
-    """Refused: why it is missing. Does not apply, not tried: why not. Failed: what happened, in a line or some."""
+    """Refused: why the power is missing. Does not apply, not tried: why not. Failed: a summary of a few lines."""
     detail: str | None = None
-    """Failed: the whole of it."""
+    """Failed: the whole text of the failure."""
 
 
 class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,20 +45,20 @@ class Paragraph(msgspec.Struct, frozen=True, kw_only=True):
     kept: int
     failed: int
     refused: tuple[str, ...]
-    """The gaps in the way, each as "power: kind: reason"."""
+    """The gaps for which tests were refused, each as "power: kind: reason"."""
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """A run. ``ok`` is its verdict: nothing failed, and every claimed power was tried."""
+    """The report of a run. ``ok`` is its verdict: no test failed, and every claimed power was tried."""
 
     backend: str
     target: str
     """What was tested, a URL with its password masked or a harness's name."""
     rows: tuple[Row, ...]
     unproved: tuple[str, ...]
-    """Powers that are claimed, and of which no test was run, though the harness has all that they take."""
+    """Powers that the backend claims and no test tried, although the harness has the hooks for them."""
     is_whole: bool
-    """Whether all topics were run. A part of the suite proves no power."""
+    """Whether all topics were run. A run of a part leaves ``unproved`` empty: it proves no power."""
     seconds: float
 
     @property
@@ -79,7 +79,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def not_tried(self) -> list[Row]:
-        """The tests that the harness has no hook for. They say nothing of the backend, and break nothing."""
+        """The tests for which the harness has no hook. They say nothing of the backend, and do not make a run fail."""
         return self._with("not tried")
 
     def topics(self) -> dict[str, list[Row]]:
@@ -117,7 +117,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(document)
 
     def markdown(self) -> str:
-        """The table of the contract's paragraphs, and under it what is missing and what failed."""
+        """The table of the contract's paragraphs, then lists of the gaps, the tests not tried and the failures."""
         lines = ["| paragraph | promise | verdict | tests |", "| --- | --- | --- | ---: |"]
         for paragraph in self.paragraphs():
             tests = f"{paragraph.kept} of {paragraph.kept + paragraph.failed}"
@@ -130,11 +130,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         return "\n".join(lines) + "\n"
 
     def why_not_tried(self) -> list[str]:
-        """The reasons for which tests were not tried, each with the number of its tests."""
+        """The reasons why tests were not tried, each with the number of its tests."""
         reasons = [_line(row) for row in self.not_tried]
         return [f"{reason} ({reasons.count(reason)} tests)" for reason in dict.fromkeys(reasons)]
 
-    # --- how ---
+    # --- internals ---
 
     def _with(self, outcome: Outcome) -> list[Row]:
         return [row for row in self.rows if row.outcome == outcome]

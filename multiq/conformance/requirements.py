@@ -16,7 +16,7 @@ F = TypeVar("F", bound="Callable[..., None]")
 PROMISES = "__multiq_promises__"
 REQUIRES = "__multiq_requires__"
 WITHOUT = "__multiq_without__"
-REFUSED = "multiq.refused"  # names of the properties that a report reads off a test
+REFUSED = "multiq.refused"  # this and the next two: pytest user properties of a test, read by the report
 DOES_NOT_APPLY = "multiq.meaningless"
 NOT_TRIED = "multiq.not-tried"
 
@@ -31,24 +31,24 @@ def promise(*paragraphs: str) -> Callable[[F], F]:
 
 
 def requires(*powers: str) -> Callable[[F], F]:
-    """Declare the powers that a test needs. Where a backend lacks one, the test counts as refused, with the reason."""
+    """Declare the powers that a test needs. If a backend lacks one, the test counts as refused, with the reason."""
     return _declare(REQUIRES, powers, POWERS)
 
 
 def without(*powers: str) -> Callable[[F], F]:
-    """Declare the powers whose absence a test is about: it runs only where they are missing."""
+    """Declare powers that a backend must lack for the test to run: it checks the behaviour without them."""
     return _declare(WITHOUT, powers, POWERS)
 
 
 def declared(function: object, name: str) -> tuple[str, ...]:
-    """What a decorator of this module has declared of a test."""
+    """The values that a decorator of this module has declared for a test; *name* is the attribute that it sets."""
     value: tuple[str, ...] = getattr(function, name, ())
     return value
 
 
 def _declare(name: str, words: tuple[str, ...], known: Any) -> Callable[[F], F]:
     unknown = sorted(set(words) - set(known))
-    if unknown or not words:  # a misspelt word would check nothing, and nothing would show it
+    if unknown or not words:  # a misspelt name would otherwise check nothing, without a sign of it
         raise ValueError(f"unknown: {', '.join(unknown) or 'nothing is named'}; choose from: {', '.join(known)}")
 
     def decorate(function: F) -> F:

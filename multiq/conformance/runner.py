@@ -1,7 +1,7 @@
-"""Runs the suite outside of a test file, for ``multiq conformance URL`` and ``run``, and makes a report.
+"""Runs the suite without a test file, for ``multiq conformance URL`` and ``run``, and makes a report.
 
-pytest runs it, in this process and in a folder of its own, without the user's configuration and plugins. No cache and
-no files are left behind.
+pytest runs it in this process, in a temporary folder, without the user's configuration and plugins. No cache and no
+files are left behind.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 
     from .harness import Harness
 
-_runs = itertools.count()  # pytest keeps modules by name: each run's file has a new one
-_TRIED = {"kept", "failed", "not tried"}  # outcomes of a test that was there to be run
+_runs = itertools.count()  # pytest caches modules by name, so each run's file has a new name
+_TRIED = {"kept", "failed", "not tried"}  # outcomes of a test that counts as an attempt on its powers
 _SHORT = 12  # lines of a failure's summary
 _PYTEST_VARIABLES = "PYTEST_ADDOPTS", "PYTEST_PLUGINS"  # the user's settings for pytest, which must not reach this run
 
@@ -47,12 +47,12 @@ def run(
 ) -> Report:
     """Run the suite against the backend of *url*, in real time, in queues of its own that it empties afterwards.
 
-    *walks* is the number of random walks, 0 for none. *select* runs only what fits any of its words: a topic
-    (``lease``), a paragraph (``4.3``) or section (``4``) of the contract, or a part of a test's name. *progress* is
-    called after each test. *harness* is a subclass of ``UrlHarness`` with hooks that a URL alone does not give.
-    ``KeyboardInterrupt`` comes through when the running test has cleaned up.
+    *walks* is the number of random walks, 0 for none; by default the harness's. *select* runs only the tests that
+    match any of its words: a topic (``lease``), a paragraph (``4.3``) or section (``4``) of the contract, or a part
+    of a test's name. *progress* is called after each test. *harness* is a subclass of ``UrlHarness`` with hooks that
+    a URL alone does not give. ``KeyboardInterrupt`` is raised after the running test has cleaned up.
 
-    Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and whatever keeps the backend from answering at all.
+    Raises ``ConformanceNotInstalled``, ``OptionInvalid``, and the error of a backend that does not answer at all.
     """
     return run_harness(
         (harness or UrlHarness).of(url), target=redact(url), progress=progress, walks=walks, select=select
@@ -121,7 +121,7 @@ def _run_pytest(harness_class: type[Harness], collector: _Collector) -> None:
             sys.modules.pop(module, None)
 
 
-#: what the run's only test file says
+#: the content of the run's only test file
 _FILE = """\
 from multiq.conformance import suite
 from multiq.conformance.runner import current_harness
@@ -147,7 +147,7 @@ def _current(harness_class: type[Harness]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _isolated(folder: str) -> Iterator[None]:
-    """Nothing of the user's surroundings reaches the run, and nothing of the run stays in them."""
+    """Keep the user's pytest settings out of the run, and restore environment and interpreter settings afterwards."""
     import hypothesis.configuration
 
     kept = {name: os.environ.get(name) for name in (*_PYTEST_VARIABLES, "PYTEST_DISABLE_PLUGIN_AUTOLOAD")}
@@ -161,7 +161,7 @@ def _isolated(folder: str) -> Iterator[None]:
         yield
     finally:
         sys.dont_write_bytecode = writes
-        hypothesis.configuration.set_hypothesis_home_dir(None)  # as the environment says
+        hypothesis.configuration.set_hypothesis_home_dir(None)  # back to hypothesis's default
         for name, value in kept.items():
             os.environ.pop(name, None)
             if value is not None:
@@ -169,7 +169,7 @@ def _isolated(folder: str) -> Iterator[None]:
 
 
 class _Collector:
-    """A pytest plugin that chooses the tests and writes down how they went."""
+    """A pytest plugin that selects the tests and collects their results."""
 
     def __init__(
         self, select: Sequence[str], progress: Callable[[Row, int, int], None] | None, *, without_walks: bool
@@ -185,7 +185,7 @@ class _Collector:
         self._stopped_by: BaseException | None = None
 
     def raise_if_stopped(self) -> None:
-        """What ended the run before its end."""
+        """Raise the error that ended the run early, if one did."""
         if self._errors:  # first: pytest ends such a run as if it were interrupted
             raise ConformanceBroken("the suite itself cannot be run: " + "\n".join(self._errors))
         if self._stopped_by is not None:
@@ -215,9 +215,9 @@ class _Collector:
 
     def pytest_internalerror(self, excrepr: object) -> bool:
         self._errors.append(str(excrepr))
-        return True  # told by our own error, not on standard error
+        return True  # reported as ``ConformanceBroken``, not on standard error
 
-    # --- how ---
+    # --- internals ---
 
     def _is_chosen(self, item: pytest.Item) -> bool:
         topic = _topic(item)
@@ -238,7 +238,7 @@ class _Collector:
 
 
 class ConformanceBroken(MultiqError):
-    """The suite could not be run, which says nothing of the backend."""
+    """The suite itself could not be run, which says nothing of the backend."""
 
 
 def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
@@ -284,7 +284,7 @@ def _plain(words: str) -> str:
 
 
 def _short(report: pytest.TestReport) -> str:
-    """What a failure comes to: the message of its exception, cut to some lines."""
+    """The summary of a failure: the message of its exception, cut to ``_SHORT`` lines."""
     crash = getattr(report.longrepr, "reprcrash", None)
     lines = (crash.message if crash is not None else report.longreprtext).strip().splitlines()
     cut = [*lines[:_SHORT], f"... and {len(lines) - _SHORT} more lines"] if len(lines) > _SHORT else lines

@@ -1,4 +1,4 @@
-"""All topics, and the classes that a driver's tests are made of."""
+"""All topics, and the pytest classes made of them for a driver."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .case import Topic
     from .harness import Harness
 
-#: in the order of the contract, what takes longest last
+#: in the order of the contract, with the slowest topics last
 TOPICS: tuple[type[Topic], ...] = (
     CapabilitiesTests, EnqueueTests, ReserveTests, ReorderTests, LeaseTests, AckTests, ReleaseTests, BuryTests,
     TouchTests, GiveBackTests, AbandonTests, SettleTests, KickTests, KickJobTests, RescheduleTests, DeleteTests,
@@ -49,7 +49,7 @@ TOPICS: tuple[type[Topic], ...] = (
 
 
 def topic_name(topic: type) -> str:
-    """What a topic is called in reports: ``KickJobTests`` and a driver's ``TestKickJob`` are ``KickJob``."""
+    """A topic's name in reports: both ``KickJobTests`` and a driver's ``TestKickJob`` are ``KickJob``."""
     return topic.__name__.removeprefix("Test").removesuffix("Tests")
 
 
@@ -59,6 +59,6 @@ def suite(harness_class: Callable[[], Harness]) -> dict[str, type[Topic]]:
 
 
 def _test_class(name: str, topic: type[Topic], harness_class: Callable[[], Harness]) -> type[Topic]:
-    # a plain function would become a method where it is looked up
+    # without staticmethod, a plain function would become a method of the test class
     made_by = harness_class if isinstance(harness_class, type) else staticmethod(harness_class)
     return type(name, (topic,), {"harness_class": made_by, "__doc__": topic.__doc__})

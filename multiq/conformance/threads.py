@@ -1,4 +1,4 @@
-"""Threads that bring their result, or their error, back to the test."""
+"""Threads that return their result, or raise their error, in the test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-HANGS = 60.0  # seconds after which a race counts as hung, whatever the machine
+HANGS = 60.0  # seconds after which a race counts as hung, on a slow machine too
 
 
 class Background(Generic[T]):
@@ -26,7 +26,7 @@ class Background(Generic[T]):
         self._thread.start()
 
     def result(self, patience: float) -> T:
-        """What the work came to. Fails if it takes longer than *patience* seconds."""
+        """Wait for the work, and return its result or raise its error. Fails after *patience* seconds."""
         self.join(patience)
         assert not self.is_alive(), f"still waiting after {patience:g} s"
         if self._error is not None:
@@ -47,7 +47,7 @@ class Background(Generic[T]):
 
 
 def together(works: Sequence[Callable[[], T]]) -> list[T]:
-    """Run all at the same moment, each in a thread; their results in order."""
+    """Start all at the same moment, each in a thread. Returns their results in order."""
     start = threading.Barrier(len(works))
 
     def at_once(work: Callable[[], T]) -> Callable[[], T]:
@@ -62,7 +62,10 @@ def together(works: Sequence[Callable[[], T]]) -> list[T]:
 
 
 class Lag:
-    """How late this machine runs what is due, measured while the block lasts: a time limit must be longer by that."""
+    """Measures by how many seconds this machine runs its threads late while the block lasts.
+
+    A test adds these ``seconds`` to a time limit.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -1,7 +1,7 @@
-"""The memory backend behind a real socket, so that replies can be lost on their way: for planted bugs.
+"""The memory backend behind a real socket, so that planted bugs can be about lost replies.
 
-Nothing is encoded. A request is a call's number and the reply is the number again; the call and its answer stay in
-this process. An honest server remembers the answer of each call, so that a call which is repeated is done once.
+Nothing is encoded. A request is a call's number and the reply is the same number; the call and its answer stay in
+this process. A correct server remembers the answer of each call, so that a repeated call is carried out once.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ _TRIES = 2
 _E = TypeVar("_E", bound=BackendError)
 
 _numbers = itertools.count(1)
-_calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # number -> the verb, and what it does
+_calls: dict[int, tuple[str, Callable[[], Any]]] = {}  # number -> the verb, and the call itself
 _answers: dict[int, Any] = {}  # number -> its answer, or its error
 
 
 class WireServer:
-    """Does what it is asked to. *on_repeat*: a verb -> what to answer to a repetition, from its answer and its call."""
+    """Carries out calls. *on_repeat*: a verb -> a function of the first answer and the call, which answers a repeat."""
 
     def __init__(self, on_repeat: Mapping[str, Callable[[Any, Callable[[], Any]], Any]]) -> None:
         self._on_repeat = on_repeat
@@ -84,7 +84,7 @@ def _in_doubt(error: _E) -> _E:
 
 
 def _read(connection: socket.socket) -> bytes:
-    """A whole request or reply; nothing if the connection ends before it."""
+    """Read a whole request or reply. Returns ``b""`` if the connection ends before that."""
     data = b""
     while len(data) < _SIZE:
         piece = connection.recv(_SIZE - len(data))
@@ -95,17 +95,17 @@ def _read(connection: socket.socket) -> bytes:
 
 
 class WiredBackend(MemoryBackend):
-    """Calls a ``WireServer`` once it has been connected to one, and the store itself until then."""
+    """Sends its calls to a ``WireServer`` after ``connect``, and calls the store directly before."""
 
     on_repeat: ClassVar[Mapping[str, Callable[[Any, Callable[[], Any]], Any]]] = {}
     on_silence: ClassVar[Mapping[str, Any]] = {}
     """A verb -> what it answers in place of ``BackendTimeout``."""
     on_loss: ClassVar[Mapping[str, Any]] = {}
-    """A verb -> what it answers, without another try, when its connection is lost."""
+    """A verb -> what it answers, without another attempt, when its connection is lost."""
     knows_its_doubts: ClassVar[bool] = True
-    """Whether an enqueue that may have been done is told from one that was not."""
+    """Whether an enqueue that may have been done raises ``EnqueueUncertain``."""
     deadlines: ClassVar[float] = 1.0
-    """For how many deadlines it waits."""
+    """The factor by which a call waits longer than its deadline."""
 
     def __init__(self, *, name: str = "", clock: Clock = time.monotonic_ns) -> None:
         super().__init__(name=name, clock=clock)
@@ -114,17 +114,21 @@ class WiredBackend(MemoryBackend):
         self._doubts: dict[tuple[Verdict, ...], int] = {}  # verdicts that may have been carried out -> the call
 
     def connect(self, address: tuple[str, int], deadline: float) -> None:
-        """All calls go there from now on, and have so many seconds."""
+        """Send all calls to *address* from now on, each with *deadline* seconds."""
         self._address, self._deadline = address, deadline * self.deadlines
 
     def run(self, verb: str, *arguments: Any, **options: Any) -> Any:
-        """What the verb does where the store is."""
+        """Carry out the verb in the store."""
         return getattr(MemoryBackend, verb)(self, *arguments, **options)
 
     def ask(
         self, verb: str, call: Callable[[], Any], patience: float = 0.0, *, verdicts: Sequence[Verdict] = ()
     ) -> Any:
-        """Have a call made there, again if its reply is lost; of *verdicts* under their number of before."""
+        """Have the server make a call, and repeat it if its reply is lost.
+
+        *verdicts* that may have been carried out by an earlier call keep that call's number, so that the server
+        recognises the repetition.
+        """
         if self._address is None:
             return call()
         said = tuple(verdicts)
@@ -217,7 +221,7 @@ class WiredBackend(MemoryBackend):
 
 
 class WiredConsumer(MemoryConsumer):
-    """Reserves and settles over there."""
+    """Reserves and settles by calls to the server."""
 
     def __init__(self, backend: WiredBackend, queues: Sequence[str]) -> None:
         super().__init__(backend._store, queues)

@@ -1,4 +1,4 @@
-"""The app of ``test_worker_blame.py``: it writes down every event of a job, and what a job's own hooks are told."""
+"""The app of ``test_worker_blame.py``: it records every event of a job, and the calls of a job's own hooks."""
 
 from __future__ import annotations
 
@@ -66,14 +66,14 @@ def hang(number: int, way: str) -> None:
 
 @app.task(ttr=30, timeout=0.3, max_attempts=2, backoff=0.05, on_retry=_retried, on_failure=_gave_up)
 async def ahang(number: int, way: str) -> None:
-    """Holds the loop of its process."""
+    """Blocks the loop of its process."""
     note("start", number)
     where_it_hangs(way)
 
 
 @app.task(ttr=30, timeout=1.0, max_attempts=1)
 async def patient(number: int) -> None:
-    """Wants to run for little more than half of its time."""
+    """Runs for a little more than half of its time limit."""
     note("start", number)
     for _ in range(12):
         await asyncio.sleep(0.05)
@@ -88,7 +88,7 @@ async def lenient(number: int) -> None:
 
 @app.task(ttr=30, timeout=60)
 async def block(number: int, seconds: float) -> None:
-    """Keeps the loop to itself for less than it may run."""
+    """Blocks the loop for less than its time limit."""
     note("start", number)
     await asyncio.sleep(0.1)
     time.sleep(seconds)  # noqa: ASYNC251 - the mistake that it is
@@ -104,7 +104,7 @@ async def block_for_ever(number: int) -> None:
 
 @app.task(ttr=30, timeout=0.5, max_attempts=1)
 async def hold_by_callback(number: int) -> None:
-    """A callback of this job keeps the loop to itself, while the job itself waits."""
+    """A callback of this job blocks the loop, while the job itself waits."""
     note("start", number)
     await asyncio.sleep(0.1)
     asyncio.get_running_loop().call_soon(where_it_hangs, "deaf")
@@ -113,14 +113,14 @@ async def hold_by_callback(number: int) -> None:
 
 @app.task(ttr=30, timeout=0.5, max_attempts=1)
 async def leave_timer(number: int) -> None:
-    """A timer keeps the loop to itself when its job has ended long ago."""
+    """A timer blocks the loop long after its job has ended."""
     note("start", number)
     asyncio.get_running_loop().call_later(0.2, where_it_hangs, "deaf")
 
 
 @app.task(ttr=30, timeout=0.5, max_attempts=3)
 async def hold_by_thread(number: int) -> None:
-    """A thread of this job has the loop call what holds it: nobody can tell whose that is. Only the first time."""
+    """A thread of this job has the loop call what blocks it, which belongs to no job then. Only the first time."""
     note("start", number)
     await asyncio.sleep(0.1)
     if multiq.current_job().attempt == 1:

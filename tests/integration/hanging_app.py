@@ -1,4 +1,4 @@
-"""Subscribers that never return: of those events whose names ``HANGING_EVENTS`` has."""
+"""Subscribers that never return, to the events that ``HANGING_EVENTS`` names."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ async def nap(number: int) -> None:
 
 @app.task(timeout=0.3, max_attempts=1)
 def deaf(number: int) -> None:
-    """Does not heed its time limit."""
+    """Ignores its time limit."""
     note("start", number)
     give_up_at = time.monotonic() + 300
     while time.monotonic() < give_up_at:

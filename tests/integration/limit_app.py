@@ -136,7 +136,7 @@ def hammer(number: int, use: str, listens: bool) -> None:
 
 @app.task(max_attempts=1)
 def probe(number: int) -> None:
-    """Note which locks nobody lets go of any more."""
+    """Note which locks are never released."""
     locks = {"queue": _inbox.mutex, "lock": _lock, "handler": _handler.lock, "condition": _condition}
     for name, lock in locks.items():
         assert lock is not None
@@ -167,7 +167,7 @@ def brief(number: int) -> None:
 
 @app.task(timeout=0.3, max_attempts=1)
 def listen(number: int) -> None:
-    """Asks whether its time is over."""
+    """Checks whether its time is over."""
     note("start", number)
     job = multiq.current_job()
     assert job.deadline is not None
@@ -187,7 +187,7 @@ def listen(number: int) -> None:
 
 @app.task(timeout=0.3, max_attempts=1)
 async def alisten(number: int) -> None:
-    """The same as a coroutine that keeps the loop to itself."""
+    """The same as a coroutine that blocks the loop."""
     listen.function(number)
 
 
@@ -201,7 +201,7 @@ def unlimited(number: int) -> None:
 
 @app.task(timeout=0.3, max_attempts=1)
 def deaf(number: int, seconds: float) -> None:
-    """Never asks, and sleeps in short turns."""
+    """Never checks its time limit, and sleeps in short turns."""
     note("start", number)
     until = time.monotonic() + seconds
     while time.monotonic() < until:
@@ -211,7 +211,7 @@ def deaf(number: int, seconds: float) -> None:
 
 @app.task(max_attempts=1)
 def neighbour(number: int, seconds: float) -> None:
-    """Must not be blamed: it has one attempt."""
+    """Has one attempt, so that it must not be blamed."""
     note("start", number)
     time.sleep(seconds)
     note("end", number)

@@ -123,7 +123,7 @@ async def _tick_with_subtask(number: int) -> None:
 
 
 async def _swallow(number: int) -> None:
-    """Does not heed that it is cancelled."""
+    """Ignores its cancellation."""
     while True:
         try:
             note("swallow", number)
@@ -201,7 +201,7 @@ async def leave_swallower(number: int) -> None:
 
 @app.task(max_attempts=1)
 async def leave_thread(number: int) -> None:
-    """A thread of the loop's executor that nobody waits for."""
+    """A thread of the loop's executor whose end is not awaited."""
     note("start", number)
     asyncio.get_running_loop().run_in_executor(None, time.sleep, 60)
     _kept.append(asyncio.create_task(asyncio.to_thread(time.sleep, 60)))
@@ -268,7 +268,7 @@ async def hold_on(number: int) -> None:
 
 @app.task(max_attempts=3)
 async def block(number: int) -> None:
-    """Keeps the loop to itself."""
+    """Blocks the loop."""
     note("start", number)
     for _ in range(400):
         note("tick", number)

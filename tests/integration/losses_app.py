@@ -13,7 +13,7 @@ import time
 
 import multiq
 
-TTR = 5.0  # seconds: what nobody can hand on (a reply that died with its reader) is due again after this
+TTR = 5.0  # seconds: a job that no process can give back (its reply died with the reader) is due again after this
 TIMEOUT = 2.0  # seconds: many times what a limited job takes
 LASTS = 3.5  # seconds: longer than TIMEOUT, --kill-after and half a second
 WAYS = ("SIGKILL", 0, 12, 13, 14, 130)

@@ -71,7 +71,7 @@ class WorkerProcess:
         self._is_gone = True
 
     def _signal(self, number: int) -> None:
-        """To the whole group. Once nobody is left in it, and we know, its id may be that of somebody else's."""
+        """Signal the whole group, unless it has ended and been reaped: its id may then be another group's."""
         if self._is_gone:
             return
         try:

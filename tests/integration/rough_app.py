@@ -129,7 +129,7 @@ async def take_signals(number: int, way: str) -> None:
 
 @app.task(max_attempts=1)
 def take_signals_in_a_loop(number: int) -> None:
-    """The same in a loop of the task's own, which gives the signals back to nobody."""
+    """The same in a loop of the task's own, which does not restore the worker's signal handlers."""
 
     async def main() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, note, "heard", number)
@@ -168,7 +168,7 @@ _kept: list[bytes] = []
 
 @app.task(ttr=2, max_attempts=0, max_crashes=0)
 def nap_through(number: int, seconds: float) -> None:
-    """Sleeps, and notes if somebody cuts it short."""
+    """Sleeps, and notes if the sleep is cut short."""
     note("start", number)
     give_up_at = time.monotonic() + seconds
     while time.monotonic() < give_up_at:
@@ -183,7 +183,7 @@ def diary_has(word: str) -> bool:
 
 @app.task(timeout=1.0, ttr=60, max_attempts=1)
 def wait_to_be_told(number: int) -> None:
-    """Runs until its time limit is told, and notes that."""
+    """Runs until its timeout is raised, and notes that."""
     note("start", number)
     job: Any = multiq.current_job()
     try:

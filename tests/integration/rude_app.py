@@ -1,4 +1,4 @@
-"""Hooks of all kinds that raise what is no ``Exception``."""
+"""Hooks of all kinds that raise exceptions which are not an ``Exception``."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ app = multiq.App()
 
 
 class Rude(BaseException):
-    """No ``Exception``, and nobody expects it."""
+    """Not an ``Exception``, and not expected by any caller."""
 
 
 KINDS = (KeyboardInterrupt, GeneratorExit, asyncio.CancelledError, SystemExit, Rude)

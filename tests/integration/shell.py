@@ -46,7 +46,7 @@ class Done(NamedTuple):
 
     @property
     def error(self) -> dict[str, Any]:
-        """The error that ``--json`` told."""
+        """The error that ``--json`` printed."""
         error: dict[str, Any] = json.loads(self.err)["error"]
         return error
 

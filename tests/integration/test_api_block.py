@@ -78,7 +78,7 @@ def test_a_queue_without_tasks(app: multiq.App) -> None:
 
 
 def test_a_worker_of_two_processes_and_four_threads(app: multiq.App, tmp_path: Path) -> None:
-    # Given jobs in two queues, the urgent one named first, and a task that notes where it runs
+    # Given jobs in two queues, the urgent queue named first, and a task that notes where it runs
     notes = tmp_path / "notes"
 
     @app.task
@@ -89,7 +89,7 @@ def test_a_worker_of_two_processes_and_four_threads(app: multiq.App, tmp_path: P
     for name in ("default", "high"):
         note.options(queue=name).enqueue_many([(name,)] * 100)
 
-    # When the worker of the documentation runs, and is told to stop once all is done
+    # When the worker of the documentation runs, and is stopped once all jobs are done
     def stop_when_done() -> None:
         try:
             until(lambda: app.backend.queues() == [], what=lambda: f"all is done: {app.backend.queues()}")

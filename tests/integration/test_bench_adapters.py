@@ -1,4 +1,4 @@
-"""``multiq bench``'s places on real servers: what is started, what is read back from it, what is left behind."""
+"""``multiq bench``'s targets on real servers: what is started, what is read back from it, what is left behind."""
 
 from __future__ import annotations
 

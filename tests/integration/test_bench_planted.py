@@ -1,4 +1,4 @@
-"""A backend that lies turns the run red: each way to lie, in each workload, in the warm-up too."""
+"""A backend with wrong answers makes the run fail: each kind, in each workload, in the warm-up too."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _smaller(variant: Variant) -> Variant:
 
 
 def _named(lie: str, workload: str, tmp_path: Path) -> str:
-    """As a contestant. Recovery wants jobs that processes share."""
+    """As an adapter. Recovery needs jobs that processes share."""
     return f"planted:{lie}" + (f"@sqlite:///{tmp_path}/{lie}.db" if workload == "recovery" else "")
 
 

@@ -74,7 +74,7 @@ def test_servers_of_our_own_and_somebody_elses_run_side_by_side(shell: Shell) ->
     assert sample.metrics["commands"] is not None
     assert sample.metrics["client CPU"] is not None
     assert sample.timeline
-    assert shell.app.backend.queues() == []  # what it made at somebody's is gone
+    assert shell.app.backend.queues() == []  # the queues that it made in the user's store are gone
 
 
 @pytest.mark.parametrize(

@@ -231,7 +231,7 @@ def test_an_enqueue_in_doubt_says_so_and_how_it_is_repeated(shell: Shell) -> Non
         command = "enqueue", "-q", "raw", "--bytes", "x", "--id", "it's-7"
         assert shell("enqueue", "-q", "raw", "--bytes", "before", MULTIQ_URL=near).code == 0
         proxy.arm(CutReply(after=b"EVALSHA", times=1000))
-        # When a job is enqueued, then it is in doubt, with an exit code of its own
+        # When a job is enqueued, then the command reports that it may be enqueued or not, with an exit code of its own
         done = shell.run(*command, MULTIQ_URL=far)
         assert (done.code, done.out) == (7, "")
         assert "they may or may not be there" in done.err

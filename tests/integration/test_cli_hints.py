@@ -1,4 +1,4 @@
-"""Words that people try, narrow terminals, completion: what the command line says beyond its own words."""
+"""Mistyped commands, narrow terminals, completion: the hints of the command line."""
 
 from __future__ import annotations
 

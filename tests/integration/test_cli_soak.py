@@ -1,4 +1,4 @@
-"""``multiq soak`` as a whole: what it says, its exit codes, and that it leaves nothing behind."""
+"""``multiq soak`` as a whole: its output, its exit codes, and that it leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_store_that_keeps_its_promises_is_left_as_it_was(shell: Shell, tempora
     assert told["found"] == []
     assert told["figures"]["run"] > 50
     figures = told["figures"]
-    assert figures["faults"] + figures.get("faults missed", 0) > 0  # on a busy machine nobody may be connected yet
+    assert figures["faults"] + figures.get("faults missed", 0) > 0  # on a busy machine no client may be connected yet
     assert list(temporary.iterdir()) == []
     assert processes_of(temporary) == []
 

@@ -64,7 +64,7 @@ def test_streams_that_are_closed_or_full(shell: Shell, line: str, code: int, say
     assert says in done.err
     assert "this should not happen" not in done.err
     assert "Traceback" not in done.err
-    assert shell.app.queue("mail").stats().ready == 3  # nothing was enqueued from, or purged on the word of, nobody
+    assert shell.app.queue("mail").stats().ready == 3  # nothing was enqueued without input, or purged without an answer
 
 
 @pytest.mark.parametrize("command", ["stats", "worker shop.tasks:app --once", "enqueue shop.tasks:app mail.reset"])

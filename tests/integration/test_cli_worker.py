@@ -29,7 +29,7 @@ def enqueue(shell: Shell, *addresses: str) -> None:
 
 
 def until(true: Callable[[], object], process: subprocess.Popen[str]) -> None:
-    """Wait for something, and tell the process's output if it does not come."""
+    """Wait for something, and fail with the process's output if it does not come."""
     deadline = time.monotonic() + 30
     while not true():
         if time.monotonic() > deadline or process.poll() is not None:

@@ -33,7 +33,7 @@ def test_down_keeps_all_workers_from_taking_jobs_and_up_ends_it(tmp_path: Path, 
         assert shell.run("down").out == "it was down already\n"
         until(lambda: first.log.count(" paused ") == 2 and second.log.count(" paused ") == 1)
         quick.enqueue(1)
-        # Then nobody takes a job, a new worker neither, but one that is told to
+        # Then no worker takes a job, a new one neither, except one with force=True
         (tmp_path / "b").mkdir()
         with worker(tmp_path / "b", url, "processes=1") as third:
             until(lambda: " paused " in third.log)

@@ -49,7 +49,7 @@ MailServer.handle_DATA = take_twice
 sys.exit(run("reset_mail"))
 """
     done = run("-c", sabotage)
-    # Then the demo fails, and says what is wrong
+    # Then the demo fails, and prints what is wrong
     assert done.returncode == 1
     assert "\u2717 reset_mail     everybody got exactly one mail" in done.stdout
     assert "not as it should be: reset_mail" in done.stdout
@@ -64,7 +64,7 @@ BaseStory.environment = lambda self: {"MULTIQ_LOG_LEVEL": "nonsense"}
 sys.exit(run("alarm"))
 """
     done = run("-c", sabotage)
-    # Then the demo fails at once, with the worker's own words
+    # Then the demo fails at once, with the worker's own error message
     assert done.returncode == 1
     assert "the worker ended with code 2 before" in done.stdout
     assert "MULTIQ_LOG_LEVEL" in done.stdout

@@ -290,7 +290,7 @@ def test_a_burst_of_connections_is_let_in_at_once() -> None:
     listener = listen(parse_address(":0"))
     most = int(Path("/proc/sys/net/core/somaxconn").read_text())
     with listener, contextlib.ExitStack() as clients:
-        for _ in range(min(1000, most)):  # nobody accepts them
+        for _ in range(min(1000, most)):  # no program accepts them
             clients.enter_context(socket.create_connection(listener.getsockname(), timeout=0.9))
 
 

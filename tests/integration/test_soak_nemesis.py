@@ -97,7 +97,7 @@ def test_a_stop_counts_if_the_process_stood_still(
 ) -> None:
     if is_gone:
         process.terminate()
-        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # nobody has asked how it ended
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # has ended, and its exit code is not read yet
     assert bool(struck(name)["struck"]) is not is_gone
     if not is_gone:
         assert psutil.Process(process.pid).status() != psutil.STATUS_STOPPED
@@ -178,7 +178,7 @@ def test_who_ends_by_itself_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         told = crew.keep_up()
     finally:
         crew.kill_all()
-    # Then that is told, unless somebody has killed them, or they say that the store is not there
+    # Then each end is reported, unless a signal killed the worker, or its log names the store as unavailable
     assert bool(told) is is_told
 
 
@@ -253,7 +253,7 @@ def test_a_process_that_was_being_started_is_killed_with_all_others(
     monkeypatch.syspath_prepend(tmp_path)
     load = Load(folder=str(tmp_path), seed=7, timeout=1.0)
     crew = crew_module.Crew(load, Site("redis", "memory://", list, bool), 1.0, plant="planted_end")
-    started = crew._client("consume", "3")  # and nobody has noted it down
+    started = crew._client("consume", "3")  # and its process id is not recorded
     crew.kill_all()
     assert has_ended(psutil.Process(started.pid)) if psutil.pid_exists(started.pid) else True
     started.wait()

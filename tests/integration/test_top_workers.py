@@ -49,9 +49,9 @@ def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, 
         until(lambda: busy.log.count(" working ") == 2 and " working " in idle.log)
         job_id = nap.enqueue(1, 60).id
         until(lambda: app.queue().stats().reserved == 1)
-        # When somebody looks
+        # When the workers are listed
         seen = look(shell)
-        # Then both are there, and the job with its name
+        # Then both are listed, and the job with its name
         assert set(seen) == {str(busy.process.pid), str(idle.process.pid)}
         one, other = seen[str(busy.process.pid)], seen[str(idle.process.pid)]
         assert (one["state"], one["processes"], one["at_a_time"], one["running"]) == ("working", 2, 2, 1)
@@ -60,7 +60,7 @@ def test_it_shows_every_worker_and_what_each_one_runs(tmp_path: Path, url: str, 
         assert (job["id"], job["task"], job["attempt"], job["queue"]) == (job_id, "nap", 1, "default")
         assert 0 < job["seconds"] < one["up_for"]
         assert (other["running"], other["jobs"], other["queues"]) == (0, [], ["mail"])
-        # And they are in the picture for people, and in no listing of queues
+        # And they are in the table for people, and in no listing of queues
         picture = shell.run("top", "--once", "-w").out
         assert "2 workers run 1 job" in picture
         assert [row["queue"] for row in shell.run("stats", "--json").json["queues"]] == ["default"]

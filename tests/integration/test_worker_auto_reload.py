@@ -107,12 +107,12 @@ def watched(tmp_path: Path) -> Iterator[Watched]:
 
 
 def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(watched: Watched) -> None:
-    # Given a worker that watches, at work
+    # Given a worker with auto-reload, at work
     watched.start_watching()
     # When its code changes, then it goes on with the new code
     watched.change(SHOP.format(version="second"))
     watched.goes_on("second")
-    # When the code is broken, then that is told, and the old code goes on
+    # When the code is broken, then the log reports it, and the old code goes on
     watched.change(BROKEN)
     until(lambda: "the new code does not start" in watched.log, what=lambda: watched.log)
     assert watched.serve() == "second"
@@ -128,7 +128,7 @@ def test_auto_reload_takes_a_change_refuses_a_broken_one_and_takes_its_repair(wa
 
 @pytest.mark.long
 def test_a_change_while_the_last_one_is_tried_is_tried_too(watched: Watched) -> None:
-    # Given a worker that is told to reload with code whose trial takes its time, and fails
+    # Given a worker that reloads with code whose trial takes its time, and fails
     watched.start_watching()
     watched.change("import time\nopen('tried', 'w').close()\ntime.sleep(3)\n" + BROKEN.replace("(", ""))
     until((watched.folder / "tried").exists)
@@ -143,7 +143,7 @@ def test_auto_reload_waits_for_code_that_breaks_between_check_and_exec(watched: 
     watched.change(BROKEN)
     watched.start_reloaded()
     until(lambda: "the old processes keep running until it is changed" in watched.log, what=lambda: watched.log)
-    # When the code changes, then it begins
+    # When the code changes, then it starts
     watched.change(SHOP.format(version="second"))
     watched.process.send_signal(signal.SIGHUP)
     assert watched.serve() == "second"

@@ -112,20 +112,20 @@ def blamed(folder: Path, url: str, options: str, **environment: str) -> Iterator
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("is_coroutine", [False, True])
 def test_an_overdue_job_is_reported_once(tmp_path: Path, url: str, mode: str, is_coroutine: bool, way: str) -> None:
-    # Given a job that is deaf to its limit, or stuck in a call that keeps the interpreter; it has two attempts
+    # Given a job that ignores its limit, or is stuck in a call that keeps the interpreter; it has two attempts
     handle = (ahang if is_coroutine else hang).enqueue(1, way)
     with blamed(tmp_path, url, f"{mode} --kill-after 0.2") as worker:
-        # When its process has to end for it, twice
+        # When its process has to be ended because of it, twice
         worker.until(lambda: handle.state() is State.BURIED)
         worker.until(lambda: worker.words("on_failure"))
         worker.process.send_signal(signal.SIGTERM)
         assert worker.process.wait(30) == 0
-        # Then each of those who listen was told of each end once
+        # Then each subscriber and each hook was called once for each end
         told = Counter(word for word, _, _, _ in read_diary(worker.diary) if word in TOLD)
         overdue = told.pop("JobOverdue", 0)
         assert told == Counter(JobTimedOut=2, JobFailed=2, JobRetried=1, on_retry=1, JobBuried=1, on_failure=1)
-        assert overdue == 2 if way == "deaf" else overdue <= 2  # of a process that is stuck nobody else can tell
-        # And of the one that could still be looked at, where it hung
+        assert overdue == 2 if way == "deaf" else overdue <= 2  # a stuck process cannot be reported as overdue
+        # And the process that could still be inspected has logged where the job hung
         if way == "deaf":
             assert worker.words("stack-not-shown") == []
         assert handle.peek().reason == "the task ran longer than its timeout of 0.3 s"
@@ -150,7 +150,7 @@ def test_the_job_that_holds_the_loop_is_overdue_and_its_neighbours_are_not(tmp_p
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 1") as worker:
         worker.until(lambda: second.state() is State.BURIED)
         worker.until(lambda: first.state() in {State.GONE, State.BURIED})
-        # Then the one that held it is buried for its limit, and the other one ran again, and to its end
+        # Then the one that held the loop is buried for its limit, and the other one ran again, to its end
         assert second.peek().reason == "the task ran longer than its timeout of 0.5 s"
         assert (worker.words("JobTimedOut"), worker.words("JobBuried")) == ([2], [2])
         assert (worker.words("start").count(1), worker.words("end").count(1)) == (2, 1)
@@ -171,11 +171,11 @@ def test_a_job_whose_callback_holds_the_loop_is_overdue_and_its_neighbours_are_n
 def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_timed_out(
     tmp_path: Path, url: str
 ) -> None:
-    # Given a timer whose job has ended, which holds the loop that others have a limit on
+    # Given a timer whose job has ended, which blocks the loop for jobs that have a limit
     first, second = patient.enqueue(1), patient.enqueue(2)
     leave_timer.enqueue(3)
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
-        # When it has done so for longer than any of them may run, then they run again, and to their end
+        # When it has done so for longer than the limit of any of them, then they run again, to their end
         worker.until(lambda: first.state() is second.state() is State.GONE)
         assert sorted(worker.words("start")) == [1, 1, 2, 2, 3]
         assert worker.words("JobTimedOut") == worker.words("JobBuried") == []
@@ -185,7 +185,7 @@ def test_a_loop_that_no_running_job_holds_ends_with_its_process_and_no_job_has_t
 
 
 def test_all_jobs_count_a_crash_if_it_is_unknown_which_holds_the_loop(tmp_path: Path, url: str) -> None:
-    # Given a job that has a thread post what holds the loop, and another job
+    # Given a job whose thread posts a callback that blocks the loop, and another job
     first, second = lenient.enqueue(1), hold_by_thread.enqueue(2)
     with blamed(tmp_path, url, "-p 1 --concurrency 3 --kill-after 0.5") as worker:
         # When that has lasted longer than both may run, then both have crashed, and run to their end

@@ -228,10 +228,10 @@ def test_a_row_of_the_table(tmp_path: Path, row: Row, modes: list[str]) -> None:
             if "before they come" not in row.then:
                 _enqueue(run)
             run.start()
-        # When the row happens to each of them
+        # When the event of the row happens to each of them
         for run in runs:
             THEN[row.then](run)
-        # Then each ends as the row says
+        # Then each ends as the row describes
         for run in runs:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 run.process.wait(30)
@@ -263,10 +263,10 @@ def test_a_hook_that_hangs_does_not_outlast_the_end(tmp_path: Path, mode: str, w
     )
     with worker(tmp_path, f"sqlite:///{tmp_path}/jobs.db", code=code) as process:
         until(lambda: read_diary(process.diary))
-        # When it is to end
+        # When it is stopped
         process.send(signal.SIGTERM)
         if "second" in way:
             time.sleep(0.2)
             process.send(signal.SIGTERM)
-        # Then it does
+        # Then it ends
         assert process.wait(20) == 130

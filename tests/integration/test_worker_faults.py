@@ -112,7 +112,7 @@ def test_w2_when_the_whole_worker_is_killed_its_jobs_start_again_elsewhere(tmp_p
     with worker(tmp_path, url, "processes=1") as process:
         pid_of(process, 1)
         process.kill()
-    # When another one is there, then it gets the job when the lease is over, and the crash is counted
+    # When another worker runs, then it gets the job when the lease is over, and the crash is counted
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: words(process, "start").count(1) == 2)
         info = handle.peek()
@@ -146,7 +146,7 @@ def test_w15_a_worker_process_whose_heartbeat_dies_ends_and_is_replaced(tmp_path
     # Given a job during which the heartbeat dies of an error
     kill_a_thread.enqueue(1)
     with worker(tmp_path, url, "processes=1") as process:
-        # Then its process does not go on as if all were well: the job runs again, in another one
+        # Then its process does not go on as if it were healthy: the job runs again, in another process
         until(lambda: 1 in words(process, "end"))
         assert len({pid for _, _, pid, _ in read_diary(process.diary)}) == 2
         assert "an error that nobody thought of" in process.log
@@ -162,7 +162,7 @@ def test_w4_a_job_over_its_time_limit_ends_whatever_it_does_and_its_neighbours_a
 ) -> None:
     # Given a job that runs for minutes, and neighbours that take a second and have one attempt only
     late = endless.enqueue(1, way)
-    # what a stuck process has asked for and cannot read any more is nobody's until its lease ends
+    # jobs that a stuck process has asked for and cannot read any more are lost to all until their leases end
     is_strict = way != "stuck" and bool(app.backend.capabilities.give_back)
     neighbour = nap.options(ttr=60, max_attempts=1) if is_strict else nap.options(ttr=5)
     neighbours = neighbour.enqueue_many([(number, 1.0) for number in range(10, 13)])
@@ -221,12 +221,12 @@ def test_w5_a_worker_stopped_beyond_its_lease_cannot_settle_what_others_took_ove
 
 
 def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, url: str) -> None:
-    # Given a child that somebody has stopped, alone
+    # Given a child that is stopped, and no other process of its worker
     nap.options(ttr=1).enqueue(1, 3)
     with worker(tmp_path, url, "processes=2") as process:
         victim = psutil.Process(pid_of(process, 1))
         victim.suspend()
-        # Then its job goes to another one, as it does not go on here
+        # Then its job goes to another process, as it does not go on here
         is_taken_over(process, [victim])
         victim.resume()
         until(lambda: words(process, "end").count(1) == 2)
@@ -236,13 +236,13 @@ def test_a_stopped_child_s_job_is_not_kept_alive_by_the_sidecar(tmp_path: Path, 
 def test_w13_w14_a_time_limit_in_the_middle_of_a_driver_s_call_leaves_the_connection_in_step(
     tmp_path: Path, url: str, task: object
 ) -> None:
-    # Given a job whose time is over while it enqueues, and who enqueues one more then
+    # Given a job whose time is over while it enqueues, and that enqueues one more job then
     handle = task.enqueue(1)  # type: ignore[attr-defined]
     mode = "processes=1" if task is flood else "processes=1, concurrency=2"
     with worker(tmp_path, url, mode) as process:
         until(lambda: handle.state() is State.BURIED)
         (sent,) = words(process, "sent")
-    # Then everything that it was told to be there is there, once and in its order; the call that was cut may be, too
+    # Then each enqueue that returned is there, once and in its order; the call that was cut may be there, too
     with app.backend.consumer(["flood"]) as consumer:
         bodies = []
         while leases := consumer.reserve(500, 0):
@@ -276,7 +276,7 @@ def test_w10_an_unknown_task_waits_for_the_deployment_that_brings_it(tmp_path: P
 
 @pytest.mark.parametrize("mode", ["", "threads=2", "concurrency=2"])
 def test_w11_whatever_a_job_raises_is_its_failure_and_not_the_worker_s(tmp_path: Path, url: str, mode: str) -> None:
-    # Given jobs that raise what is no ordinary error, one whose text never ends, and one with a text of 100 MB
+    # Given jobs that raise unusual exceptions, one whose text never ends, and one with a text of 100 MB
     task = athrow if "concurrency" in mode else throw
     handles = {kind: task.enqueue(number, kind) for number, kind in enumerate(EXCEPTIONS)}
     with worker(tmp_path, url, f"processes=1, {mode}") as process:
@@ -314,18 +314,18 @@ def test_w6_the_first_signal_lets_jobs_end_and_the_second_one_gives_them_back(
     with worker(tmp_path, url, mode) as process:
         until(lambda: sorted(words(process, "start")) == [1, 2])
         quick.enqueue_many([(10,), (11,)])
-        # When it is told to end, then the short one is finished, and nothing new is begun
+        # When it gets a stop signal, then the short job is finished, and no other is begun
         process.send(number)
         until(lambda: words(process, "end") == [1] and counts() == (2, 0, 1, 0))
         assert process.process.poll() is None
-        # When it is told again, then it ends at once, and all that is left is ready for others
+        # When it gets a second one, then it ends at once, and all jobs that are left are ready for others
         process.send(number)
         assert process.wait() == 130, process.log
     assert counts() == (3, 0, 0, 0)
     assert words(process, "end") == [1]
 
 
-# --- nobody is left behind ---------------------------------------------------------------------------------
+# --- no process is left behind -----------------------------------------------------------------------------
 
 
 def test_w7_a_program_that_has_used_its_connections_can_start_workers(tmp_path: Path, url: str) -> None:
@@ -375,7 +375,7 @@ def test_a_service_manager_that_signals_the_whole_group_stops_it_gracefully(tmp_
         pid_of(process, 1)
         # When every process of the worker gets SIGTERM, as from systemd
         os.killpg(process.process.pid, signal.SIGTERM)
-        # Then the job is finished, and the end is a good one
+        # Then the job is finished, and the exit code is 0
         assert process.wait() == 0, process.log
         assert words(process, "end") == [1]
 

@@ -70,10 +70,10 @@ def test_the_end_of_the_grace_ends_a_worker_whose_subscriber_hangs(
     with workers(tmp_path, names, with_arguments(modes, "grace=0.5"), monkeypatch) as running:
         for process in running.values():
             process.wait_until_working()
-        # When they are told to stop, once
+        # When they get one stop signal
         for process in running.values():
             process.send(signal.SIGTERM)
-        # Then they end, and say what they have not waited for; one of WorkerStopping alone cuts nothing short
+        # Then they end, and log what they have not waited for; WorkerStopping alone does not cut the end short
         codes = {name: process.wait(20) for name, process in running.items()}
         assert codes == dict.fromkeys(running, 0 if names == "WorkerStopping" else 130)
         assert all(f"hangs:{names.split(maxsplit=1)[0]}" in words(process) for process in running.values())
@@ -84,7 +84,7 @@ def test_the_end_of_the_grace_ends_a_worker_whose_subscriber_hangs(
 def test_a_second_signal_ends_a_worker_whose_subscriber_hangs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, modes: dict[str, str], names: str
 ) -> None:
-    # Given workers in each mode that have been told to stop and hang in a subscriber, with a grace of minutes
+    # Given workers in each mode that have got a stop signal and hang in a subscriber, with a grace of minutes
     with workers(tmp_path, names, with_arguments(modes, "grace=200"), monkeypatch) as running:
         for process in running.values():
             process.wait_until_working()
@@ -92,7 +92,7 @@ def test_a_second_signal_ends_a_worker_whose_subscriber_hangs(
             process.send(signal.SIGTERM)
         for process in running.values():
             until_hanging(process)
-        # When they are told again
+        # When they get a second one
         for process in running.values():
             process.send(signal.SIGTERM)
         # Then they end
@@ -147,7 +147,7 @@ def test_a_program_is_not_ended_because_its_subscriber_hangs(tmp_path: Path, mon
         running = [*programs.values(), *commands.values()]
         for process in running:
             process.wait_until_working()
-        # When all are told to stop, and the last one has been ended
+        # When all get a stop signal, and the last one has ended
         for process in running:
             process.send(signal.SIGTERM)
         assert commands["command"].wait(20) == 130
@@ -159,7 +159,7 @@ def test_a_program_is_not_ended_because_its_subscriber_hangs(tmp_path: Path, mon
 def test_a_subscriber_of_overdue_jobs_that_hangs_costs_no_lease(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a job that runs on beyond its time limit, and a subscriber that never returns when it hears of that
+    # Given a job that runs on beyond its time limit, and a subscriber to that event that never returns
     with workers(tmp_path, "JobOverdue", {"first": "processes=0"}, monkeypatch) as running:
         app.connect(f"sqlite:///{tmp_path}/first/jobs.db")
         handle = deaf.options(ttr=1).enqueue(1)
@@ -176,7 +176,7 @@ def test_a_subscriber_of_overdue_jobs_that_hangs_costs_no_lease(
 def test_a_subscriber_of_overdue_jobs_that_hangs_costs_no_neighbour_a_crash(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a coroutine beside a job that does not heed its time limit, and a subscriber that never returns
+    # Given a coroutine beside a job that ignores its time limit, and a subscriber that never returns
     arguments = {"shared": f"{SUPERVISED['coroutines-supervised']}, kill_after=0.5"}
     with workers(tmp_path, "JobOverdue WorkerStopped", arguments, monkeypatch) as running:
         app.connect(f"sqlite:///{tmp_path}/shared/jobs.db")

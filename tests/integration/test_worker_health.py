@@ -48,7 +48,7 @@ def test_a_worker_says_how_it_is_until_it_ends(tmp_path: Path, server: RedisServ
         quick.enqueue(1)
         nap.enqueue(2, 60)
         until(lambda: (read(file).get("jobs"), read(file).get("running")) == (1, 1))
-        # Then it says so, and the probe agrees
+        # Then the file shows both, and the probe agrees
         document = read(file)
         assert (document["state"], document["is_well"], document["is_ready"]) == ("working", True, True)
         assert document["pid"] == process.process.pid
@@ -57,7 +57,7 @@ def test_a_worker_says_how_it_is_until_it_ends(tmp_path: Path, server: RedisServ
         assert file.stat().st_mode & 0o777 == 0o600
         done = shell.run("health", str(file))
         assert (done.code, done.out) == (0, f"{document['worker']} is working\n")
-        # When it is paused, it is still well, and says what it waits for
+        # When it is paused, it is still well, and the file shows what it waits for
         process.send(signal.SIGUSR2)
         until(lambda: read(file)["waits_for"] == ["it is paused"])
         assert "it waits: it is paused" in shell.run("health", str(file)).out

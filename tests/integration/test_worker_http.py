@@ -82,7 +82,7 @@ def test_the_figures_are_those_of_all_processes_the_dead_included(tmp_path: Path
         until(lambda: figures(port)[jobs, "buried", "endless"] == 1)
         quick.enqueue(50)
         until(lambda: figures(port)[jobs, "done", "quick"] == 51)
-        # Then it was counted, although the processes that ran it are no more
+        # Then they are counted, although the processes that ran them have ended
         now = figures(port)
         assert (now[jobs, "retried", "fail"], now[jobs, "retried", "endless"]) == (2, 1)
         assert now["multiq_jobs_timed_out_total", "endless"] == 2
@@ -102,7 +102,7 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         # Given the only child in a call that keeps the interpreter to itself
         clutch.enqueue(1, 30)
         until(lambda: figures(port)["multiq_jobs_running",] == 1)
-        # Then both probes say that all is well
+        # Then both probes report that all is well
         for path in ("/healthz", "/readyz"):
             status, body, headers = ask(port, path)
             assert (status, json.loads(body)["running"]) == (200, 1)
@@ -120,7 +120,7 @@ def test_the_worker_tells_its_own_figures_while_the_backend_is_silent(tmp_path: 
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
-        # When the server takes what is sent and never answers, which a call may wait for longer than a connection lasts
+        # When the server reads requests and never answers, for which a call may wait longer than a connection lasts
         server.pause()
         try:
             until(lambda: ("multiq_queue_jobs", "default", "ready") not in figures(port))
@@ -156,7 +156,7 @@ def test_a_sidecar_that_dies_is_followed_by_one_that_answers(tmp_path: Path, ser
         (sidecar,) = {child.pid for child in psutil.Process(process.process.pid).children()} - set(children)
         os.kill(sidecar, signal.SIGKILL)
         until(lambda: "starting another one" in process.log)
-        # whoever asks meanwhile waits for the next one, which goes on with the same counts
+        # a request that comes meanwhile waits for the next sidecar, which goes on with the same counts
         assert figures(port)["multiq_jobs_total", "done", "quick"] == 1
 
 
@@ -167,7 +167,7 @@ def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
         assert ask(port, "/")[0] == ask(port, "/metrics/../etc/passwd")[0] == 404
         assert ask(port, "/metrics", "POST")[0] == ask(port, "/healthz", "DELETE")[0] == 405
         assert ask(port, "/healthz", "HEAD")[:2] == (200, b"")
-        # And what is no decent request harms nobody
+        # And a malformed request does no harm
         for rubbish in (b"\x00\xff\r\n\r\n", b"GET /healthz HTTP/1.1\r\nX: " + b"x" * 20_000 + b"\r\n\r\n"):
             with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
                 connection.sendall(rubbish)

@@ -71,7 +71,7 @@ def test_nothing_that_a_job_left_goes_on_after_it(mode: str, tmp_path: Path, url
     arguments = f"['default', 'last'], {mode}, stop_when_empty=True"
     with worker_of("loop_app", tmp_path, url, arguments) as process:
         assert process.wait(SECONDS) == 0
-    # Then what they left is cancelled when they end, with a warning for those who did not fail of it
+    # Then their tasks are cancelled when the jobs end, with a warning for jobs that did not fail because of them
     diary = read_diary(process.diary)
     ended = {number: at for word, number, _, at in diary if word == "end"}
     for number in range(1, 7):
@@ -116,7 +116,7 @@ def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
     # When a worker runs them
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
-    # Then they get one, also who waited for it already, and the log says why
+    # Then they get a thread, also one that was waiting for it already, and the log explains it
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2, 3, 4, 5]
     assert sum(word == "in-thread" for word, _, _, _ in read_diary(process.diary)) == 4
     if "threads" not in mode:
@@ -135,13 +135,13 @@ def test_a_job_has_threads_although_another_one_has_left_all_of_them_at_work(
 def test_the_end_does_not_wait_for_what_was_left(
     task: multiq.Task[..., Any], mode: str, tmp_path: Path, url: str
 ) -> None:
-    # Given a job that leaves behind what cannot be cancelled
+    # Given a job that leaves something behind that cannot be cancelled
     task.enqueue(1)
     plain.enqueue(2)
     # When a worker has run it, in a program of its own if there is no supervisor
     with worker_of("loop_app", tmp_path, url, f"{mode}, stop_when_empty=True", owns_process=False) as process:
         assert process.wait(SECONDS) == 0
-    # Then it ends, long before that would
+    # Then the worker ends, long before what was left behind would
     assert sorted(number for word, number, _, _ in read_diary(process.diary) if word == "end") == [1, 2]
     assert app.queue().stats().reserved == 0
 
@@ -163,7 +163,7 @@ def test_after_the_second_signal_nothing_goes_on(
     with subprocess.Popen(command, env=environment, cwd=tmp_path, stderr=subprocess.DEVNULL) as process:
         try:
             until(lambda: len(read_diary(diary)) > 2)
-            # When it is told to end, twice
+            # When it gets two stop signals
             process.send_signal(signal.SIGTERM)
             time.sleep(0.2)
             process.send_signal(signal.SIGTERM)
@@ -184,7 +184,7 @@ def test_in_a_program_a_coroutine_that_is_cut_short_is_cancelled(mode: str, tmp_
     handle = heed.enqueue(1)
     with worker_of("loop_app", tmp_path, url, mode, owns_process=False) as process:
         until(lambda: len(read_diary(process.diary)) > 2)
-        # When it is told to end, twice
+        # When it gets two stop signals
         process.send(signal.SIGTERM)
         time.sleep(0.2)
         process.send(signal.SIGTERM)

@@ -51,7 +51,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
 )
 def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_path: Path, url: str, mode: str) -> None:
     # Given jobs that end their process, each among others whose leases would last for ten minutes. Beside threads, it
-    # may end in the middle of a reserve: what nobody has read of its reply is due when its lease ends
+    # may end in the middle of a reserve: jobs in the unread part of its reply are due when their leases end
     innocent = quick.options(ttr=600, max_crashes=1) if mode == MODES[0] else quick.options(ttr=3, max_crashes=3)
     with worker(tmp_path, url, mode) as process:
         for at, way in enumerate(WAYS):
@@ -77,7 +77,7 @@ def test_however_a_job_ends_its_process_that_is_a_crash_of_this_job_only(tmp_pat
 
 @pytest.mark.parametrize("url", NAMES, indirect=True)
 def test_a_job_that_was_only_given_back_is_run_however_often_that_was(tmp_path: Path, url: str) -> None:
-    # Given a job that more workers have taken and given back, as they were told to end, than it has attempts
+    # Given a job that workers have reserved and given back more often, because they were stopped, than it has attempts
     handle = quick.options(max_attempts=2).enqueue(7)
     with app.backend.consumer(["default"]) as consumer:
         for _ in range(4):

@@ -51,7 +51,7 @@ def test_it_runs_one_job_of_many(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize("mode", [mode for mode in MODES if "-p 1" in mode])
 @pytest.mark.parametrize("way", ["deaf", "stuck"])
 def test_an_overdue_job_is_run_once(tmp_path: Path, mode: str, way: str) -> None:
-    # Given a job whose process has to end for it, and which may be tried twice
+    # Given a job whose process has to be ended because of it, and which has two attempts
     endless.enqueue(1, way)
     quick.enqueue_many([(number,) for number in range(2, 4)])
     # When one job is to be run

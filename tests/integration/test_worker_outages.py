@@ -63,14 +63,14 @@ def test_retry_in_is_the_pause_that_is_waited(threads: int, monkeypatch: pytest.
         assert running.wait(30)
         server.kill()
         until(lambda: len(told.downs) >= 10, "the worker has tried ten times")
-        # Then nothing is told to be back
+        # Then the worker does not report the server as back
         assert told.ups == []
         server.start()
         until(lambda: told.ups, "the worker tells that its server is back")
         worker.stop()
         thread.join(30)
         app.close()
-    # And each pause was the one that was told
+    # And each pause was the one that the worker reported
     pairs = list(zip(told.downs, told.downs[1:], strict=False))
     late = [later - (at + pause) for (at, pause), (later, _) in pairs]
     assert min(late) > -0.02, late
@@ -168,5 +168,5 @@ def test_a_process_that_waits_for_the_backend_is_not_called_stuck(shell: Shell) 
             server.pause()
             until(lambda: having("cannot be touched", lines), "the sidecar tells that it cannot touch leases either")
             server.go_on()
-        # Then the log does not say what nobody knows
+        # Then the log does not report the job as stuck, which is unknown
         assert not having("stuck", lines), lines

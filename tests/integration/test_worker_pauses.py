@@ -51,10 +51,10 @@ def test_a_worker_that_is_down_takes_no_jobs_because_of_a_sigcont(tmp_path: Path
     with worker(tmp_path, url, mode) as process:
         until(lambda: " paused " in process.log)
         quick.enqueue(1)
-        # When it is told to go on, as somebody does who has stopped it with a debugger
+        # When it gets SIGCONT, as from an operator who has stopped it with a debugger
         process.send(signal.SIGCONT)
         time.sleep(1.5)
-        # Then it stays down
+        # Then it stays paused
         assert words(process, "start") == []
         # And goes on when the connection is up
         Control(app.backend).bring_up()
@@ -88,7 +88,7 @@ def test_a_child_that_starts_while_its_connection_is_down_works_when_it_is_up(
         process.wait_until_working()
         time.sleep(0.3)  # its sidecar has just looked
         Control(app.backend).take_down()
-        # When a child starts anew, and the connection comes up before anybody has looked again
+        # When a child is replaced, and the connection comes up before the sidecar has checked again
         os.kill(child_of(process), signal.SIGKILL)
         until(lambda: process.log.count(" working ") == 2)
         time.sleep(0.3)
@@ -155,7 +155,7 @@ def test_a_reload_keeps_a_pause(tmp_path: Path, url: str, options: list[str]) ->
         quick.enqueue(1)
         time.sleep(1.0)
         assert read_diary(tmp_path / "diary") == []
-        # And go on when they are told to; the next reload knows of that, too
+        # And go on when they get the signal to; the next reload keeps that state, too
         process.send_signal(signal.SIGCONT)
         until(lambda: len(read_diary(tmp_path / "diary")) == 2)
         process.send_signal(signal.SIGHUP)
@@ -181,7 +181,7 @@ def test_sighup_while_the_interpreter_is_replaced_ends_no_process(tmp_path: Path
                 assert time.monotonic() < give_up_at
                 process.send_signal(signal.SIGHUP)
                 time.sleep(0.001)
-            # Then it lives
+            # Then it survives
             assert process.poll() is None, log(tmp_path)
         # And works
         nap.enqueue(1, 0)

@@ -55,7 +55,7 @@ def test_a_signal_lets_running_jobs_finish_and_gives_back_the_rest(
     nap.enqueue_many([(n, 0.3) for n in range(40)])
     with worker(tmp_path, url, mode) as process:
         until(lambda: words(process.diary, "start"))
-        # When it is told to stop
+        # When it gets a stop signal
         process.send(number)
         # Then what had begun was finished, and the rest is ready, without a counted attempt
         assert process.wait() == 0, process.log
@@ -122,7 +122,7 @@ def test_a_killed_worker_s_job_is_run_again_when_its_lease_has_ended(tmp_path: P
         until(lambda: words(process.diary, "start"))
         process.kill()
     assert handle.state() is State.RESERVED
-    # When another worker is there, then the job starts again, and the crash is counted
+    # When another worker runs, then the job starts again, and the crash is counted
     with worker(tmp_path, url) as process:
         until(lambda: len(words(process.diary, "start")) == 2)
         info = handle.peek()

@@ -76,9 +76,9 @@ def test_a_signal_while_a_worker_ends_by_itself_begins_the_grace(
         until(lambda: words(tmp_path, "start") == [1])
         quick.enqueue_many([(number,) for number in range(2, 12)])
         until(lambda: len(words(tmp_path, "end")) == 3 if "jobs" in limit else " stopping " in process.log)
-        time.sleep(1.0)  # longer than the grace: nobody has told it to stop
+        time.sleep(1.0)  # longer than the grace, which has not begun: no signal has come
         assert process.process.poll() is None
-        # When it is told to stop, then it ends after the grace, and the job is given back
+        # When it gets a stop signal, then it ends after the grace, and the job is given back
         process.send(signal.SIGTERM)
         assert process.wait(20) == EXIT_CUT_SHORT, process.log
     assert 1 not in words(tmp_path, "end")
@@ -99,13 +99,13 @@ def test_max_jobs_counts_over_replacements(tmp_path: Path, url: str, mode: str) 
 
 @pytest.mark.parametrize("mode", SUPERVISED)
 def test_a_process_with_too_little_memory_works_slowly_and_says_so(tmp_path: Path, url: str, mode: str) -> None:
-    # Given a limit that a process is over before it has run a job
+    # Given a limit that a process exceeds before it has run a job
     with worker(tmp_path, url, f"memory=1, {mode}") as process:
         process.wait_until_working()
         time.sleep(1.5)
-        # Then it says so, and does nothing else as long as there are no jobs
+        # Then the log reports it, and the process is kept as long as there are no jobs
         assert process.log.count("before its first job") == process.log.count(" working ") == 1
-        # And where there are, they are run
+        # And if there are jobs, they are run
         quick.enqueue_many([(number,) for number in range(4)])
         until(lambda: len(words(tmp_path, "end")) == 4)
         assert sorted(words(tmp_path, "start")) == list(range(4))
@@ -185,7 +185,7 @@ def stop():
 threading.Thread(target=stop).start()
 """
     code = PROGRAM_GOES_ON.format(arguments=f"grace=0.3, {mode}", before=before, after="")
-    # When the grace ends, or the worker is told to stop at once
+    # When the grace ends, or the worker gets a second signal
     with worker(tmp_path, url, code=code) as process:
         # Then the program goes on, with the exit code of the worker
         assert process.wait() == 0, process.log

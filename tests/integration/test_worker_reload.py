@@ -78,7 +78,7 @@ def test_a_reload_under_load_switches_to_the_new_code_and_runs_every_job_once(
     until(lambda: log(tmp_path).count(" working ") == 2)
     enqueue(range(600))
     until(lambda: len(served(tmp_path)) > 50)
-    # When its code changes and it is told so
+    # When its code changes and it gets the signal to reload
     (tmp_path / "shop.py").write_text(SHOP.replace("VERSION = 1", "VERSION = 2"))
     os.kill(shop.pid, signal.SIGHUP)
     count = 600
@@ -119,7 +119,7 @@ def test_a_worker_reloaded_twice_waits_for_the_jobs_of_its_first_children(
     until(lambda: log(tmp_path).count(" working ") == 6)
     os.kill(shop.pid, signal.SIGHUP)
     until(lambda: log(tmp_path).count(" working ") == 8)
-    # When it is told to stop, then it ends after that job, which is done
+    # When it gets a stop signal, then it ends after that job, which is done
     os.kill(shop.pid, signal.SIGTERM)
     assert shop.wait(30) == 0, log(tmp_path)
     assert " done      serve" in log(tmp_path)
@@ -208,7 +208,7 @@ def test_a_signal_during_the_import_of_new_code_is_handled_afterwards(
     until((tmp_path / "importing").exists)
     # When a signal comes meanwhile
     os.kill(shop.pid, number)
-    # Then it is heeded when the new program works
+    # Then it takes effect when the new program works
     if number == signal.SIGUSR2:
         until(lambda: log(tmp_path).count(" paused") == 2)
         os.kill(shop.pid, signal.SIGTERM)
@@ -286,7 +286,7 @@ def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
 
 @pytest.mark.parametrize("is_cut", [False, True], ids=["one signal", "two signals"])
 def test_a_reload_to_a_worker_without_a_supervisor_ends_the_old_children(tmp_path: Path, *, is_cut: bool) -> None:
-    # Given a worker whose settings say since it started that it needs no supervisor, and a job that runs
+    # Given a worker whose settings have been changed since its start to need no supervisor, and a job that runs
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     settings = tmp_path / "multiq.toml"

@@ -60,9 +60,9 @@ def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
         if not idle:
             nap_through.enqueue(2, 1.0)
             until(lambda: words(tmp_path, "start") == [2])
-        # When the worker is told to stop
+        # When the worker gets a stop signal
         process.send(signal.SIGTERM)
-        # Then it ends well, and finishes what it runs
+        # Then it finishes the job that it runs, if there is one, and exits with 0
         assert process.wait(30) == 0, process.log
         assert "died" not in process.log
         assert "SIGTERM" not in process.log
@@ -71,13 +71,13 @@ def test_a_worker_stops_by_signal_after_a_job_has_taken_signals(
 
 @pytest.mark.parametrize("mode", SUPERVISED[:1])
 def test_a_stop_that_kills_a_job_without_handlers_is_no_crash_of_its(tmp_path: Path, url: str, mode: str) -> None:
-    # Given a job that has left SIGTERM to the system
+    # Given a job that has reset SIGTERM to the system's default
     handle = give_signals_up.enqueue(1)
     with worker(tmp_path, url, code=program(mode)) as process:
         until(lambda: words(tmp_path, "start") == [1])
-        # When its worker is told to stop, which ends its process
+        # When its worker gets a stop signal, which ends its process
         process.send(signal.SIGTERM)
-        # Then it is given back as one that was cut short
+        # Then it is given back as a job that was cut short
         assert process.wait(30) == 130, process.log
         assert "crashed" not in process.log
     record = app.queue().peek(handle.id)
@@ -120,7 +120,7 @@ def test_a_job_whose_worker_was_suspended_beyond_its_timeout_is_notified_on_resu
         time.sleep(5.0)
         # When they go on
         os.killpg(process.process.pid, signal.SIGCONT)
-        # Then it is told, and its process lives
+        # Then the job gets its timeout, and its process lives
         until(lambda: words(tmp_path, "told") == [1])
         until(lambda: handle.state().name == "BURIED")
         assert "overdue" not in process.log

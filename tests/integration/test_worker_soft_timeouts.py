@@ -58,7 +58,7 @@ def test_no_lock_stays_locked_when_jobs_that_use_it_time_out(mode: str, tmp_path
     probe.options(queue="last").enqueue(0)
     with worker_of("limit_app", tmp_path, url, f"['default', 'last'], {mode}, stop_when_empty=True") as process:
         assert process.wait(SECONDS) == 0
-    # Then all have heard of it, in one and the same process, and nothing is locked or left half done
+    # Then the timeout was raised in each job, in one and the same process, and nothing is locked or left half done
     diary = read_diary(process.diary)
     assert [entry[:2] for entry in diary if entry[0] != "start"] == [("end", 0)]
     assert lines(process, "start") == list(range(1, count + 1))
@@ -85,7 +85,7 @@ def test_a_limit_that_ends_with_its_job_harms_nothing_that_comes_after(mode: str
 
 @in_each_mode
 def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: str) -> None:
-    # Given a plain and a coroutine job that ask, and one without a limit
+    # Given a plain and a coroutine job that check their limit, and one without a limit
     listen.enqueue(1)
     alisten.enqueue(2)
     unlimited.enqueue(3)
@@ -103,10 +103,10 @@ def test_a_job_can_ask_whether_its_time_is_over(mode: str, tmp_path: Path, url: 
 
 @pytest.mark.parametrize("mode", [SUPERVISED["threads-supervised"], SUPERVISED["coroutines-supervised"]])
 def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, url: str) -> None:
-    # Given a job on a thread that does not ask, and a neighbour that has one attempt
+    # Given a job on a thread that does not check its limit, and a neighbour that has one attempt
     deaf.enqueue(1, 300)
     neighbour.enqueue(2, 1.5)
-    # When its time is over, and what it gets beyond it
+    # When its time is over, and the extra time after it
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
     # Then its process has ended; the neighbour has run again, uncounted
@@ -117,14 +117,14 @@ def test_the_process_of_a_job_that_does_not_ask_ends(mode: str, tmp_path: Path, 
 
 @pytest.mark.parametrize("mode", [ALONE["threads-alone"], ALONE["coroutines-alone"]])
 def test_without_a_supervisor_a_job_that_does_not_ask_runs_on(mode: str, tmp_path: Path, url: str) -> None:
-    # Given a job on a thread that does not ask, and others after it
+    # Given a job on a thread that does not check its limit, and others after it
     deaf.enqueue(1, 1.5)
     for number in (2, 3, 4):
         neighbour.enqueue(number, 0.1)
     # When a worker without a supervisor runs them
     with worker_of("limit_app", tmp_path, url, f"{mode}, stop_when_empty=True, kill_after=0.3") as process:
         assert process.wait(SECONDS) == 0
-    # Then it is told, and all run to their ends, once
+    # Then the log reports it as overdue, and all run to their ends, once
     assert "overdue" in process.log
     assert lines(process, "start") == lines(process, "end") == [1, 2, 3, 4]
 
@@ -144,7 +144,7 @@ def test_inline_a_sleep_is_interrupted(mode: str, tmp_path: Path, url: str) -> N
 
 
 def test_outside_of_the_main_thread_nothing_is_interrupted() -> None:
-    # Given a worker in a thread of a program, with a job that asks, one that does not, and one after them
+    # Given a worker in a thread of a program, with a job that checks its limit, one that does not, and one after them
     app = multiq.App("memory://")
     ended = []
 
@@ -170,7 +170,7 @@ def test_outside_of_the_main_thread_nothing_is_interrupted() -> None:
     thread.start()
     thread.join(SECONDS)
     assert not thread.is_alive()
-    # Then the one that asks is told, and nothing is raised into the other
+    # Then the timeout is raised in the job that checks, and not in the other one
     assert ended == [2, 3]
     assert asking.peek().reason == told(0.2)[0]
     assert (waiting.state(), after.state()) == (State.GONE, State.GONE)

@@ -60,9 +60,9 @@ def test_a_worker_stopped_while_it_starts_ends_with_zero(
     )
     try:
         until((tmp_path / "imports").exists)
-        # When it is told to stop
+        # When it gets a stop signal
         process.send_signal(number)
-        # Then it ends at once, and well
+        # Then it ends at once, with exit code 0
         _, told = process.communicate(timeout=60)
         assert process.returncode == 0, told
         assert "Traceback" not in told
@@ -119,7 +119,7 @@ def tell(number):
 """)
     app.queue().enqueue_many([{"multiq": 1, "task": "tell", "args": [number]} for number in range(3)])
     command = f"exec {sys.executable} -m multiq worker shop:app --stop-when-empty {options} <&- >&- 2>&-"
-    # When it runs, then the program can print, and the worker hears nothing of it
+    # When it runs, then the program can print, and the worker is not affected
     environment = {**os.environ, "MULTIQ_URL": url}
     done = subprocess.run(["sh", "-c", command], cwd=tmp_path, env=environment, timeout=60, check=False)
     assert done.returncode == 0
@@ -137,7 +137,7 @@ def test_a_worker_with_more_than_a_thousand_open_files_handles_signals(tmp_path:
     with worker(tmp_path, url, code=program(mode, before)) as process:
         quick.enqueue(1)
         until(lambda: ended(tmp_path) == [1])
-        # When it is told to pause and to stop, then it hears it
+        # When it gets signals to pause and to stop, then it does both
         process.send(signal.SIGUSR2)
         until(lambda: "paused" in process.log)
         process.send(signal.SIGTERM)
@@ -201,11 +201,11 @@ def count(number):
     try:
         until(lambda: app.queue().stats().ready == app.queue().stats().reserved == 0)
         time.sleep(2)
-        # When it is looked at who is there
+        # When a job counts the zombies
         app.queue().enqueue({"multiq": 1, "task": "count", "args": [1]})
         until((tmp_path / "zombies").exists)
         until(lambda: (tmp_path / "zombies").read_text().endswith("\n"))
-        # Then none of them is there any more
+        # Then there are none
         assert int((tmp_path / "zombies").read_text()) == 0
     finally:
         process.kill()

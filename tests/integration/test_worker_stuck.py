@@ -38,7 +38,7 @@ def at(process: WorkerProcess, word: str, number: int) -> int:
 def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
     if not app.backend.capabilities.portable_leases:
         pytest.skip("nobody but its own connection can touch or give back a lease: docs/worker.md says so")
-    # Given a worker that has learnt that jobs are short, and fetches a batch with one that is not in its middle
+    # Given a worker that has learnt that jobs are short, and fetches a batch with a long one in its middle
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:
         until(lambda: len(starts(process)) == 200)
@@ -49,12 +49,12 @@ def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Pat
         quick.options(ttr=1).enqueue_many([(number,) for number in range(2000, 2010)])
         app.queue().resume()
         until(lambda: 5000 in starts(process))
-        # When another worker is there
+        # When another worker runs
         with worker(tmp_path, url, "processes=1"):
             until(lambda: len(starts(process)) == 221 and app.queue().stats().reserved == 0)
-            # Then what had ended before is not run again
+            # Then jobs that had ended before are not run again
             assert all(starts(process)[number] == 1 for number in [*range(1000, 1010), 5000])
-            # And what had not begun has run elsewhere, long before the stuck one ended
+            # And jobs that had not begun have run elsewhere, long before the stuck one ended
             assert all(starts(process)[number] == 1 for number in range(2000, 2010))
             assert all(at(process, "start", number) < at(process, "end", 5000) for number in range(2000, 2010))
 
@@ -111,11 +111,11 @@ def test_a_second_signal_reaches_the_children_of_before_a_reload(tmp_path: Path)
         until(lambda: 1 in starts(process))
         process.send(signal.SIGHUP)
         until(lambda: process.log.count("working") == 2)
-        # When it is told to end, and then to end now
+        # When it gets a stop signal, and then a second one
         process.send(signal.SIGTERM)
         until(lambda: process.log.count("stopping") == 2)
         process.send(signal.SIGTERM)
-        # Then it does, says that a job was cut short, and the job is ready
+        # Then it ends, logs that a job was cut short, and the job is ready
         assert process.wait() == 130
         until(lambda: app.queue().stats().ready == 1)
 
@@ -131,7 +131,7 @@ def test_a_supervisor_that_ends_leaves_no_trial_behind() -> None:
     assert trial is not None
     # When the worker ends meanwhile
     supervisor._end_check()
-    # Then it is ended, too
+    # Then the trial is ended, too
     assert trial.returncode is not None
     with pytest.raises(ProcessLookupError):
         os.kill(trial.pid, 0)
@@ -154,7 +154,7 @@ def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str)
     quick.options(ttr=1).enqueue(1)
     with worker(tmp_path, url, code=code) as process:
         until(lambda: any(word == "end" for word, *_ in read_diary(process.diary)))
-        # Then a job that has ended is settled before the hook is asked again
+        # Then a job that has ended is settled before the hook is called again
         with worker(tmp_path, url, "processes=1"):
             quick.options(ttr=1).enqueue(2)
             until(lambda: 2 in starts(process))
@@ -164,7 +164,7 @@ def test_what_has_ended_does_not_wait_for_a_slow_hook(tmp_path: Path, mode: str)
 
 @pytest.mark.parametrize("moment", ["stop", "reload"])
 def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, moment: str) -> None:
-    # Given a job that outlasts the grace, and what a supervisor waits beyond it, in a process that cannot be told
+    # Given a job longer than the grace and the supervisor's margin after it, in a process that gets no signals
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     handle = nap.options(ttr=600).enqueue(1, 60)
@@ -178,14 +178,14 @@ def test_a_job_that_the_worker_kills_at_its_end_has_not_crashed(tmp_path: Path, 
         until(lambda: 1 in starts(process))
         os.kill(next(pid for _, _, pid, _ in read_diary(process.diary)), signal.SIGSTOP)
         if moment == "reload":
-            app.queue().pause(60)  # nobody takes the job there
+            app.queue().pause(60)  # no process takes the job there
             process.send(signal.SIGHUP)
             until(lambda: handle.peek().state is State.READY)
             process.send(signal.SIGTERM)
             process.wait()
         else:
             process.send(signal.SIGTERM)
-            # Then the worker says that it was cut short
+            # Then the worker's exit code shows that it was cut short
             assert process.wait() == 130
         # And the job is as it was
         info = handle.peek()
@@ -252,7 +252,7 @@ def test_a_worker_runs_again_after_a_stop_that_came_too_late() -> None:
 
 @pytest.mark.long
 def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) -> None:
-    # Given a subscriber that never returns, called where dead children's jobs are handed on
+    # Given a subscriber that never returns, called where dead children's jobs are given back
     url = f"sqlite:///{tmp_path}/jobs.db"
     app.connect(url)
     code = (
@@ -264,7 +264,7 @@ def test_a_subscriber_that_hangs_in_the_sidecar_stops_no_worker(tmp_path: Path) 
     suicide.options(max_crashes=1).enqueue_many([(number,) for number in range(6)])
     quick.enqueue_many([(number,) for number in range(100, 120)])
     with worker(tmp_path, url, code=code) as process:
-        # Then the jobs go on all the same, and the log says why they waited
+        # Then the jobs go on nevertheless, and the log explains why they waited
         until(lambda: _unfinished() == 0 and app.queue().stats().buried == 6, timeout=90)
         assert all(starts(process)[number] == 1 for number in range(100, 120))
         assert "the sidecar has made no round" in process.log

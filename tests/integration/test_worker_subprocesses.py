@@ -52,7 +52,7 @@ def test_a_program_that_a_coroutine_starts_ends_by_sigterm(tmp_path: Path, url: 
 def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
     tmp_path: Path, url: str, mode: str
 ) -> None:
-    # Given a job that forks processes and ends them by signals that mean something to the worker
+    # Given a job that forks processes and ends them by signals that the worker handles
     fork_children.enqueue(1)
     with worker(tmp_path, url, code=program(mode)) as process:
         until(lambda: ("end", 1) in said(tmp_path))
@@ -60,7 +60,7 @@ def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
         died = [number for word, number in said(tmp_path) if word == "died"]
         kinds = [signal.SIGTERM, signal.SIGUSR2, signal.SIGUSR1, signal.SIGHUP, signal.SIGQUIT]
         assert died == kinds, said(tmp_path)
-        # And the worker has heard nothing: it runs the next job
+        # And the worker has received none of them: it runs the next job
         quick.enqueue(2)
         until(lambda: ("end", 2) in said(tmp_path))
         assert "paused" not in process.log
@@ -72,7 +72,7 @@ def test_processes_that_a_job_forks_die_of_signals_and_the_worker_gets_none(
 @pytest.mark.parametrize("way", ["returns", "raises", "exits"])
 @pytest.mark.parametrize("mode", MODES)
 def test_a_job_that_comes_back_in_a_forked_child_ends_that_child(tmp_path: Path, url: str, mode: str, way: str) -> None:
-    # Given a job that forks and comes back in both processes, among others
+    # Given a job that forks and returns in both processes, among others
     clone.enqueue(1, way)
     quick.enqueue_many([(number,) for number in range(2, 12)])
     # When a worker runs them

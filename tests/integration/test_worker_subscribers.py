@@ -49,14 +49,14 @@ async def tell(event: events.Event) -> None:
 @pytest.mark.parametrize("mode", [[], ["-t", "2"], ["--concurrency", "2"]], ids=["inline", "threads", "concurrency"])
 @pytest.mark.parametrize(("task", "heard"), [("work", "JobDone"), ("die", "JobCrashed"), ("ignore", "JobOverdue")])
 def test_every_end_of_a_job_is_emitted(task: str, heard: str, mode: list[str], tmp_path: Path) -> None:
-    # Given a job that is done, kills its process, or does not heed its timeout
+    # Given a job that is done, kills its process, or ignores its timeout
     shell = Shell(tmp_path)
     (tmp_path / "ends.py").write_text(APP)
     with shell.app as app:
         app.queue().enqueue({"multiq": 1, "task": task})
     # When a worker with a supervisor has run it
     done = shell.run("worker", "ends:app", "-p", "1", "--kill-after", "0.2", "--stop-when-empty", *mode)
-    # Then the subscriber has heard of it, in whatever process that was, and of the worker's end
+    # Then the subscriber was called for it, in whatever process, and for the worker's end
     assert done.code == 0, done.err
     told = (tmp_path / "told").read_text().split()
     assert told.count(heard) == 1

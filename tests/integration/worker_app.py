@@ -237,7 +237,7 @@ async def athrow(number: int, kind: str) -> None:
 
 @app.task
 def bulky(number: int) -> bytes:
-    """Its result is larger than any store takes, and nobody asked for it."""
+    """Its result is larger than any store takes, and the caller does not want one."""
     note("start", number)
     result = bytes(200_000_000)
     note("end", number)

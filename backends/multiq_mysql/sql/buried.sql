@@ -1,4 +1,5 @@
--- A slice of those that were buried when the kick began, the longest buried first: it ends, whoever buries meanwhile.
+-- A slice of the jobs that were buried when the kick began, the longest buried first. So the kick ends even if other
+-- consumers bury jobs meanwhile.
 SELECT seq FROM multiq_jobs FORCE INDEX (multiq_jobs_place)
 WHERE queue = {queue} AND state = 3 AND place < {place}
 ORDER BY place, seq

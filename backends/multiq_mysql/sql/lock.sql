@@ -1,4 +1,4 @@
--- Waits until nobody else is at work on these. The state is read for the reason that remove.sql tells.
+-- Waits until no other transaction has these rows locked. The state is read for the reason given in remove.sql.
 SELECT seq, state FROM multiq_jobs FORCE INDEX (PRIMARY)
 WHERE seq IN ({seqs})
 FOR UPDATE

@@ -1,8 +1,8 @@
--- What a queue has to offer, without a lock, in one text: PyMySQL takes longer for a column than the server for the row.
--- Each part reads one entry of the index, or is left out (scan_window.py). No further ahead than matters, because the leases
--- of jobs that were acked have left entries in the times to come. A busy consumer asks only whether anything is due, and
--- backwards (DESC): if nothing is, the scan ends at the ready jobs, and not behind all those entries. Last, how long
--- all that took.
+-- Polls a queue without a lock. The result is one text, because PyMySQL takes longer for a column than the server for
+-- the row. Each part reads one entry of the index, or is left out (scan_window.py). The look-ahead is as short as
+-- matters, because the leases of acked jobs have left deleted entries at future times. A busy consumer only asks if
+-- anything is due, and backwards (DESC): if nothing is, the scan ends at the ready jobs, and not behind all those
+-- entries. The last column is how long all that took.
 SELECT CONCAT_WS(' ', {number}, {now},
     COALESCE((SELECT GREATEST(paused_until, 0) FROM multiq_queues WHERE queue = {queue}), 0) - {now},
     EXISTS (SELECT 1 FROM multiq_jobs FORCE INDEX (multiq_jobs_place)

@@ -1,4 +1,4 @@
--- A lease that ended counts as a crash, and its token is void. The assignments are made from left to right.
+-- A lease that has ended counts as a crash, and its token is void. Assignments are made from left to right.
 UPDATE multiq_jobs FORCE INDEX (PRIMARY)
 SET crashes = LEAST(crashes, 4294967294) + (state = 2), token = 0, state = 4, place = priority
 WHERE seq IN ({seqs})

@@ -40,7 +40,7 @@ PAGE = 3  # jobs: small, so that listings have pages
 
 
 class Side:
-    """A backend, its consumers, and what it calls the jobs. Jobs and leases are numbered as they come."""
+    """A backend, its consumers, and its ids of the jobs. Jobs and leases are numbered in the order of their coming."""
 
     def __init__(self, backend: Backend, queues: Sequence[str], time: Pace) -> None:
         self.backend = backend
@@ -67,7 +67,7 @@ class Side:
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
         queue, job = self.places[number]
-        # what is still there stays as it is; what is gone comes anew
+        # a job that still exists stays as it is; one that is gone is made anew
         again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
         ids = self.backend.enqueue(queue, [again])
         return [self._known(queue, job_id) for job_id in ids]
@@ -108,7 +108,7 @@ class Side:
         return self._on_job(step.job, lambda queue, job_id: self._record(self.backend.peek(queue, job_id)))
 
     def listing(self, step: List) -> Answer:
-        """Page by page. What has one due time has no order among itself, so it comes as a set."""
+        """List page by page. Jobs with the same due time have no order among them, so ``_in_groups`` sorts them."""
         queue, after, seen = self.queues[step.queue], None, []
         for _ in range(1000):
             page = self.backend.jobs(queue, step.state, limit=PAGE, after=after)
@@ -138,7 +138,7 @@ class Side:
             consumer.settle([Ack(lease) for lease in leases])
             consumer.close()
 
-    # --- how ---
+    # --- internals ---
 
     def _call(self, number: int, job_id: str) -> None:
         self.ids[number] = job_id
@@ -158,7 +158,7 @@ class Side:
             return type(exc).__name__
 
     def _holder(self, at: int) -> int:
-        """One of the consumers that have got a lease, if any has: nobody else has anything to settle."""
+        """A consumer that has had a lease, if there is one: the others have nothing to settle."""
         holders = [consumer for consumer, leases in enumerate(self.leases) if leases]
         return holders[at % len(holders)] if holders else at
 
@@ -215,7 +215,7 @@ class Side:
 
 
 class Seconds(float):
-    """A time that a backend tells, which is compared with the model's as exactly as the clock allows."""
+    """A duration in a backend's answer, which is compared with the model's as exactly as the clock allows."""
 
 
 Answer: TypeAlias = Any  # None, a number, a word, or lists and dicts of these: whatever two sides can be compared by
@@ -227,10 +227,10 @@ class Pace:
     def __init__(self, harness: Harness, can: Capabilities) -> None:
         self.is_real = harness.real_time
         if self.is_real:
-            self.step = 2 * max(can.delay_resolution, 0.3)  # half of it is a delay that the backend can tell
+            self.step = 2 * max(can.delay_resolution, 0.3)  # the backend can tell half of it from no delay
         else:
-            # no round number, if the backend can tell others: what cuts or rounds delays is found out. A power of two
-            # divides it, so that sums of ticks are exact, and it is a whole number of microseconds
+            # not a round number, if the backend can tell others, so that one that cuts or rounds delays fails; its
+            # denominator is a power of two, so that sums of ticks are exact, and it is a whole number of microseconds
             self.step = 49 / 64 if can.delay_resolution <= 1e-6 else max(can.delay_resolution, 0.75)
         self._shortest = can.min_ttr
 
@@ -243,6 +243,6 @@ class Pace:
         return self._length(ticks)
 
     def _length(self, ticks: int) -> float:
-        """In real time an end lies in the middle between two ticks, so that nothing happens close to it."""
+        """The seconds of *ticks*. In real time they end halfway between two ticks, so that no step comes near it."""
         # rounded: a store that counts microseconds cannot give 1.2000000000000002 back
         return round((ticks - 0.5) * self.step, 6) if self.is_real else ticks * self.step

@@ -1,4 +1,4 @@
-"""What can happen in a random walk, as plain data, and how walks are drawn from it."""
+"""The steps of a random walk as plain data, and how walks are drawn."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TTRS = (2, 3, 6)  # leases, in ticks
 
 
 class Job(NamedTuple):
-    """A job to enqueue. ``ticks`` and ``ttr`` are steps of time."""
+    """A job to enqueue. ``ticks`` (its delay) and ``ttr`` are counted in ticks of time."""
 
     body: bytes
     priority: int
@@ -30,7 +30,7 @@ class Job(NamedTuple):
 
 
 class Say(NamedTuple):
-    """A verdict on one of the leases that a consumer has got, live or long lost."""
+    """A verdict on one of the leases that a consumer has had, alive or lost."""
 
     kind: str
     lease: int
@@ -45,7 +45,7 @@ class Enqueue(NamedTuple):
 
 
 class EnqueueAgain(NamedTuple):
-    """The id of a job once more, with other options."""
+    """Enqueue the id of an earlier job again, with other options."""
 
     job: int
     ticks: int
@@ -58,7 +58,7 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """The consumer's queues, the other way round."""
+    """Reverse the order of a consumer's queues."""
 
     consumer: int
 
@@ -140,7 +140,9 @@ Step: TypeAlias = (
 
 
 def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: bool = False) -> list[list[Step]]:
-    """*count* random walks through what the backend can do, or some fewer; no two of them alike."""
+    """Draw *count* random walks, or somewhat fewer, of steps that the backend can take. No two take the same kinds of
+    steps in the same order.
+    """
     drawn: dict[tuple[type, ...], list[Step]] = {}
 
     @settings(
@@ -154,7 +156,7 @@ def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: b
     )
     @given(_walks(can, real_time=real_time))
     def draw(steps: list[Step]) -> None:
-        # hypothesis begins with the plainest walk there is, and likes to vary the one before
+        # hypothesis begins with the simplest walk, and often varies the one before
         drawn.setdefault(tuple(type(step) for step in steps), steps)
         if len(drawn) > count:
             raise _EnoughError
@@ -165,15 +167,15 @@ def draw_walks(can: Capabilities, count: int, *, real_time: bool, derandomize: b
 
 
 class _EnoughError(Exception):
-    """There are as many walks as were asked for."""
+    """Ends the drawing: there are as many walks as were asked for."""
 
 
 def _walks(can: Capabilities, *, real_time: bool) -> st.SearchStrategy[list[Step]]:
-    """Walks of what the backend can do: stretches of steps with time between them, little of it if it is real."""
+    """Walks of steps that the backend can take: stretches of steps with ticks between them, fewer in real time."""
     stretches, ticks = (4, [1, 1, 2]) if real_time else (10, [1, 1, 1, 2, 3])
-    queue = st.sampled_from([0, 0, 0, 1])  # few jobs are met twice where there is much room
+    queue = st.sampled_from([0, 0, 0, 1])  # mostly one queue, so that several steps concern the same jobs
     consumer = st.integers(0, len(WAYS) - 1)
-    recent = st.integers(0, 7)  # counted from the newest, so that walks are about what is still there
+    recent = st.integers(0, 7)  # counted from the newest, so that most steps concern jobs that still exist
     later = st.sampled_from(TICKS)
     limit = st.integers(1, 4)
     kinds = ["ack", "release", "bury", "touch", *(["give_back"] if can.give_back else [])]

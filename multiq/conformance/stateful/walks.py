@@ -1,8 +1,8 @@
 """Random walks: the same steps taken by a backend and by the memory backend, every answer compared.
 
-A walk is a list of steps drawn by hypothesis; of one that shows a difference the shortest part is told. Time moves in
-ticks. With a clock that is set by hand a tick is exact, and whatever is due falls together with what happens. In real
-time every delay and lease ends half a tick from anything else, so that no honest backend depends on a few
+A walk is a list of steps drawn by hypothesis; one that shows a difference is shortened before it is reported. Time
+moves in ticks. With a clock that is set by hand a tick is exact, and delays and leases end at the moments of steps. In
+real time every delay and lease ends half a tick from any step, so that no correct backend depends on a few
 milliseconds; a walk that a stalled machine could not keep up with is given up, without a verdict.
 """
 
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from .sides import Answer
     from .steps import Step
 
-MARGIN = 0.4  # of a tick: how much of it a real-time backend may take for what happens between two ticks
+MARGIN = 0.4  # of a tick: how much of it a real-time backend may take for the steps between two ticks
 TOGETHER = 8  # walks that wait for real time side by side
 
 
@@ -74,7 +74,7 @@ class Walk:
     def stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
         """Take all steps, in stages: each yields the moment at which the next has to begin.
 
-        Raises ``AssertionError`` with the story of the walk at the first difference, and ``FellBehindError``.
+        Raises ``AssertionError`` with the steps and answers so far at the first difference, and ``FellBehindError``.
         """
         self._started = self._harness.now()
         try:
@@ -90,7 +90,7 @@ class Walk:
 
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
-        # told before it is tried: an exception is part of the story, too
+        # recorded before it is taken, so that the story of an exception has the step that raised it
         self._told.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
@@ -118,7 +118,7 @@ class Walk:
     # --- comparing ---
 
     def _compare_quickly(self, what: str, real: Answer, model: Answer) -> None:
-        """Compare, unless real time has run away from the model's: then nobody knows which of the two is right."""
+        """Compare, unless real time is too far ahead of the model's: the two answers may then differ rightly."""
         late = self._harness.now() - (self._started + self._ticks * self._pace.step)
         if self._pace.is_real and late > MARGIN * self._pace.step:
             raise FellBehindError
@@ -145,14 +145,14 @@ class Walk:
         return "the walk, with this backend's answers:\n" + "\n".join(lines)
 
     def _leave(self) -> None:
-        """Nothing of a walk stays in the store; the next one has other queues."""
+        """Remove the walk's jobs and pauses from the store. The next walk has other queues."""
         self._real.close()
         for queue in self._real.queues:
             self._real.backend.resume(queue)
             self._real.backend.purge(queue, [State.READY, State.DELAYED, State.BURIED])
 
 
-#: everything that is left is looked at and handed out, so that no difference stays unseen
+#: the end of each walk: list and reserve all jobs that are left, so that every difference is found
 _AT_THE_END: tuple[Step, ...] = (
     *(List(queue, state) for queue in range(QUEUES) for state in STORED_STATES),
     *(Resume(queue) for queue in range(QUEUES)),
@@ -165,14 +165,14 @@ _VERBS: dict[type, str] = {
     Pause: "pause", Resume: "resume", Purge: "purge", Reorder: "reorder",
 }  # fmt: skip
 
-#: what a backend may answer None to, and the power that would make that a lie
+#: fields that a backend may answer with None, each with the power that a backend must lack for that
 _UNKNOWN_WITHOUT = {
     "attempt": "durable_attempts", "crashes": "durable_attempts", "kicks": "durable_attempts", "reason": "reasons",
 }  # fmt: skip
 
 
 def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[str, Answer, Answer]]:
-    """Each place where two answers have something to compare, with the way to it."""
+    """Each pair of values to compare in two answers, with its path."""
     if isinstance(real, dict) and isinstance(model, dict) and real.keys() == model.keys():
         for name in model:
             yield from _differences(real[name], model[name], f"{path}.{name}".lstrip("."))
@@ -184,7 +184,7 @@ def _differences(real: Answer, model: Answer, path: str = "") -> Iterator[tuple[
 
 
 def _in_groups(real: Answer, model: Answer, state: State) -> tuple[Answer, Answer]:
-    """Two listings; jobs that the model has due at one moment are put into one order, because no one is promised."""
+    """Two listings, with jobs of the same due time in the model sorted by number: the contract orders them nohow."""
     if state not in {State.DELAYED, State.RESERVED} or len(real) != len(model):
         return real, model
     real_sorted: list[Answer] = []
@@ -205,7 +205,7 @@ def run_walks(harness: Harness, backend: Backend, can: Capabilities) -> int:
 def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Sequence[list[Step]]) -> int:
     """Take these walks. Returns how many were finished in time.
 
-    Raises with the story of a short one that shows a difference.
+    Raises at the first difference, with the story of a shortened walk if time is not real.
     """
     taker = _Taker(harness, backend, can)
     if harness.real_time:
@@ -214,12 +214,12 @@ def take_walks(harness: Harness, backend: Backend, can: Capabilities, walks: Seq
         error = taker.failure(steps)
         if error is not None:
             taker.take(taker.shortened(steps))
-            raise error  # the short one failed only after all the others
+            raise error  # the shortened walk failed only after others, and does not fail again alone
     return len(walks)
 
 
 class _Taker:
-    """Takes walks, one after the other or, where waiting is what costs, side by side."""
+    """Takes walks: one after the other, or side by side in real time, where most of the time is waiting."""
 
     def __init__(self, harness: Harness, backend: Backend, can: Capabilities) -> None:
         self._harness = harness
@@ -228,14 +228,14 @@ class _Taker:
         self._pace = Pace(harness, can)
 
     def take(self, steps: Sequence[Step]) -> None:
-        """One walk, on a clock that is set by hand. Raises at the first difference."""
+        """Take one walk, on a clock that is set by hand. Raises at the first difference."""
         for moment in self._stages(steps):
             self._harness.advance(moment - self._harness.now())
 
     def side_by_side(self, walks: Sequence[Sequence[Step]]) -> int:
-        """Several walks in real time, a little after one another, so that none makes the others late.
+        """Take several walks in real time, each begun a little after the one before, so that none makes others late.
 
-        Returns how many were finished in time. Raises at the first difference, which need not come again.
+        Returns how many were finished in time. Raises at the first difference, which may not come again in a repeat.
         """
         finished = 0
         started = self._harness.now()
@@ -257,7 +257,7 @@ class _Taker:
         return finished
 
     def shortened(self, steps: list[Step]) -> list[Step]:
-        """Leave out all that the failure does not need: large parts first, then step by step."""
+        """Leave out the steps that the failure does not need: large parts first, then single steps."""
         size = len(steps)
         while size:
             at = 0

@@ -1,4 +1,4 @@
-"""Abandoning: somebody says of a job that its worker died, before its lease ends."""
+"""Abandoning: a process reports that a job's worker has died, before the lease ends."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from multiq.conformance.case import Topic, promise, requires, without
 
 
 class AbandonTests(Topic):
-    """What the verdict ``Abandon`` promises, and that a lease may be settled by others than its holder."""
+    """What the verdict ``Abandon`` promises, and that another consumer than the holder may settle a lease."""
 
     @promise("5.10")
     def test_an_abandoned_job_is_ready_for_others(self) -> None:
         # Given a job whose worker died in its first attempt
         job_id = self.enqueue(priority=9)
         self.settle(Abandon(self.take()))
-        # Then somebody else gets it at once, in its second
+        # Then another consumer gets it at once, in its second attempt
         assert self.state(job_id) is State.READY
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority, lease.attempt) == (job_id, 9, 2)
@@ -46,7 +46,7 @@ class AbandonTests(Topic):
 
     @promise("5.8", "5.10")
     def test_an_abandoned_job_takes_no_second_verdict(self) -> None:
-        # Given a worker that was believed dead
+        # Given a worker that counted as dead
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Abandon(lease))
@@ -67,13 +67,13 @@ class AbandonTests(Topic):
     @promise("5.11")
     @requires("portable_leases")
     def test_another_consumer_that_knows_the_lease_may_settle_it(self) -> None:
-        # Given a lease that was told to somebody else
+        # Given a lease that another consumer knows
         self.enqueue_all(b"gone", b"kept")
         leases = self.reserve(2)
         other = self.another_consumer()
-        # When that one settles it
+        # When the other consumer settles it
         self.settle(Ack(leases[0]), Touch(leases[1]), by=other)
-        # Then it counts, and the holder's own verdict comes too late
+        # Then the verdict counts, and the holder's own verdict comes too late
         self.refused(Ack(leases[0]))
         self.settle(Ack(leases[1]))
         assert [self.backend.stats(self.queue).reserved, self.bodies()] == [0, []]
@@ -81,10 +81,10 @@ class AbandonTests(Topic):
     @promise("5.11", "4.4")
     @without("portable_leases")
     def test_where_leases_are_not_portable_nobody_else_can_settle_them(self) -> None:
-        # Given a lease that was told to somebody else
+        # Given a lease that another consumer knows
         job_id = self.enqueue()
         lease = self.take()
-        # When that one settles it, then it is refused, and the holder still can
+        # When the other consumer settles it, then it is refused, and the holder still can
         self.refused(Ack(lease), by=self.another_consumer())
         assert self.state(job_id) is State.RESERVED
         self.settle(Ack(lease))

@@ -17,7 +17,7 @@ class AckTests(Topic):
         # Given a job that is done
         job_id = self.enqueue()
         self.settle(Ack(self.take()))
-        # Then there is no trace of it
+        # Then the job does not exist any more
         with pytest.raises(JobNotFound):
             self.peek(job_id)
         assert self.counts() == (0, 0, 0, 0)
@@ -28,7 +28,7 @@ class AckTests(Topic):
         # Given a job that was done in time
         self.enqueue(ttr=self.short_ttr)
         self.settle(Ack(self.take()))
-        # When its lease would have ended, then nobody gets it
+        # When its lease would have ended, then no consumer gets it
         self.harness.past(self.in_(self.short_ttr))
         assert self.reserve() == []
 

@@ -13,7 +13,7 @@ class BuryTests(Topic):
     def test_a_buried_job_is_not_handed_out(self) -> None:
         # Given a job that was buried
         job_id = self.given(State.BURIED)
-        # Then nobody gets it, and everybody sees where it is
+        # Then no consumer gets it, and it is seen as buried
         assert self.reserve(by=self.another_consumer()) == []
         assert self.state(job_id) is State.BURIED
         assert self.counts() == (0, 0, 0, 1)
@@ -59,7 +59,7 @@ class BuryTests(Topic):
         # Given a job that is buried with a reason which cannot be kept
         job_id = self.enqueue()
         self.settle(Bury(self.take(), reason="why"))
-        # Then it says that it does not know
+        # Then the reason is None: unknown
         assert self.peek(job_id).reason is None
 
     @promise("5.8")
@@ -68,7 +68,7 @@ class BuryTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Bury(lease))
-        # When its old holder says more, then that is refused
+        # When its old holder sends further verdicts, then they are refused
         self.refused(Ack(lease), Release(lease), Touch(lease), Bury(lease))
         assert self.state(job_id) is State.BURIED
 

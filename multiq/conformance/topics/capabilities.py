@@ -1,4 +1,4 @@
-"""Capabilities: what is declared is meant, and what is missing says why."""
+"""Capabilities: the backend has what it declares, and each missing power has a reason."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class CapabilitiesTests(Topic):
 
     @promise("11.8")
     def test_what_is_declared_is_what_the_live_backend_says(self) -> None:
-        # Given what the driver declares without a server, and what it says with one
+        # Given the capabilities that the driver declares without a server, and those with one
         declared, live = type(self.backend).declared, self.backend.capabilities
         # Then the server may sharpen a measure or lack a power, but adds none that were denied
         assert live.backend == declared.backend
@@ -54,7 +54,7 @@ class CapabilitiesTests(Topic):
         if not isinstance(gap, Gap):
             self.does_not_apply(f"this backend has {power}")
         refusal = self.backend.unsupported(power)
-        # Then it says what is missing, of what kind the gap is and why, and where to find it
+        # Then it names the missing power, the kind of the gap, its reason, and the backends that have the power
         assert isinstance(refusal, Unsupported)
         assert refusal.capability == power
         assert gap.kind in str(refusal)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class ConcurrencyTests(Topic):
-    """What holds when several do something at once."""
+    """What holds when several threads or processes call at once."""
 
     # --- reserving ---
 
@@ -73,7 +73,7 @@ class ConcurrencyTests(Topic):
 
     @promise("3.6", "2.5")
     def test_of_many_that_want_due_jobs_each_gets_others(self) -> None:
-        # Given delayed jobs that are due by now, and that nobody has promoted yet
+        # Given delayed jobs that are due by now, and that no call has promoted yet
         ids = self.enqueue_all(*[b"x"] * 40, delay=self.short_delay, ttr=LONG)
         self.harness.past(self.in_(self.short_delay))
         # When all reserve at once
@@ -188,7 +188,7 @@ class ConcurrencyTests(Topic):
                 [lambda: self.backend.purge(self.queue, [State.READY]), lambda: len(self.reserve(5, by=consumer))]
             )
             left = self.counts()
-            # Then nobody has one that is gone
+            # Then no consumer has a job that was deleted
             assert left == (10 - purged - taken, 0, taken, 0)
             self.settle(*map(Ack, list(consumer.held.values())), by=consumer)
             self.backend.purge(self.queue, [State.READY])
@@ -248,7 +248,7 @@ class ConcurrencyTests(Topic):
     @promise("2.3")
     @requires("atomic_batches")
     def test_nobody_ever_sees_a_part_of_a_batch(self) -> None:
-        # Given somebody who looks all the time
+        # Given a thread that looks all the time
         seen: set[int | None] = set()
         done = threading.Event()
         observer = self.another_backend()
@@ -287,7 +287,7 @@ class ConcurrencyTests(Topic):
         # Given many consumers that wait at an empty queue
         consumers = self._consumers_of_their_own()
         waiting = [self.waiting(consumer) for consumer in consumers]
-        # When somebody enqueues jobs for later into that very queue, then every call returns
+        # When another thread enqueues delayed jobs into that very queue, then every call returns
         enqueuing = self.background(lambda: [self.enqueue(delay=LONG) for _ in range(20)])
         assert len(self.woken(enqueuing)) == 20
         assert self.counts() == (0, 20, 0, 0)
@@ -337,7 +337,7 @@ class ConcurrencyTests(Topic):
         # Then both have got through, and the parent's connections are whole
         assert Counter(self.bodies()) == Counter([b"before", b"child", b"child", b"parent"])
 
-    # --- how ---
+    # --- internals ---
 
     def _consumers_of_their_own(self) -> list[TrackedConsumer]:
         return [self.another_consumer(backend=self.another_backend()) for _ in range(self.harness.threads)]
@@ -346,7 +346,7 @@ class ConcurrencyTests(Topic):
         return lambda: consumer.reserve(1, 0)
 
     def _taking(self, consumer: TrackedConsumer, limit: int) -> Callable[[], list[Lease]]:
-        """Takes all there is, so many at a time."""
+        """Reserve all jobs, at most *limit* per call."""
 
         def take() -> list[Lease]:
             taken: list[Lease] = []

@@ -1,4 +1,4 @@
-"""Delete: a job that nobody runs never will be run."""
+"""Delete: a job that is not reserved is deleted, and never starts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ class DeleteTests(Topic):
     @promise("8.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
     def test_a_deleted_job_is_gone(self, state: State) -> None:
-        # Given a job that nobody runs
+        # Given a job that is not reserved
         job_id = self.given(state)
         # When it is deleted
         self.backend.delete(self.queue, job_id)
-        # Then there is no trace of it
+        # Then the job does not exist any more
         with pytest.raises(JobNotFound):
             self.peek(job_id)
         assert self.counts() == (0, 0, 0, 0)
@@ -47,7 +47,7 @@ class DeleteTests(Topic):
 
     @promise("8.2")
     def test_a_reserved_job_cannot_be_deleted(self) -> None:
-        # Given a job that somebody runs
+        # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
         # When it is deleted, then that is refused, and its holder goes on

@@ -47,13 +47,13 @@ class EnqueueTests(Topic):
         job_id = self.enqueue(b"body", priority=17, ttr=90)
         # When it is reserved
         lease = self.take()
-        # Then the lease says what was enqueued
+        # Then the lease has the values that were enqueued
         assert (lease.queue, lease.id, lease.body) == (self.queue, job_id, b"body")
         assert (lease.priority, lease.ttr) == (17, 90)
 
     @promise("2.1")
     def test_a_job_without_options_has_the_default_priority_and_ttr(self) -> None:
-        # Given a job that says nothing about itself
+        # Given a job enqueued without options
         self.enqueue()
         # Then it is due at once, with the defaults
         lease = self.take()
@@ -112,7 +112,7 @@ class EnqueueTests(Topic):
         bodies = [b"%d" % number for number in range(12)]
         # When it is enqueued
         ids = self.enqueue_all(*bodies)
-        # Then each id is that of the job in its place
+        # Then each id is that of the job at the same position
         assert [self.peek(job_id).body for job_id in ids] == bodies
 
     @promise("2.2", "3.4")
@@ -349,7 +349,7 @@ class EnqueueTests(Topic):
         # When almost all of it has passed, then nothing is handed out
         self.harness.nearly(moment)
         self.nothing_before(moment)
-        # And when the delay is over, rounded up to what the backend can tell, it is
+        # And when the delay is over, rounded up to the backend's resolution, it is
         self.harness.past(over)
         assert self.worker.held or self.take()
 

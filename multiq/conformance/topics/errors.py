@@ -1,4 +1,4 @@
-"""Errors, refusals and names: what goes wrong says so, and nothing is quietly mixed up."""
+"""Errors, refusals and names: each failure is reported, and queues and ids are never confused."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class ErrorsTests(Topic):
             assert (missing.value.queue, missing.value.job_id) == (self.queue, job_id)
         with pytest.raises(JobNotFound):
             self.backend.reschedule(self.queue, job_id, 0)
-        # And the job that is there has come to no harm
+        # And the existing job is unchanged
         assert self.counts() == (1, 0, 0, 0)
 
     @promise("9.2", "10.4", "11.2")
     def test_a_state_in_which_no_job_is_kept_is_refused_by_its_name(self) -> None:
         # Given a queue with a job
         self.enqueue()
-        # When jobs are asked for that are gone, then the error says what can be asked for
+        # When jobs are listed in a state that cannot be listed, then the error names the states that can
         with pytest.raises(MultiqError, match=_NAMES_GONE_AND_STORED_STATES):
             self.backend.jobs(self.queue, State.GONE, limit=1)
         with pytest.raises(MultiqError, match=_NAMES_GONE_AND_STORED_STATES):
@@ -60,9 +60,9 @@ class ErrorsTests(Topic):
 
     @promise("8.2", "7.4", "6.4", "11.2")
     def test_a_refusal_of_a_reserved_job_names_it(self) -> None:
-        # Given a job that somebody runs
+        # Given a job that is reserved
         job_id = self.given(State.RESERVED, ttr=LONG)
-        # When it is managed from outside, then each refusal says which job it is about
+        # When it is managed by other verbs, then each refusal names the job
         for verb in (
             self.backend.delete,
             self.backend.kick_job,
@@ -86,10 +86,10 @@ class ErrorsTests(Topic):
     @promise("2.7", "11.3")
     @without("transactional_enqueue")
     def test_a_connection_that_cannot_be_used_is_refused_and_nothing_is_stored(self) -> None:
-        # Given a backend that can join nobody's transaction
+        # Given a backend that cannot join a caller's transaction
         with pytest.raises(Unsupported) as refusal:
             self.backend.enqueue(self.queue, [NewJob(b"x", new_id())], connection=object())
-        # Then it says so, and has not enqueued the job some other way
+        # Then it refuses, and has not enqueued the job outside of the transaction
         assert refusal.value.capability == "transactional_enqueue"
         assert self.counts() == (0, 0, 0, 0)
 
@@ -138,7 +138,7 @@ class NamesTests(Topic):
         assert set(self.backend.queues()) >= {first, second}
 
     def _alike(self, one: str, other: str) -> str:
-        """The test's first queue's name, but for its ending."""
+        """The name of the last queue with the ending *other* in place of *one*, noted for the harness to empty."""
         name = self.harness.handed_out[-1].removesuffix(one) + other
         self.harness.handed_out.append(name)
         return name

@@ -14,7 +14,7 @@ class GiveBackTests(Topic):
         # Given a job that its holder did not begin
         job_id = self.enqueue(priority=9)
         self.settle(GiveBack(self.take()))
-        # Then somebody else gets it, as it was
+        # Then another consumer gets it, unchanged
         assert self.state(job_id) is State.READY
         lease = self.take(by=self.another_consumer())
         assert (lease.id, lease.priority) == (job_id, 9)

@@ -54,7 +54,7 @@ class HangsTests(Topic):
             "queues": far.queues,
         }
         with self._hanging(proxy):
-            # When each verb is called, all at once, then each ends in time, and says why
+            # When each verb is called, all at once, then each ends in time, with an error that says why
             self._all_time_out(calls)
             # And no later when they have to connect first
             self._all_time_out({name: calls[name] for name in ("enqueue", "reserve", "stats")})
@@ -71,7 +71,7 @@ class HangsTests(Topic):
         job = self.new(delay=LONG)
         with self._hanging(proxy), pytest.raises(EnqueueUncertain) as told:
             far.enqueue(self.queue, [job])
-        # Then its job is in doubt, as the server may have it
+        # Then the error names its job, as the server may have it
         assert told.value.ids == (job.id,)
         assert isinstance(told.value.__cause__, BackendTimeout)
         # When it is sent again to a server that answers, then it is there, once
@@ -93,7 +93,7 @@ class HangsTests(Topic):
     @promise("11.10", "11.9", "5.1")
     @requires("portable_leases")
     def test_a_verdict_that_a_server_took_no_notice_of_can_be_said_again(self) -> None:
-        # Given a verdict that timed out, of which the server has not heard
+        # Given a verdict that timed out, and that the server has not received
         proxy, far = self.proxied()
         job_id = self.enqueue(ttr=LONG)
         consumer = self.another_consumer(backend=far)
@@ -101,7 +101,7 @@ class HangsTests(Topic):
         with self._hanging(proxy), pytest.raises(BackendTimeout):
             consumer.settle([Ack(lease)])
         assert self.state(job_id) is State.RESERVED
-        # When it is said again to a server that answers, then it is carried out
+        # When it is repeated with a server that answers, then it is carried out
         assert self._answers(lambda: consumer.settle([Ack(lease)])) == [None]
         assert self.counts() == (0, 0, 0, 0)
 
@@ -134,7 +134,7 @@ class HangsTests(Topic):
         job_id = self.enqueue(ttr=LONG)
         assert self._answers(lambda: [lease.id for lease in consumer.reserve(1, self.harness.patience)]) == [job_id]
 
-    # --- how ---
+    # --- internals ---
 
     @contextlib.contextmanager
     def _hanging(self, proxy: Proxy) -> Iterator[None]:
@@ -164,7 +164,7 @@ class HangsTests(Topic):
 
     @staticmethod
     def _timed(call: Callable[[], object]) -> tuple[float, object]:
-        """Seconds that a call took, without those in which this machine ran nothing; and its answer or error."""
+        """Seconds that a call took, without those in which this machine ran nothing, and its answer or error."""
         with Lag() as lag:
             started = time.monotonic()
             try:

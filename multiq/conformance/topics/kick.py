@@ -24,7 +24,7 @@ class KickTests(Topic):
         self._bury(b"a", b"b", b"c", b"d", b"e")
         # When two are kicked, and two again, and two again
         kicked = [self.backend.kick(self.queue, 2) for _ in range(4)]
-        # Then each call says what it did
+        # Then each call returns how many it kicked
         assert kicked == [2, 2, 1, 0]
         assert self.counts() == (5, 0, 0, 0)
 
@@ -135,7 +135,7 @@ class KickTests(Topic):
         assert self.counts(other) == (0, 0, 0, 1)
 
     def _bury(self, *bodies: bytes, queue: str | None = None) -> None:
-        """One job after the other, in this order."""
+        """Bury one job after the other, in this order."""
         consumer = self.another_consumer(queue or self.queue)
         for body in bodies:
             self.enqueue(body, queue=queue)

@@ -29,14 +29,14 @@ class KickJobTests(Topic):
         # Given ready jobs
         self.enqueue_all(b"1", b"2")
         job_id = self.enqueue(b"3")
-        # When the last one is kicked, then it is no mistake, and no shortcut either
+        # When the last one is kicked, then that raises no error, and does not move it forward
         self.backend.kick_job(self.queue, job_id)
         assert self.counts() == (3, 0, 0, 0)
         assert self.in_line(self.bodies(), [b"1", b"2", b"3"])
 
     @promise("6.4")
     def test_a_reserved_job_cannot_be_kicked(self) -> None:
-        # Given a job that somebody runs
+        # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
         # When it is kicked, then that is refused, and its holder goes on
@@ -109,6 +109,6 @@ class KickJobTests(Topic):
     def test_a_job_whose_lease_has_ended_counts_as_ready(self) -> None:
         # Given an abandoned job
         lease = self.abandoned()
-        # When it is kicked, then that is no mistake
+        # When it is kicked, then that raises no error
         self.backend.kick_job(self.queue, lease.id)
         assert self.take().id == lease.id

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class LeaseTests(Topic):
-    """What a ``Lease`` promises to its holder, and to everybody else."""
+    """What a ``Lease`` promises to its holder, and to all other callers."""
 
     # --- how long ---
 
@@ -28,22 +28,22 @@ class LeaseTests(Topic):
         self.enqueue(ttr=self.short_ttr)
         over = self.in_(self.short_ttr)
         self.take()
-        # When almost all of its ttr has passed, then nobody else gets the job
+        # When almost all of its ttr has passed, then no other consumer gets the job
         self.harness.nearly(over)
         self.nothing_before(over)
 
     @promise("4.1", "4.2")
     def test_a_lease_ends_after_its_ttr_and_the_job_is_ready_by_itself(self) -> None:
-        # Given a job whose holder says nothing more
+        # Given a job whose holder sends no verdict
         lease = self.abandoned()
-        # Then it is handed out to somebody else, without a sweeper
+        # Then it is handed out to another consumer, without a sweeper
         assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
 
     @promise("1.2", "4.2")
     def test_an_ended_lease_shows_in_every_answer_though_nobody_has_reserved(self) -> None:
         # Given a job whose lease has ended, and no consumer since
         lease = self.abandoned()
-        # Then peek and stats say that it is ready
+        # Then peek and stats show it as ready
         record = self.peek(lease.id)
         assert (record.state, record.due_in) == (State.READY, 0)
         assert self.counts() == (1, 0, 0, 0)
@@ -81,7 +81,7 @@ class LeaseTests(Topic):
         self.enqueue(ttr=1)
         over = self.in_(self.can.min_ttr)
         lease = self.take()
-        # Then the lease says what it really is, and lasts so long
+        # Then the lease has the ttr that is in force, and lasts so long
         assert lease.ttr == self.can.min_ttr
         self.harness.nearly(over)
         self.nothing_before(over)
@@ -104,7 +104,7 @@ class LeaseTests(Topic):
     def test_a_late_verdict_is_refused_though_nobody_has_taken_the_job(
         self, verdict: Callable[[Lease], Verdict]
     ) -> None:
-        # Given a lease that has ended, and a job that still waits for somebody
+        # Given a lease that has ended, and a job that no consumer has reserved since
         lease = self.abandoned(body=b"once", priority=5)
         # When the old holder settles
         self.refused(verdict(lease))
@@ -127,7 +127,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs(self) -> None:
-        # Given jobs that were abandoned, and reserved by somebody else
+        # Given jobs that were abandoned, and reserved by another consumer
         leases, other = self._abandoned_by_one_and_held_by_another()
         # When the old holder settles each in another way, then all is refused
         self._refuse_all_kinds(leases)
@@ -149,7 +149,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_somebody_else_released_the_jobs(self) -> None:
-        # Given jobs that somebody else took in between and released
+        # Given jobs that another consumer reserved in between and released
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Release, other.held.values()), by=other)
         # When the old holder settles, then nothing changes
@@ -158,7 +158,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_somebody_else_put_the_jobs_off(self) -> None:
-        # Given jobs that somebody else took in between and released with a delay
+        # Given jobs that another consumer reserved in between and released with a delay
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
         # When the old holder settles, then nothing changes
@@ -167,7 +167,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs(self) -> None:
-        # Given jobs that somebody else took in between and buried
+        # Given jobs that another consumer reserved in between and buried
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
         # When the old holder settles, then nothing changes
@@ -176,7 +176,7 @@ class LeaseTests(Topic):
 
     @promise("4.4")
     def test_stale_verdicts_are_refused_when_the_jobs_were_buried_and_kicked(self) -> None:
-        # Given jobs that somebody else buried, and a person kicked
+        # Given jobs that another consumer buried, and a caller kicked
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
         assert self.backend.kick(self.queue, len(leases)) == len(leases)
@@ -205,7 +205,7 @@ class LeaseTests(Topic):
 
     @promise("4.4", "5.1")
     def test_stale_verdicts_are_refused_when_somebody_else_acked_the_jobs(self) -> None:
-        # Given jobs that somebody else has done in between
+        # Given jobs that another consumer has acked in between
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Ack, other.held.values()), by=other)
         # When the old holder settles, then nothing comes back
@@ -247,7 +247,7 @@ class LeaseTests(Topic):
         assert (first.attempt, first.crashes) == (1, 0)
         second = self.take()
         self.harness.past(self.in_(self.short_ttr))
-        # Then its leases say how often
+        # Then its leases count its attempts
         third = self.take()
         assert (second.attempt, second.crashes) == (2, 1)
         assert (third.attempt, third.crashes) == (3, 2)
@@ -261,14 +261,14 @@ class LeaseTests(Topic):
         lease = self.take()
         self.settle(Touch(lease), Bury(lease))
         self.backend.kick_job(self.queue, job_id)
-        # Then nobody crashed
+        # Then no crash is counted
         assert self.take().crashes == 0
 
     @promise("4.6", "9.1")
     def test_a_crash_is_counted_once_however_often_it_is_looked_at(self) -> None:
         # Given an ended lease
         lease = self.abandoned()
-        # When everybody looks
+        # When several calls look at it
         for _ in range(3):
             self.counts()
             record = self.peek(lease.id)
@@ -287,7 +287,7 @@ class LeaseTests(Topic):
             kicks.append(lease.kicks)
             self.settle(Bury(lease))
             kick()
-        # Then its leases say how often
+        # Then its leases count its kicks
         assert [*kicks, self.take().kicks] == [0, 1, 2]
 
     @promise("4.8")
@@ -310,29 +310,29 @@ class LeaseTests(Topic):
 
     @promise("11.1", "4.2")
     def test_a_job_whose_consumer_closed_is_handed_out_when_its_lease_has_ended(self) -> None:
-        # Given a consumer that goes away with a job in its hands
+        # Given a consumer that closes while it holds a job
         job_id = self.enqueue(ttr=self.short_ttr)
         self.take()
         self.worker.close()
-        # When the lease has ended, then somebody else gets the job
+        # When the lease has ended, then another consumer gets the job
         self.harness.past(self.in_(self.short_ttr))
         assert self.take(by=self.another_consumer()).id == job_id
 
     @promise("4.2")
     @requires("disconnect_ends_lease")
     def test_a_job_whose_consumer_closed_is_ready_at_once(self) -> None:
-        # Given a consumer that goes away with a job in its hands
+        # Given a consumer that closes while it holds a job
         job_id = self.enqueue(ttr=LONG)
         self.take()
         # When its connection drops
         self.worker.close()
-        # Then somebody else gets the job, as soon as the server has noticed
+        # Then another consumer gets the job, as soon as the server has noticed
         assert [lease.id for lease in self.another_consumer().reserve(1, self.harness.patience)] == [job_id]
 
     @promise("4.1")
     @without("disconnect_ends_lease")
     def test_a_lease_outlives_its_consumers_connection(self) -> None:
-        # Given a consumer that goes away with a job in its hands
+        # Given a consumer that closes while it holds a job
         job_id = self.enqueue(ttr=LONG)
         self.take()
         self.worker.close()
@@ -340,7 +340,7 @@ class LeaseTests(Topic):
         assert self.state(job_id) is State.RESERVED
         assert self.reserve(by=self.another_consumer()) == []
 
-    # --- how ---
+    # --- internals ---
 
     def _abandoned_of_each_kind(self) -> list[Lease]:
         """Ended leases, one for each kind of verdict."""

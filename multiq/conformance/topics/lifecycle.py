@@ -12,7 +12,7 @@ from multiq.errors import BackendUnavailable
 
 
 class LifecycleTests(Topic):
-    """What ``close`` promises, and what survives."""
+    """What ``close`` promises, and what survives it."""
 
     @promise("11.6")
     def test_a_closed_backend_can_be_used_again(self) -> None:
@@ -35,7 +35,7 @@ class LifecycleTests(Topic):
         waiting = self.waiting(sleeper)
         # When that backend is closed
         theirs.close()
-        # Then the one waits on, or is told to try again, and gets the next job
+        # Then the waiting consumer waits on, or gets BackendUnavailable and tries again, and gets the next job
         job_id = self.enqueue()
         try:
             leases = self.woken(waiting)

@@ -19,7 +19,7 @@ class PeekTests(Topic):
         # Given a job in some state
         job_id = self.given(state, b"body", priority=5, ttr=2 * LONG)
         record = self.peek(job_id)
-        # Then peek tells everything
+        # Then peek shows all of its values
         assert (record.queue, record.id, record.state) == (self.queue, job_id, state)
         assert (record.body, record.priority, record.ttr) == (b"body", 5, 2 * LONG)
         was_reserved = state in {State.RESERVED, State.BURIED}
@@ -58,7 +58,7 @@ class PeekTests(Topic):
         for _ in range(5):
             self.peek(second)
         self.peek(first)
-        # Then they are handed out as if nobody had looked
+        # Then they are handed out as if no call had looked
         leases = self.reserve()
         assert self.in_line([(lease.body, lease.attempt) for lease in leases], [(b"first", 1), (b"second", 1)])
 
@@ -86,7 +86,7 @@ class PeekTests(Topic):
         # Given a delayed job whose time has come, and no consumer
         job_id = self.enqueue(delay=self.short_delay)
         self.harness.past(self.in_(self.short_delay))
-        # Then peek says that it is ready
+        # Then peek shows it as ready
         record = self.peek(job_id)
         assert (record.state, record.due_in) == (State.READY, 0)
 
@@ -190,7 +190,7 @@ class JobsTests(Topic):
         # When it is listed and peeked at
         (listed,) = self.backend.jobs(self.queue, state).jobs
         peeked = self.peek(job_id)
-        # Then both say the same, but for the time between
+        # Then both have the same values, apart from the time between
         assert self._timeless(listed) == self._timeless(peeked)
         assert self.about(listed.age, peeked.age or 0.0)
         assert listed.due_in == peeked.due_in or self.about(listed.due_in, peeked.due_in or 0.0)
@@ -236,7 +236,7 @@ class JobsTests(Topic):
     def test_a_page_of_exactly_the_rest_is_the_last(self) -> None:
         # Given as many jobs as fit on two pages
         self.enqueue_all(*[b"x"] * 6)
-        # Then there is no third, empty one
+        # Then there are no more pages: no third, empty one
         assert [len(page) for page in self._pages(State.READY, 3)] == [3, 3]
 
     @promise("9.3")
@@ -291,7 +291,7 @@ class JobsTests(Topic):
         # Given several jobs in a state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)
-        # When all are asked for, then it shows the first ones, and refuses to go on; or shows none, and says so
+        # When all are listed, then the backend returns the first ones and refuses further pages, or refuses all
         seen: list[str] = []
         with pytest.raises(Unsupported) as refusal:
             self._list_on(state, seen)
@@ -299,7 +299,7 @@ class JobsTests(Topic):
         assert len(seen) == len(set(seen)) < 3
 
     def _list_on(self, state: State, seen: list[str]) -> None:
-        """Read all pages, and keep the ids that are seen."""
+        """Read all pages, and add the ids to *seen*."""
         after = None
         while True:
             page = self.backend.jobs(self.queue, state, limit=100, after=after)
@@ -336,9 +336,9 @@ class StatsTests(Topic):
 
     @promise("9.5")
     def test_a_queue_that_was_never_used_counts_zero(self) -> None:
-        # Given a name that nobody has used
+        # Given a name that has never been used
         stats = self.backend.stats(self.queue)
-        # Then it is no mistake to ask
+        # Then stats raise no error
         assert (stats.queue, stats.paused_for) == (self.queue, None)
         assert self.counts() == (0, 0, 0, 0)
 
@@ -377,7 +377,7 @@ class StatsTests(Topic):
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
         self.harness.past(self.in_(self.short_delay))
-        # Then stats say so
+        # Then stats show it
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
@@ -428,7 +428,7 @@ class QueuesTests(Topic):
         # Given an empty queue that is paused
         self.backend.pause(self.queue, LONG)
         assert self._ours() == [self.queue]
-        # When it is resumed, then there is nothing to say of it
+        # When it is resumed, then it is not listed any more
         self.backend.resume(self.queue)
         assert self._ours() == []
 
@@ -452,5 +452,5 @@ class QueuesTests(Topic):
         assert self._ours() == []
 
     def _ours(self) -> list[str]:
-        """Somebody else's queues may be on the same server."""
+        """Only this test's queues: the server may hold queues of other users."""
         return [name for name in self.backend.queues() if name.startswith(self.harness.prefix)]

@@ -1,6 +1,6 @@
-"""Replies that are lost on their way: whatever was cut, the verb is done once, and answered truly.
+"""Replies that are lost on their way: wherever the cut is, the verb is carried out once, and its answer is true.
 
-A caller whose connection ends cannot tell whether the server has heard of the call, so requests are cut, too.
+A caller whose connection ends cannot tell whether the server has received the call, so requests are cut, too.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-TRIES = 5  # calls after which one that is answered with BackendUnavailable each time is given up
+TRIES = 5  # calls after which a call that raises BackendUnavailable each time is given up
 AGAIN_AFTER = 0.05  # seconds between them
 
 
@@ -40,16 +40,16 @@ _SEEN: dict[str, Callable[[Any, str, str], bool]] = {
 
 
 class Cut:
-    """One go at a verb, in a queue of its own: what is called while ``armed`` loses its reply after *at* bytes.
+    """One call of a verb, in a queue of its own: a call made while ``armed`` loses its reply after *at* bytes.
 
-    Or its request, by another *fault*.
+    With another *fault* it loses its request.
     """
 
     def __init__(self, proxy: Proxy, far: Backend, at: int | None, fault: type[Fault] = CutReply) -> None:
         self.proxy = proxy
         self.far = far
         self.at = at
-        """None: nothing is cut, to see how long the reply is."""
+        """None: nothing is cut, to measure the length of the reply."""
         self.fault = fault
         self.size = 0
         self.sent = 0
@@ -95,7 +95,7 @@ class LostRepliesTests(Topic):
             except (EnqueueUncertain, BackendUnavailable) as exc:
                 error = exc
             if isinstance(error, EnqueueUncertain):
-                # Then each job is in doubt, there, or not there, and the first have their ids
+                # Then the error has each job in one of three lists (uncertain, accepted, unsent), with its id
                 are_told = True
                 assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs in doubt"
                 told = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
@@ -262,7 +262,7 @@ class LostRepliesTests(Topic):
             else:
                 carried_out += cut.at is not None
                 continue
-            # When it was carried out, and somebody else has the job by now, and the verdict is said again
+            # When it was carried out, another consumer has reserved the job since, and the verdict is repeated
             carried_out += 1
             theirs = self.take(by=rival)
             (answer,) = self._insist(consumer.settle, [Release(lease)])
@@ -353,10 +353,10 @@ class LostRepliesTests(Topic):
             assert _SEEN[verb](answer, self.queue, job_id)
             assert verb != "queues" or used <= set(answer)
 
-    # --- how ---
+    # --- internals ---
 
     def _cuts(self) -> Iterator[Cut]:
-        """The same again and again, each in a queue of its own: as it is, and with the reply cut here and there."""
+        """Yield one cut after another, each with its own queue: first none, then the reply cut at several bytes."""
         proxy, far = self.proxied()
         whole = Cut(proxy, far, None)
         yield whole
@@ -373,7 +373,7 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _insist(call: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call it as a caller does who was told that it is worth another try."""
+        """Call it as a caller does that repeats calls which raise ``BackendUnavailable``."""
         for _ in range(TRIES - 1):
             try:
                 return call(*arguments, **options)
@@ -383,7 +383,7 @@ class LostRepliesTests(Topic):
 
     @contextlib.contextmanager
     def _consumer(self, cut: Cut) -> Iterator[TrackedConsumer]:
-        """One on the far side that is connected, as who works is."""
+        """A consumer behind the proxy that is connected already, as a working one is."""
         consumer = self.another_consumer(backend=cut.far)
         consumer.reserve(1, 0)
         yield consumer
@@ -408,7 +408,7 @@ class LostRepliesTests(Topic):
 
     @staticmethod
     def _managed(cut: Cut, call: Callable[..., Any], *arguments: object) -> tuple[bool, Any]:
-        """Whether the call knows what it did, and its answer."""
+        """Whether the call returned (False: ``BackendUnavailable``), and its answer."""
         try:
             with cut.armed():
                 return True, call(*arguments)
@@ -420,7 +420,7 @@ class LostRepliesTests(Topic):
         self.eventually(lambda: self.counts() == expected)
 
     def _all_done(self, consumer: TrackedConsumer, leases: Sequence[Lease]) -> list[str]:
-        """Ack these and all that is left, as this consumer gets it; the ids of what was acked."""
+        """Ack these leases and all that this consumer gets after them. Returns the ids of the acked jobs."""
         done: list[str] = []
         give_up_at = time.monotonic() + self.harness.patience
         while True:
@@ -433,7 +433,7 @@ class LostRepliesTests(Topic):
             leases = consumer.reserve(ALL, 0)
 
     def _answered(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:
-        """The jobs whose verdicts were accepted. Refused are only those whose leases ended with the connection."""
+        """The jobs whose verdicts were accepted. Only those whose leases ended with the connection may be refused."""
         if not self.can.disconnect_ends_lease:
             assert list(answers) == [None] * len(held), "a verdict that was carried out is called lost"
         return [lease.id for lease, answer in zip(held, answers, strict=True) if answer is None]
@@ -445,7 +445,7 @@ class LostRepliesTests(Topic):
         verdict: Callable[[Lease], Verdict] | None = None,
         then: Callable[[Lease], Verdict] | None = None,
     ) -> None:
-        """Two jobs are held and get this verdict in one call; *holds* of each whose verdict was accepted."""
+        """Hold two jobs and send this verdict for both in one call; check *holds* for each accepted verdict."""
         make = verdict or VERDICTS[kind]
         for cut in self._cuts():
             with self._consumer(cut) as consumer:

@@ -13,7 +13,7 @@ class PauseTests(Topic):
     def test_a_paused_queue_hands_nothing_out(self) -> None:
         # Given a queue with jobs
         self.enqueue_all(b"a", b"b")
-        # When it is paused, then nobody gets any, whichever backend they use
+        # When it is paused, then no consumer gets any, through any backend object
         self.backend.pause(self.queue, LONG)
         assert self.reserve() == []
         assert self.reserve(by=self.another_consumer(backend=self.another_backend())) == []
@@ -128,7 +128,7 @@ class PauseTests(Topic):
 
     @promise("10.1")
     def test_a_paused_queue_can_be_managed(self) -> None:
-        # Given a paused queue with a job in each state that nobody runs
+        # Given a paused queue with a job in each state other than reserved
         buried = self.given(State.BURIED)
         delayed = self.enqueue(delay=LONG)
         ready = self.enqueue()

@@ -1,4 +1,4 @@
-"""Purge: a queue is emptied of what nobody runs."""
+"""Purge: all jobs of a queue that are not reserved can be deleted at once."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class PurgeTests(Topic):
 
     @promise("10.4")
     def test_a_purge_never_deletes_a_reserved_job(self) -> None:
-        # Given a job that somebody runs
+        # Given a job that is reserved
         self.enqueue()
         lease = self.take()
         # When every state is purged, the reserved ones by name

@@ -24,7 +24,7 @@ class ReleaseTests(Topic):
         job_id = self.enqueue()
         # When it is released
         self.settle(Release(self.take()))
-        # Then anybody can take it
+        # Then any consumer can reserve it
         assert self.state(job_id) is State.READY
         assert self.take(by=self.another_consumer()).id == job_id
 
@@ -48,13 +48,13 @@ class ReleaseTests(Topic):
         # Given a job that is put off for long
         job_id = self.enqueue()
         self.settle(Release(self.take(), delay=LONG))
-        # Then that is what everybody sees
+        # Then stats and peek show it as delayed
         assert self.counts() == (0, 1, 0, 0)
         assert self.about(self.peek(job_id).due_in, LONG)
 
     @promise("5.2")
     def test_a_released_job_keeps_its_priority_and_its_ttr(self) -> None:
-        # Given a job with values of its own, released without a word about them
+        # Given a job with values of its own, released without new ones
         self.enqueue(b"body", priority=77, ttr=90)
         self.settle(Release(self.take()))
         # Then it has them still
@@ -140,5 +140,5 @@ class ReleaseTests(Topic):
         # Given a job that is released with a reason which cannot be kept
         job_id = self.enqueue()
         self.settle(Release(self.take(), reason="why"))
-        # Then it says that it does not know, not something made up
+        # Then the reason is None: unknown, not an invented one
         assert self.peek(job_id).reason is None

@@ -87,7 +87,7 @@ class ReorderTests(Topic):
             "another one": [other, stranger],
             "one twice": [other, other],
         }[change]
-        # When it is told to take others, then it refuses, and goes on as before
+        # When it is given other queues, then it refuses, and goes on as before
         with pytest.raises(ValueError, match="in another order"):
             consumer.reorder(asked)
         self.enqueue(b"there", queue=other)

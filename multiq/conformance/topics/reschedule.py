@@ -16,11 +16,11 @@ class RescheduleTests(Topic):
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
     def test_a_job_is_put_off(self, state: State) -> None:
-        # Given a job that nobody runs
+        # Given a job that is not reserved
         job_id = self.given(state)
         # When it is rescheduled
         job_id = self.backend.reschedule(self.queue, job_id, 2 * LONG)
-        # Then it is due when it was said, and counted once
+        # Then it is due after the new delay, and counted once
         record = self.peek(job_id)
         assert record.state is State.DELAYED
         assert self.about(record.due_in, 2 * LONG)
@@ -30,7 +30,7 @@ class RescheduleTests(Topic):
     @promise("7.1")
     @pytest.mark.parametrize("state", [State.READY, State.DELAYED, State.BURIED])
     def test_a_job_is_brought_forward_to_now(self, state: State) -> None:
-        # Given a job that nobody runs
+        # Given a job that is not reserved
         job_id = self.given(state)
         # When it is rescheduled without delay
         job_id = self.backend.reschedule(self.queue, job_id, 0)
@@ -69,7 +69,7 @@ class RescheduleTests(Topic):
         job_id = self.enqueue(delay=LONG)
         for delay in (2 * LONG, 0, LONG, 0):
             job_id = self.backend.reschedule(self.queue, job_id, delay)
-        # Then the last word counts, and there is one job
+        # Then the last reschedule counts, and there is one job
         assert self.counts() == (1, 0, 0, 0)
         self.settle(Ack(self.take()))
         assert self.counts() == (0, 0, 0, 0)
@@ -126,7 +126,7 @@ class RescheduleTests(Topic):
         first = self.enqueue(b"first")
         self.enqueue_all(b"second", b"third")
         self.backend.reschedule(self.queue, first, 0)
-        # Then it has lost its place, as if it had just come
+        # Then it has lost its place, as if it were enqueued now
         assert self.bodies() == [b"second", b"third", b"first"]
 
     @promise("7.2")
@@ -144,14 +144,14 @@ class RescheduleTests(Topic):
         # Given a backend that gives a rescheduled job another id
         old = self.enqueue()
         new = self.backend.reschedule(self.queue, old, LONG)
-        # Then the new one is the job's, and the old one nobody's
+        # Then the job has the new id, and no job has the old one
         assert self.state(new) is State.DELAYED
         with pytest.raises(JobNotFound):
             self.peek(old)
 
     @promise("7.4")
     def test_a_reserved_job_cannot_be_rescheduled(self) -> None:
-        # Given a job that somebody runs
+        # Given a job that is reserved
         job_id = self.enqueue()
         lease = self.take()
         # When it is rescheduled, then that is refused, and its holder goes on

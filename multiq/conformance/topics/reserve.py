@@ -1,4 +1,4 @@
-"""Reserve: who comes first, how many, and how long one waits."""
+"""Reserve: the order of jobs, how many a call returns, and how long it waits."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ NUMBERS = [b"%d" % number for number in range(1, 13)]  # as text, 10 sorts befor
 
 
 class ReserveTests(Topic):
-    """What ``Consumer.reserve`` promises of one consumer; races are in ``concurrency``, waiting in ``waiting``."""
+    """What ``Consumer.reserve`` promises of one consumer. Races are in ``concurrency``, waits in ``waiting``."""
 
     # --- how many ---
 
@@ -42,7 +42,7 @@ class ReserveTests(Topic):
     def test_a_wait_for_nothing_lasts_its_timeout(self) -> None:
         # Given an empty queue
         started = time.monotonic()
-        # When somebody waits, then it is for as long as was said
+        # When a consumer waits, then it is for the timeout
         assert self.worker.reserve(1, 0.25) == []
         assert time.monotonic() - started >= 0.25
 
@@ -70,7 +70,7 @@ class ReserveTests(Topic):
     def test_only_ready_jobs_are_handed_out(self, state: State) -> None:
         # Given a job that is not ready
         job_id = self.given(state)
-        # When somebody reserves, then it stays
+        # When a consumer reserves, then it does not get the job
         assert self.reserve() == []
         assert self.state(job_id) is state
 
@@ -156,7 +156,7 @@ class ReserveTests(Topic):
     @promise("3.1", "4.1")
     @pytest.mark.parametrize("waits", [False, True], ids=["at once", "after a wait"])
     def test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin(self, waits: bool) -> None:
-        # Given a consumer that tells when it asked, on the clock of time.monotonic()
+        # Given a consumer whose asked_at is on the clock of time.monotonic()
         self.worker.reserve(1, 0)
         began = time.monotonic()
         if waits:
@@ -339,5 +339,5 @@ class ReserveTests(Topic):
         self.backend.kick_job(self.queue, job_id)
         self.settle(Bury(self.take()))
         seen.append(self.counts())
-        # Then every count knows it exactly once
+        # Then every count has it exactly once
         assert seen == [(1, 0, 0, 0), (0, 0, 1, 0), (0, 1, 0, 0), (0, 0, 0, 1)]

@@ -51,7 +51,7 @@ class SettleTests(Topic):
         job_id = self.enqueue()
         lease = self.take()
         self.settle(Release(lease))
-        # When it settles again, then the refusal says which job it is about
+        # When it settles again, then the refusal names the job
         (refusal,) = self.worker.settle([Ack(lease)])
         assert isinstance(refusal, LeaseLost)
         assert (refusal.queue, refusal.job_id) == (self.queue, job_id)
@@ -71,7 +71,7 @@ class SettleTests(Topic):
 
     @promise("5.8")
     def test_of_two_verdicts_about_one_lease_in_one_call_the_first_counts(self) -> None:
-        # Given a holder that says two things at once
+        # Given a holder that sends two verdicts in one call
         job_id = self.enqueue()
         lease = self.take()
         answers = self.worker.settle([Bury(lease), Ack(lease)])

@@ -69,7 +69,7 @@ class TransactionTests(Topic):
     @promise("2.7", "3.7")
     @requires("transactional_enqueue")
     def test_the_commit_wakes_a_waiting_consumer(self) -> None:
-        # Given a consumer that waits, and a transaction of somebody else's
+        # Given a consumer that waits, and a caller's transaction
         waiting = self.waiting(self.worker)
         with self.transaction() as connection:
             self.backend.enqueue(self.queue, [self.new(b"inside")], connection=connection)
@@ -93,7 +93,7 @@ class TransactionTests(Topic):
     @promise("2.7", "11.2")
     @requires("transactional_enqueue")
     def test_what_is_no_connection_is_refused(self) -> None:
-        # Given something that is no connection
+        # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())
         # Then nothing was enqueued some other way

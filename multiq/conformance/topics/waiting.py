@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from multiq.conformance.case import TrackedConsumer
 
 IDLE = 3.0  # seconds of a wait in which requests are counted
-IDLE_REQUESTS = 2  # that one who waits in the server sends meanwhile, and one or two to end its sleep
+IDLE_REQUESTS = 2  # requests of a consumer that waits in the server: those during the wait, and one or two to end it
 IDLE_TRIES = 3  # waits, one of which must send so little: a busy machine may disturb others
 SPINNING = 0.25  # share of a core that a consumer may use while it waits, and by far too much
 
@@ -60,17 +60,17 @@ class WaitingTests(Topic):
 
     @promise("3.7", "4.2")
     def test_a_lease_that_ends_wakes_a_waiting_consumer(self) -> None:
-        # Given a job in somebody's hands, and a consumer that waits
+        # Given a job that another consumer holds, and a consumer that waits
         job_id = self.enqueue(ttr=self.short_ttr)
         self.take(by=self.another_consumer())
         waiting = self.waiting(self.worker)
-        # When the lease ends, then the job comes, though nobody swept it up
+        # When the lease ends, then the waiting consumer gets the job, without a sweeper
         self.harness.past(self.in_(self.short_ttr))
         assert [(lease.id, lease.crashes) for lease in self.woken(waiting)] == [(job_id, 1)]
 
     @promise("3.7", "5.2")
     def test_a_release_wakes_a_waiting_consumer(self) -> None:
-        # Given a job in somebody's hands, and a consumer that waits
+        # Given a job that another consumer holds, and a consumer that waits
         job_id = self.enqueue()
         holder = self.another_consumer()
         lease = self.take(by=holder)
@@ -247,7 +247,7 @@ class WaitingTests(Topic):
             assert time.thread_time() - spent < SPINNING * (time.monotonic() - started)
 
     def _counted(self) -> tuple[TrackedConsumer, Callable[[], int | None]]:
-        """A consumer, and what the server was asked so far: by everybody, or by this one through a proxy."""
+        """A consumer, and a count of the server's requests so far: all of them, or this consumer's through a proxy."""
         if self.harness.requests_served() is not None:
             return self.worker, self.harness.requests_served
         try:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 WITHIN = 0.5  # seconds from the moment at which there is a job to that at which a waiting consumer has it
 LEASE_LATE = 1.0  # seconds after its end at which a lease's job is ready at the latest (4.2)
-BASELINES = 5  # times what this machine needs now to hand a job to who asks for it: more is no fault of waking
+BASELINES = 5  # a consumer may be late by this many times the time that a plain hand-over takes on this machine now
 TRIES = 3
 GOOD = 2  # of them: a look now and then may be at the right moment once
 OFFSETS = 12  # moments at which a job comes while a consumer falls asleep
@@ -44,7 +44,7 @@ class WakingTests(Topic):
     @promise("3.10", "3.7")
     @pytest.mark.parametrize("verb", VERBS)
     def test_a_waiting_consumer_has_the_job_in_time(self, verb: str) -> None:
-        # Given a consumer that waits, when somebody's verb gives it a job, then it has it in time
+        # Given a consumer that waits, when a verb of another caller gives it a job, then it has it in time
         if verb == "give_back" and not self.can.give_back:
             self.does_not_apply("this backend has no give_back")
         if verb == "abandon" and not self.can.portable_leases:
@@ -85,7 +85,7 @@ class WakingTests(Topic):
     def test_a_waiting_consumer_has_a_job_in_time_once_its_lease_has_ended(self) -> None:
         if not self.harness.real_time:
             self.does_not_apply("its clock is moved by hand")
-        # Given a job in another consumer's hands, whose lease begins anew while a consumer waits
+        # Given a job that another consumer holds, whose lease begins anew while a consumer waits
         ttr = self.short_ttr
 
         def prepared() -> Callable[[Backend], object]:
@@ -94,7 +94,7 @@ class WakingTests(Topic):
             lease = self.take(by=holder)
             return lambda _: holder.settle([Touch(lease)])
 
-        # When nobody settles, then the waiting consumer has it in time after the lease's end
+        # When no verdict comes, then the waiting consumer has it in time after the lease's end
         self._in_time(lambda: self._wakes(prepared, after=ttr + LEASE_LATE), good=1)
 
     @promise("3.10", "2.7")
@@ -127,7 +127,7 @@ class WakingTests(Topic):
     # --- what gives the job ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
-        """Prepare the queue; what is returned gives the waiting consumer its job."""
+        """Prepare the queue. The returned call gives the waiting consumer its job."""
         queue = self.queue
         if verb in {"enqueue", "a batch"}:
             jobs = [self.new(b"x" * 1000) for _ in range(200 if verb == "a batch" else 1)]
@@ -151,7 +151,7 @@ class WakingTests(Topic):
         return lambda backend: backend.reschedule(queue, job_id, 0)
 
     def _given_soon(self, what: str, delay: float) -> Callable[[Backend], object]:
-        """The same for a job that comes after *delay*."""
+        """As ``_wakes``, for a job that becomes due after *delay*."""
         queue = self.queue
         if what == "enqueue":
             return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
@@ -173,15 +173,15 @@ class WakingTests(Topic):
             time.sleep(SLEEP_GRACE)
             connection.commit()
 
-    # --- how ---
+    # --- internals ---
 
     def _in_time(self, late: Callable[[], tuple[float, float]], good: int = GOOD) -> None:
-        """*late* measures how late a consumer was, and how late it may be. Good must be *good* of some tries."""
+        """*late* measures how late a consumer was, and how late it may be. Of ``TRIES`` runs *good* must be in time."""
         seen: list[str] = []
         for _ in range(TRIES):
             try:
                 took, most = late()
-            except BackendTimeout as exc:  # of a server that had no time; it says nothing of waking
+            except BackendTimeout as exc:  # the server had no time for the call, which says nothing of waking
                 took, most = 1.0, 0.0
                 seen.append(str(exc))
             else:
@@ -198,7 +198,7 @@ class WakingTests(Topic):
         return promised + BASELINES * baseline + lag.seconds
 
     def _baseline(self, consumer: TrackedConsumer) -> float:
-        """Seconds in which a job is handed from one thread to another that does not have to be woken by the backend."""
+        """Seconds in which a job passes from one thread to another that the backend does not have to wake."""
         started = time.monotonic()
         self.enqueue(queue=consumer.queues[-1])
         assert self.background(lambda: consumer.reserve(1, 0)).result(self.harness.patience + WITHIN)
@@ -207,7 +207,7 @@ class WakingTests(Topic):
     def _wakes(
         self, prepare: Callable[[], Callable[[Backend], object]], *, elsewhere: bool = False, after: float = 0.0
     ) -> tuple[float, float]:
-        """How long after a verb, and some seconds, the consumer had its job; and how long that may be."""
+        """How long after the verb (and *after* seconds) the consumer had its job, and how long that may be."""
         self.queue = self.another_queue()
         consumer = self.another_consumer(self.queue, self.another_queue())
         baseline = self._baseline(consumer)
@@ -272,7 +272,7 @@ class WakingTests(Topic):
     def _late(
         self, consumer: TrackedConsumer, waiting: Background[Any], there_at: float, most: Callable[[], float]
     ) -> float:
-        """Seconds from *there_at* to the moment at which the consumer had its job; it is not waited for much longer."""
+        """Seconds from *there_at* until the consumer had its job. Does not wait much longer than that may take."""
         while waiting.is_alive() and time.monotonic() < there_at + most():
             waiting.join(0.01)
         if waiting.is_alive():
@@ -289,7 +289,7 @@ class WakingTests(Topic):
         return time.monotonic()
 
     def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
-        """Another process that is ready to act; it is told to by calling, and has done it at the moment returned."""
+        """Start a process that is ready to act. Calling the result makes it act, and returns the moment of its end."""
         (told, tell), (heard, said) = os.pipe(), os.pipe()
 
         def obey() -> None:
