@@ -73,7 +73,8 @@ def measure(name: str, folder: Path, *, restarts: int, freezes: int, seed: int) 
     with SITES[name](folder) as site:
         with open_backend(site.url) as backend:
             backend.queues()  # creates MySQL's tables, which may take longer than a call under test may take
-        load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05)
+        # consumers that keep a job for seconds would be taken for ones that do not go on
+        load = Load(folder=str(folder), seed=seed, timeout=TIMEOUT, weights=_CALM, pace=0.05, late=0.0)
         crew = Crew(load, site, 5.0 * (restarts + freezes))
         recorder = Recorder(folder, "nemesis")
         recorder.note("begun", kind=name, value=float(seed))
