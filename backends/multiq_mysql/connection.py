@@ -61,9 +61,7 @@ _KILL_CHECKS, _KILL_CHECK_PAUSE = 50, 0.004  # checks, and seconds between them,
 _CLEANUP_INTERVAL = 3600.0  # seconds
 _CLEANUP_AGAIN = 1.0  # seconds until the next clean-up if there were more old receipts than one deletes
 _IDLE_TRANSACTION = 10  # seconds that a transaction may stand idle: the driver's never do
-_IDLE_SESSION = (
-    600  # seconds until the server ends the session of a process that is silently gone, and with it its locks
-)
+_IDLE_SESSION = 600  # seconds until the server ends the session of a process that died, and releases its locks
 
 #: READ COMMITTED needs a statement of its own: the variable has different names in MySQL and in MariaDB
 _SESSION = (
@@ -197,7 +195,7 @@ class Pool:
     def _close_surplus(self) -> None:
         """Close the connection that has been unused longest, if for over ``_IDLE_FOR`` seconds.
 
-        So as many stay open as were lately in use at one time, and callers in turn do not connect anew.
+        The pool keeps as many open as were in use at one time lately, so callers that take turns do not reconnect.
         """
         with contextlib.suppress(IndexError):  # another thread took the last one
             if time.monotonic() - self._idle[0].idle_since > _IDLE_FOR:
