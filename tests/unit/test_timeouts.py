@@ -7,10 +7,13 @@ import logging
 import queue
 import sys
 import threading
-from typing import TYPE_CHECKING
+import time
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from multiq.timeout_notices import Notice
 from multiq.worker.execution.timeouts import Timeouts
 
 if TYPE_CHECKING:
@@ -109,3 +112,37 @@ def test_the_runner_itself_is_left_alone() -> None:
 def test_what_no_task_has_called_is_left_alone() -> None:
     assert not Timeouts(1.0)._may_raise(sys._getframe())
     assert not Timeouts(1.0)._may_raise(None)
+
+
+def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
+    # a process that was suspended: the loop cancels the job long after its deadline, and the heartbeat looks meanwhile
+    now = time.monotonic()
+    call: Any = SimpleNamespace(deadline=now - 10, timeout=1.0, job=SimpleNamespace(notice=Notice()))
+    held: Any = SimpleNamespace()
+    timeouts = Timeouts(kill_after=5.0)
+    timed = timeouts.begin(call, held, thread=None)
+    heartbeats = HeartbeatAfterEachLock(timeouts)
+    timeouts.mark_notified(timed)
+    assert heartbeats.overdue == [[]]
+    assert timed.kill_at > now + 4
+
+
+class HeartbeatAfterEachLock:
+    """A lock after each of whose releases the heartbeat checks the timeouts."""
+
+    def __init__(self, timeouts: Timeouts) -> None:
+        self.overdue: list[object] = []
+        self._check = timeouts.check
+        self._lock = threading.RLock()
+        self._is_checking = False
+        timeouts._lock = self  # type: ignore[assignment]
+
+    def __enter__(self) -> None:
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+        if not self._is_checking:
+            self._is_checking = True
+            self.overdue.append(self._check())
+            self._is_checking = False

@@ -191,10 +191,12 @@ class Timeouts:
 
     def mark_notified(self, timed: TimedJob) -> None:
         """Its loop has just cancelled it."""
+        # first: the heartbeat ends the process for a job that is notified and beyond its ``kill_at``, as that of before
+        # may be after the process was suspended
+        self._set_kill_at(timed, time.monotonic() + self._kill_after)
         with self._lock:
             timed.is_notified = True
             self._take_back_notice(timed)
-        self._set_kill_at(timed, time.monotonic() + self._kill_after)
 
     def lost_time(self, timed: TimedJob, since: float) -> float:
         """Seconds that other jobs have held a coroutine's loop, and that were not added to its time yet.
