@@ -60,7 +60,7 @@ class Setting:
     repeats_enqueues: bool = False
     """MySQL: the backend repeats an enqueue whose reply was lost, and cannot know whether the job is already done."""
     locks_rows: bool = False
-    """MySQL: a transaction whose client has gone keeps its rows locked until the server notices that."""
+    """MySQL: a transaction whose client has gone keeps its rows locked until the server has rolled it back."""
     waits_for_the_stopped: bool = False
     """SQLite: a stopped process may hold the lock that all other processes wait for, until their leases end."""
     patience: float = 10.0
@@ -686,9 +686,14 @@ def _may_have_been_taken(stories: Stories, setting: Setting, story: Story) -> bo
 
 
 def _may_have_been_locked(stories: Stories, setting: Setting, story: Story, claim: Claim) -> bool:
-    """Whether this job may have been invisible to a claim: a transaction whose client was lost had it locked."""
+    """Whether this job may have been invisible to a claim: a transaction whose client was lost had it locked.
+
+    A server that was killed locks the rows of transactions under way again when it starts, and rolls them back in the
+    background while it serves already (InnoDB; MariaDB logs "Starting in background the rollback of recovered
+    transactions").
+    """
     faults = stories.faults_between(story.stored_at, claim.at, set())
-    return setting.locks_rows and any(fault.kind == "freeze" for fault in faults)
+    return setting.locks_rows and any(fault.kind in {"freeze", "restart"} for fault in faults)
 
 
 def _gaps(runs: Sequence[tuple[int, float]], begin: int, end: float, shortest: float) -> Iterator[tuple[float, float]]:

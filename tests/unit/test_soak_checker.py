@@ -624,16 +624,16 @@ def test_a_reschedule_whose_reply_was_lost_may_leave_two_where_it_is_a_copy(is_c
     assert ("I3" in script.broken(reschedules_by_copy=is_copied)) is not is_copied
 
 
-@pytest.mark.parametrize("is_cut", [False, True])
-def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(is_cut: bool) -> None:
+@pytest.mark.parametrize("fault", ["", "freeze", "restart"])
+def test_a_job_may_be_locked_by_a_transaction_that_has_lost_its_client(fault: str) -> None:
     script = Script()
     script.enqueue(0.0, 0.1, 7, priority=5)
     script.enqueue(0.2, 0.3, 8, priority=1)
-    if is_cut:
-        script.note(0.8, "fault", kind="freeze", target="link", value=0.1)
+    if fault:
+        script.note(0.8, "fault", kind=fault, target="store", value=0.1)
     script.claim(1.0, 1.1, 7, "t7")
     script.claim(1.2, 1.3, 8, "t8")
-    assert ("I7" in script.broken(one_consumer=frozenset({"q"}), locks_rows=True)) is not is_cut
+    assert ("I7" in script.broken(one_consumer=frozenset({"q"}), locks_rows=True)) is not bool(fault)
     assert "I7" in script.broken(one_consumer=frozenset({"q"}))
 
 
