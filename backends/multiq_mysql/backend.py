@@ -29,7 +29,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Migrations,
+    NewJob,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    Schema,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
 from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
@@ -81,7 +95,7 @@ _START = (-1, 0)  # before the first place of a listing
 
 
 @guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
-class MysqlBackend(Backend):
+class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnosis):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -103,6 +117,8 @@ class MysqlBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=True,
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         **OPTIONS,

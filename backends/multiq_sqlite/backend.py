@@ -24,7 +24,19 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
+from multiq.backend import (
+    STORED_STATES,
+    Diagnosis,
+    Inspection,
+    Management,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
@@ -68,7 +80,7 @@ _T = TypeVar("_T")
 _START = (-1, -1)  # before the first job of a listing
 
 
-class SqliteBackend(Backend):
+class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs in an SQLite file: ``sqlite:///jobs.db`` beside the process, ``sqlite:////var/lib/app/jobs.db`` anywhere."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -90,6 +102,8 @@ class SqliteBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=Gap("never", "the driver makes the tables in the file, and keeps them up to date"),
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "synchronous": Option(

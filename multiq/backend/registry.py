@@ -73,21 +73,6 @@ def backends_with(power: str) -> list[str]:
     return found
 
 
-def backends_with_a_schema() -> list[str]:
-    """The installed backends whose tables ``multiq schema`` brings up; one that cannot be imported is passed over."""
-    from .base import Backend
-
-    found = []
-    for name in installed():
-        try:
-            driver = load_driver(name)
-        except BackendNotInstalled:
-            continue
-        if driver.schema is not Backend.schema:
-            found.append(name)
-    return found
-
-
 def _say_nothing(_names: object) -> None:
     """Log no warning for a missing driver: the error reports it."""
 

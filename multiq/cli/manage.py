@@ -157,6 +157,8 @@ def purge(queue: str, states: tuple[str, ...], yes: bool, as_json: bool) -> None
 
     chosen = list(_chosen_states(states))
     with open_app() as app:
+        if not app.backend.capabilities.purging:
+            raise app.backend.unsupported("purging")  # before the question
         if not yes:
             _ask(app, queue, chosen)
         purged = app.queue(queue).purge(chosen)

@@ -30,6 +30,7 @@ _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_th
 
 # what a walk of one thread, in which nobody waits and no batch is long, cannot meet
 BEYOND_WALKS = {
+    "declared and refused",  # by an error, which ends a walk
     "half a batch",
     "batches in parts",
     "handed out twice",
