@@ -125,15 +125,18 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
     }
 
-    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
-        """*clock* is for tests, which move time by hand. Without it the driver uses the server's clock."""
+    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
+        """*create*: make the tables in a database that has none; else calls raise ``SchemaNotReady`` there.
+
+        *clock* is for tests, which move time by hand. Without it the driver uses the server's clock.
+        """
         self.dsn = dsn
         self.timeout = timeout
-        self._pool = Pool(dsn, timeout=timeout, clock=clock)
+        self._pool = Pool(dsn, timeout=timeout, create=create, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> MysqlBackend:
-        return cls(Dsn.from_url(url), timeout=url.options["timeout"])
+        return cls(Dsn.from_url(url), timeout=url.options["timeout"], create=url.create)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -269,10 +272,6 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         from .schema import MysqlSchema
 
         return MysqlSchema(self.dsn, self.timeout)
-
-    def make_nothing(self) -> None:
-        """From now on, raise ``SchemaNotReady`` for a database without multiq's tables, instead of creating them."""
-        self._pool.create = False
 
     def close(self) -> None:
         self._pool.close()

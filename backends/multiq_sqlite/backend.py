@@ -115,23 +115,32 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     }
 
     def __init__(
-        self, path: str, *, synchronous: str = "full", timeout: float = 10.0, clock: Clock = time.time_ns
+        self,
+        path: str,
+        *,
+        synchronous: str = "full",
+        timeout: float = 10.0,
+        create: bool = True,
+        clock: Clock = time.time_ns,
     ) -> None:
-        self._pool = Pool(path, synchronous=synchronous, timeout=timeout)
+        """Jobs in the file at *path*.
+
+        - *synchronous*: ``full`` or ``normal``, as in the URL. Default: full.
+        - *timeout*: seconds that a call waits while another process has the write lock. Default: 10.
+        - *create*: create a missing file and missing tables; else calls raise ``BackendUnavailable``.
+        - *clock*: returns nanoseconds. Default: the system's.
+        """
+        self._pool = Pool(path, synchronous=synchronous, timeout=timeout, create=create)
         self._clock = clock
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> SqliteBackend:
-        return cls(_path(url), **url.options)
+        return cls(_path(url), create=url.create, **url.options)
 
     @property
     def path(self) -> str:
         """The file, as an absolute path."""
         return self._pool.path
-
-    def make_nothing(self) -> None:
-        """From now on, raise ``BackendUnavailable`` for a missing file, or one without multiq's tables."""
-        self._pool.creates = False
 
     # --- producing ---
 

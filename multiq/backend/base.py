@@ -51,7 +51,11 @@ class Backend(ABC):
     @classmethod
     @abstractmethod
     def from_url(cls, url: BackendUrl) -> Self:
-        """Construct from a parsed URL whose options were checked against ``options``. Does no I/O."""
+        """Construct from a parsed URL whose options were checked against ``options``. Does no I/O.
+
+        Without ``url.create`` a driver whose first call makes a file or tables raises ``BackendError`` if they are
+        missing.
+        """
 
     @property
     def capabilities(self) -> Capabilities:
@@ -190,12 +194,6 @@ class Backend(ABC):
     def schema(self) -> Schema:
         """The store's tables. Raises ``Unsupported`` where there are none, or where the driver keeps them itself."""
         raise self.unsupported("schema")
-
-    def make_nothing(self) -> None:  # noqa: B027 - most stores are there, or are a server's to make
-        """From now on raise ``BackendError`` for a missing file or missing tables, instead of creating them.
-
-        Called by commands that only inspect: with a wrong path, "no jobs" would be the wrong answer.
-        """
 
     @abstractmethod
     def close(self) -> None:

@@ -17,12 +17,16 @@ GROUP = "multiq.backends"
 ALIASES = {"rediss": "redis"}
 
 
-def open_backend(url: str) -> Backend:
-    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``."""
+def open_backend(url: str, *, create: bool = True) -> Backend:
+    """The backend that *url* names, not connected yet. Raises ``UrlInvalid``, ``BackendNotInstalled``.
+
+    Without *create* its calls raise ``BackendError`` for a missing file or missing tables, instead of creating them.
+    That is for commands that only look: with a wrong path, "no jobs" would be the wrong answer.
+    """
     scheme = split(url).scheme
     name = scheme.partition("+")[0]
     driver = load_driver(ALIASES.get(name, name))
-    return driver.from_url(parse_url(url, driver.options))
+    return driver.from_url(parse_url(url, driver.options, create=create))
 
 
 def load_driver(name: str) -> type[Backend]:

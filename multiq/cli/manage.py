@@ -122,7 +122,7 @@ def pause(queue: str, length: float, as_json: bool) -> None:
     """
     from .apps import open_app
 
-    with open_app(makes=True) as app:
+    with open_app(create=True) as app:
         app.queue(queue).pause(length)
     say(as_json, f"queue {queue} is paused for {duration(length)}", queue=queue, paused_for=length)
 
