@@ -237,7 +237,7 @@ def test_mistakes_in_the_configuration_are_told_and_leave_help_alone(shell: Shel
     (shell.folder / "multiq.toml").write_text("[worker]\nthreads = 0\nthraeds = 1\n")
     done = shell.run("stats")
     assert done.code == 2
-    assert "worker.threads: must be a whole number from 1 to 1024, not 0" in done.err
+    assert "worker.threads: must be a whole number from 1 to 1024, got 0" in done.err
     assert "worker.thraeds: unknown key (did you mean worker.threads?)" in done.err
     for arguments in ([], ["--help"], ["--version"], ["worker", "--help"], ["backends"]):
         assert shell.run(*arguments).code == 0

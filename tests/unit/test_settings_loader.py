@@ -100,7 +100,7 @@ def test_the_environment_sets_every_key() -> None:
         "debug",
     )
     assert (settings.log.jobs, settings.log.slow_job, settings.log.summary) == (True, 2.5, 30.0)
-    with pytest.raises(SettingsInvalid, match="must be true or false, not maybe"):
+    with pytest.raises(SettingsInvalid, match="must be true or false, got maybe"):
         load_settings(None, {"MULTIQ_LOG_JOBS": "maybe"})
 
 
@@ -206,15 +206,15 @@ def test_all_mistakes_are_told_at_once_with_their_place(tmp_path: Path) -> None:
     told = "\n".join(problems)
     for part in (
         f"{source}: urll: unknown key (did you mean url?)",
-        f"{source}: max_body: must be a whole number from 1 to 2147483648, not big",
+        f"{source}: max_body: must be a whole number from 1 to 2147483648, got big",
         f"{source}: worker.thread: unknown key (did you mean worker.threads?)",
-        f"{source}: worker.processes: must be a whole number from 0 to 1024, not -1",
+        f"{source}: worker.processes: must be a whole number from 0 to 1024, got -1",
         f"{source}: worker.queues: a queue name must have",
         f"{source}: log: must be a table: [log]",
         f"{source}: zebra: unknown key (there are: url, ",
         f"{source}: connections.main: must be a URL",
         f"{source}: connections.a b: a connection name must have",
-        "environment: MULTIQ_WORKER_GRACE: must be a number of seconds from 0 to 86400, not soon",
+        "environment: MULTIQ_WORKER_GRACE: must be a number of seconds from 0 to 86400, got soon",
         "environment: MULTIQ_URL: 'nowhere' is neither a URL",
     ):
         assert part in told

@@ -45,7 +45,7 @@ def test_all_bad_values_of_a_section_are_told_at_once() -> None:
 
 
 def test_a_bad_value_is_told_with_its_rule() -> None:
-    with pytest.raises(SettingsInvalid, match="max_body: must be a whole number from 1 to 2147483648, not 0"):
+    with pytest.raises(SettingsInvalid, match="max_body: must be a whole number from 1 to 2147483648, got 0"):
         Settings(max_body=0)
 
 
