@@ -144,7 +144,7 @@ def test_an_honest_backend_with_every_gap_keeps_the_rest(report: Report) -> None
 
 
 @pytest.mark.long
-def test_each_gap_is_told_and_none_is_passed_over(report: Report) -> None:
+def test_each_gap_is_reported(report: Report) -> None:
     gaps = {power for power, _ in PoorBackend.declared.gaps()}
     assert {row.power for row in report.refused} == gaps
 

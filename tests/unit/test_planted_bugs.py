@@ -69,7 +69,7 @@ def walks(count: int) -> list[list[Step]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
-def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
+def test_random_walks_find_the_bug_without_a_test_for_it(name: str) -> None:
     # When a backend with a bug is compared with the model, then they differ, and the story of the walk is told; what
     # few walks happen to miss, more of them find
     for count in (60, 200):

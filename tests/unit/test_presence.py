@@ -91,7 +91,7 @@ def test_there_is_room_for_four(backend: MemoryBackend) -> None:
     Viewer(backend).start()
 
 
-def test_what_is_no_answer_is_no_worker(backend: MemoryBackend) -> None:
+def test_a_malformed_answer_is_ignored(backend: MemoryBackend) -> None:
     call = Viewer(backend)
     call.start()
     (view,) = left(backend)

@@ -545,14 +545,14 @@ BROKEN: list[tuple[str, Callable[[Script], None]]] = [
 ]
 
 
-def test_what_a_process_holds_for_a_moment_is_no_growth() -> None:
+def test_a_short_peak_of_memory_is_not_growth() -> None:
     script = Script()
     for number, value in enumerate([50, 52, 51, 90, 52, 51, 53, 90, 52, 52]):
         script.note(1 + number / 10, "memory", target="worker.1", value=value)
     assert script.broken() == set()
 
 
-def test_a_delay_that_ends_between_count_and_audit_is_no_violation_where_jobs_were_left_undone() -> None:
+def test_a_delay_that_ends_between_count_and_audit_is_not_a_violation_where_jobs_were_left_undone() -> None:
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(9.0, "drained", err="jobs were left after 60 s")
@@ -880,7 +880,7 @@ def test_a_process_with_the_number_of_one_that_was_killed_goes_on_behind_its_hal
 @pytest.mark.parametrize(
     "line", [b'{"t":1,"proc":"w","ty{"t":1}', b'{"t":"soon"}', b'{"t":1,"proc":"w","type":"?","f":"x"}']
 )
-def test_a_line_that_is_no_event_is_told_as_damage(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_not_an_event_is_reported_as_damage(tmp_path: Path, line: bytes) -> None:
     (tmp_path / "worker.9.jsonl").write_bytes(line + b"\n")
     with pytest.raises(HistoryDamaged, match=r"worker\.9"):
         read(tmp_path)

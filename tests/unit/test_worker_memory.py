@@ -218,7 +218,9 @@ class TestVerdicts:
         drain(app, **mode)
         assert (handle.peek().state, handle.peek().reason) == (State.BURIED, "no such customer")
 
-    def test_a_body_that_is_no_envelope_is_buried_with_its_bytes(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_body_that_is_not_an_envelope_is_buried_with_its_bytes(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
         bodies = [b"\x00\xff", b"", b"[1,2]", b'{"multiq":99,"task":"x"}', b'{"multiq":1}', b"{" * 5000]
         handles = [app.queue().enqueue(body) for body in bodies]
         assert drain(app, **mode) == 0
@@ -279,7 +281,7 @@ class TestVerdicts:
         assert drain(app, **mode) == 0
         assert handle.peek().state is State.DELAYED
 
-    def test_current_job_tells_where_one_is(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_current_job_returns_the_running_job(self, app: multiq.App, mode: dict[str, Any]) -> None:
         seen: list[tuple[str, str, int, dict[str, str]]] = []
 
         @app.task

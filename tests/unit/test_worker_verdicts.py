@@ -132,7 +132,7 @@ def test_a_generator_that_a_job_breaks_out_of_is_closed_and_none_of_its_tasks_is
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGURG"), reason="POSIX only")
-def test_a_job_that_takes_the_signal_of_limits_makes_no_later_one_deaf(app: multiq.App) -> None:
+def test_a_job_that_takes_sigurg_disables_no_later_time_limit(app: multiq.App) -> None:
     @app.task(max_attempts=1)
     def take() -> None:
         signal.signal(signal.SIGURG, lambda *_: None)

@@ -80,7 +80,7 @@ def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysq
         assert backend.stats(QUEUE).queue == QUEUE
 
 
-def test_an_enqueue_to_a_server_that_is_stopped_is_in_doubt_and_can_be_repeated(new_mysql: NewMysql) -> None:
+def test_an_enqueue_to_a_server_that_is_stopped_is_uncertain_and_can_be_repeated(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place:
         an_enqueue_in_doubt_can_be_repeated(server, hasty(place.url))
@@ -138,7 +138,7 @@ def test_a_host_that_does_not_exist_is_unavailable() -> None:
         backend.stats(QUEUE)
 
 
-def test_a_database_that_does_not_exist_is_told(mysql_server: MysqlDatabases) -> None:
+def test_a_database_that_does_not_exist_is_reported(mysql_server: MysqlDatabases) -> None:
     with (
         open_backend(mysql_server.url("no_such_database")) as backend,
         pytest.raises(BackendUnavailable, match="CREATE DATABASE"),
@@ -165,7 +165,7 @@ def test_a_worker_that_starts_before_its_server_waits_for_it(
         waits_for_its_server(server, place.url, tmp_path)
 
 
-def test_a_user_who_may_only_read_is_told_what_is_missing(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_user_that_may_only_read_gets_the_missing_grant(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend:
         backend.queues()
     with mysql_server.account("SELECT", f"{place.name}.*") as account:
@@ -198,7 +198,7 @@ def test_a_hundred_reconnects_leave_no_open_file_behind(
         assert backend.queues() == []
 
 
-def test_connections_that_somebody_kills_are_opened_again_without_a_word(
+def test_connections_that_an_administrator_kills_are_silently_opened_again(
     mysql_server: MysqlDatabases, place: Place
 ) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
@@ -212,7 +212,7 @@ def test_connections_that_somebody_kills_are_opened_again_without_a_word(
         assert len(consumer.reserve(1, 5)) == 1
 
 
-def test_an_idle_connection_that_the_server_closes_is_opened_again_without_a_word(new_mysql: NewMysql) -> None:
+def test_an_idle_connection_that_the_server_closes_is_silently_opened_again(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new()])
@@ -259,7 +259,7 @@ def test_delays_leases_and_counts_outlive_a_killed_server(new_mysql: NewMysql) -
 # --- the server refuses ----------------------------------------------------------------------------------
 
 
-def test_a_server_that_became_a_replica_is_told_and_used_again_when_it_is_none(new_mysql: NewMysql) -> None:
+def test_a_server_that_became_a_replica_is_reported_and_used_again_as_a_primary(new_mysql: NewMysql) -> None:
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend:
         backend.enqueue(QUEUE, [new()])
@@ -312,7 +312,7 @@ def test_a_batch_of_verdicts_may_be_larger_than_a_packet(mysql_server: MysqlData
 
 
 @pytest.mark.long
-def test_a_batch_of_any_length_waits_for_nobody_elses_row(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_batch_of_any_length_does_not_wait_for_other_rows(mysql_server: MysqlDatabases, place: Place) -> None:
     count = 35_000  # MariaDB gives up on ranges of 32,000 values and more, and would read the whole table
     with (
         open_backend(f"{place.url}?timeout=60") as backend,
@@ -362,7 +362,7 @@ def _fill(backend: Backend) -> int:
         return 0
 
 
-def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None:
+def test_a_server_without_a_free_connection_is_reported(new_mysql: NewMysql) -> None:
     server = new_mysql(max_connections=10, extra_max_connections=1)
     with server.database() as place, open_backend(hasty(place.url)) as backend:
         with (
@@ -380,9 +380,7 @@ def test_a_server_without_a_free_connection_is_told(new_mysql: NewMysql) -> None
         assert backend.queues() == []
 
 
-def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
-    mysql_server: MysqlDatabases, place: Place
-) -> None:
+def test_dropped_tables_raise_a_typed_error_with_the_way_out(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new()])
         mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
@@ -401,9 +399,7 @@ def test_tables_that_somebody_dropped_are_a_typed_error_with_the_way_out(
 # --- somebody holds what we want -------------------------------------------------------------------------
 
 
-def test_a_lock_that_somebody_holds_is_waited_for_past_the_server_s_own_patience(
-    mysql_server: MysqlDatabases, place: Place
-) -> None:
+def test_a_locked_row_is_waited_for_beyond_the_servers_own_timeout(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(f"{place.url}?timeout=60") as backend:
         (job_id,) = backend.enqueue(QUEUE, [new()])
         counted = deadlock_retry.retry_counts[1205]
@@ -415,7 +411,7 @@ def test_a_lock_that_somebody_holds_is_waited_for_past_the_server_s_own_patience
         assert backend.queues() == []
 
 
-def test_a_lock_that_somebody_keeps_is_a_timeout_at_the_deadline(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_row_that_stays_locked_raises_a_timeout_at_the_deadline(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(hasty(place.url)) as backend:
         (job_id,) = backend.enqueue(QUEUE, [new()])
         with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE"):
@@ -447,7 +443,7 @@ def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place
         assert backend.queues() == []
 
 
-def test_jobs_that_somebody_locks_are_passed_over_by_a_reserve(mysql_server: MysqlDatabases, place: Place) -> None:
+def test_a_reserve_skips_locked_jobs(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(hasty(place.url)) as backend, backend.consumer([QUEUE]) as consumer:
         locked, free = backend.enqueue(QUEUE, [new(), new()])
         query = "SELECT * FROM multiq_jobs ORDER BY seq LIMIT 1 FOR UPDATE"

@@ -146,7 +146,7 @@ def _read(key: rsa.RSAPrivateKey, secret: bytes) -> bytes:
 @pytest.mark.filterwarnings("ignore:dangerously_skip_tls_verification")
 @pytest.mark.parametrize("is_switched", [False, True])
 @pytest.mark.parametrize("plugin", [b"caching_sha2_password", b"sha256_password"], ids=bytes.decode)
-def test_the_password_is_not_sent_over_tls_that_nobody_has_checked(
+def test_the_password_is_not_sent_over_unchecked_tls(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plugin: bytes, *, is_switched: bool
 ) -> None:
     monkeypatch.setattr("multiq_mysql.dsn._is_loopback", lambda _host: False)

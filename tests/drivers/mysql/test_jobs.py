@@ -348,7 +348,7 @@ def test_nothing_of_ours_stays_open_between_calls(
 # --- what is not ours ------------------------------------------------------------------------------------
 
 
-def test_a_table_that_was_dropped_is_told_with_the_way_to_make_it_again(
+def test_a_table_that_was_dropped_is_reported_with_the_way_to_make_it_again(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     mysql_server.ask("DROP TABLE multiq_jobs", database=place.name)
@@ -398,7 +398,7 @@ def test_where_nothing_was_nothing_is_read_until_it_is_time() -> None:
     assert cursor.sql is FROM_START
 
 
-def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
+def test_jobs_outside_the_scan_window_are_found(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
     consumer = backend.consumer(["q"])
     backend.enqueue("q", jobs(10, priority=7))
     backend.enqueue("q", jobs(10, priority=9))
@@ -406,7 +406,7 @@ def test_behind_a_floor_nothing_is_overlooked(backend: MysqlBackend, jobs: Jobs,
     assert found == [f"job-{number}" for number in range(1, 21)]
 
 
-def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
+def test_a_released_job_is_found_outside_the_scan_window(backend: MysqlBackend, jobs: Jobs, slow: None) -> None:
     consumer = backend.consumer(["q"])
     backend.enqueue("q", jobs(9))
     first = consumer.reserve(3, 0)
@@ -416,7 +416,7 @@ def test_a_released_job_is_not_overlooked_behind_a_floor(backend: MysqlBackend, 
 
 
 @pytest.mark.parametrize("how", ["reschedule", "kick_job", "kick"])
-def test_a_job_that_this_process_makes_ready_is_not_overlooked_behind_a_floor(
+def test_a_job_that_this_process_makes_ready_is_found_outside_the_scan_window(
     backend: MysqlBackend, jobs: Jobs, slow: None, how: str
 ) -> None:
     # Given a consumer with a floor, and an urgent job below it that is delayed or buried
@@ -504,7 +504,7 @@ def test_callers_at_one_time_find_their_connections_again(backend: MysqlBackend)
     assert sessions(24) == first
 
 
-def test_connections_that_nobody_needed_for_a_while_are_closed(
+def test_connections_that_were_idle_for_a_while_are_closed(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as stack:

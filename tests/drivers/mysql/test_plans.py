@@ -118,7 +118,7 @@ def test_listing_queues_jumps_from_name_to_name(tables: Connection[Any]) -> None
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_file_is_read_by_somebody_and_says_nothing_of_one_dialect(verb: str) -> None:
+def test_every_sql_file_is_used_and_avoids_single_dialects(verb: str) -> None:
     sources = "".join(file.read_text() for file in Path(multiq_mysql.__file__).parent.glob("*.py"))
     assert f'"{verb}"' in sources
     # MariaDB alone, MySQL alone, or not the same in both; and double quotes depend on the SQL mode
@@ -153,7 +153,7 @@ def test_a_scan_that_finds_nothing_blocks_no_producer(
 
 
 @pytest.mark.parametrize("count", [2, 10, 100, 300])
-def test_nobody_waits_for_rows_of_others(
+def test_statements_wait_for_no_rows_of_other_transactions(
     mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any], count: int
 ) -> None:
     # Given an application that has enqueued into another queue and does not commit

@@ -149,7 +149,7 @@ def test_a_job_that_is_kicked_and_buried_again_is_not_kicked_twice_by_a_lost_rep
         assert (record.state, record.kicks) == (State.BURIED, 1)
 
 
-def test_leases_in_doubt_stay_with_the_process_that_claimed_them(
+def test_uncertain_leases_stay_with_the_process_that_claimed_them(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """3.6, 11.4."""
@@ -202,7 +202,7 @@ def test_a_purge_whose_request_is_lost_counts_nothing_that_others_deleted(
     assert not proxy.is_armed
 
 
-def test_a_reschedule_whose_request_is_lost_is_refused_if_somebody_has_the_job_now(
+def test_a_reschedule_whose_request_is_lost_is_refused_if_another_consumer_has_the_job_now(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job_id,) = enqueue(backend)
@@ -250,7 +250,7 @@ def test_a_verdict_that_counted_is_not_lost_whatever_call_comes_between(  # noqa
         assert [type(answer) for answer in consumer.settle(verdicts)] == [LeaseLost] * count
 
 
-def test_a_release_that_counted_is_not_lost_though_somebody_has_the_job_now(
+def test_a_release_that_counted_is_not_lost_though_another_consumer_has_the_job_now(
     backend: MysqlBackend, ours: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     enqueue(backend)
@@ -403,7 +403,7 @@ def test_more_old_receipts_than_one_statement_deletes_are_soon_gone(
 
 
 @pytest.mark.parametrize("verdict", [Ack, Bury])
-def test_who_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
+def test_a_call_that_is_interrupted_as_old_receipts_are_deleted_loses_no_answer(
     backend: MysqlBackend, monkeypatch: pytest.MonkeyPatch, verdict: Any
 ) -> None:
     enqueue(backend, 2)
@@ -463,7 +463,7 @@ def test_acks_are_carried_out_without_their_tickets(
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all of them
+def test_a_ticket_that_another_client_deleted_proves_nothing(  # noqa: PLR0917 - all of them
     backend: MysqlBackend,
     ours: Any,
     mysql_server: MysqlDatabases,
@@ -491,7 +491,7 @@ def test_a_ticket_that_somebody_took_away_proves_nothing(  # noqa: PLR0917 - all
         assert not proxy.is_armed
 
 
-def test_old_receipts_are_deleted_though_somebody_holds_the_oldest_of_the_others(
+def test_old_receipts_are_deleted_though_another_transaction_locks_the_oldest_of_the_others(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place
 ) -> None:
     backend.stats(QUEUE)
@@ -564,7 +564,7 @@ def test_verdicts_of_an_exchange_that_is_interrupted_as_it_reads_claims_back_cou
         assert {(lease.attempt, lease.crashes) for lease in consumer.reserve(100, 0)} == {(1, 0)}
 
 
-def test_an_exchange_whose_claim_is_in_doubt_takes_no_second_deadline(
+def test_an_exchange_whose_claim_is_uncertain_takes_no_second_deadline(
     backend: MysqlBackend, mysql_server: MysqlDatabases, place: Place, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (first,) = enqueue(backend)

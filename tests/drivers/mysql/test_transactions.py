@@ -165,7 +165,7 @@ def test_tables_are_made_on_a_connection_of_our_own(
 
 
 @pytest.mark.parametrize("wrong", [object(), 7, "mysql://"])
-def test_what_is_no_connection_is_refused(backend: MysqlBackend, jobs: Jobs, wrong: object) -> None:
+def test_an_object_that_is_not_a_connection_is_refused(backend: MysqlBackend, jobs: Jobs, wrong: object) -> None:
     with pytest.raises(OptionInvalid, match=type(wrong).__name__):
         backend.enqueue("q", jobs(), connection=wrong)
 
@@ -235,7 +235,7 @@ def test_a_job_that_is_committed_late_is_not_overlooked(
     assert [lease.body for lease in consumer.reserve(10, 0)] == [b"late"]
 
 
-def test_a_transaction_that_may_not_write_is_told_as_such(
+def test_a_read_only_transaction_is_reported_as_read_only(
     backend: MysqlBackend, app: Connection[Any], jobs: Jobs
 ) -> None:
     run(app, "START TRANSACTION READ ONLY")
