@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def shell(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """Whose app can be imported, by each test anew."""
+    """A shell in whose folder each test's app can be imported."""
     monkeypatch.setattr(sys, "path", [*sys.path])
     yield shell
     for name in [name for name in sys.modules if name.partition(".")[0] == "shop"]:
@@ -206,7 +206,7 @@ def test_a_module_that_fails_is_reported_with_its_error_and_line(shell: Shell, c
         assert "broken.py, line 2" in done.err
 
 
-# --- ids of one's own, and doubt ---
+# --- ids that the caller chooses, and uncertain enqueues ---
 
 
 def test_an_id_of_one_s_own_makes_a_second_enqueue_harmless(shell: Shell) -> None:

@@ -183,7 +183,7 @@ def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
     [
         (":9000", ("127.0.0.1", 9000)),
         ("localhost:0", ("localhost", 0)),
-        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - whoever writes this means it
+        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - given explicitly
         ("[::1]:9000", ("::1", 9000)),
     ],
 )

@@ -45,7 +45,7 @@ def test_memory_keeps_nothing_and_counts_nothing(tmp_path: Path) -> None:
 def test_a_backend_without_a_bench_can_be_measured_by_its_url_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.nobody")
+    monkeypatch.setattr(targets, "GROUP", "multiq.bench.of.none")
     assert load_bench("memory") is None
     with open_targets(["memory://shared"], "fast", tmp_path) as (target,):
         assert (target.backend, target.url, target.is_ours) == ("memory", "memory://shared", False)

@@ -1,4 +1,4 @@
-"""The bench's proof: every kind of violation, from a journal written by hand, and what is none."""
+"""The bench's verification: every kind of violation, from a run log written by hand, and runs without one."""
 
 from __future__ import annotations
 
@@ -192,7 +192,7 @@ def test_work_that_could_not_be_done_has_failed() -> None:
     assert found(Evidence(sent=[], runs=[], complaint="the server is gone"))["failed"].example == "the server is gone"
 
 
-# --- the journal -----------------------------------------------------------------------------------------
+# --- the run log -----------------------------------------------------------------------------------------
 
 
 def test_a_journal_is_read_while_it_is_written(tmp_path: Path) -> None:

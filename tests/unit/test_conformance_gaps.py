@@ -67,7 +67,7 @@ class PoorBackend(MemoryBackend):
         max_body=MAX_BODY,
         client_ids=Gap("never", "the store numbers its jobs itself"),
         atomic_batches=Gap("never", "the store takes one job at a time"),
-        waits_in_server=Gap("not done", "nobody has needed it yet"),
+        waits_in_server=Gap("not done", "it was not needed yet"),
         shared=Gap("never", "the jobs live in one process's memory"),
         persistent=Gap("never", "the jobs end with the process"),
         disconnect_ends_lease=True,

@@ -204,7 +204,7 @@ def test_a_url_is_enough() -> None:
 
 
 def test_a_shared_store_is_used_in_queues_of_ones_own_and_left_clean() -> None:
-    # Given a store that somebody else uses
+    # Given a store that another program uses
     with MemoryBackend(name="runner-shared") as backend:
         backend.pause("theirs", 3600)
         # When topics that leave much behind are run against it
@@ -249,7 +249,7 @@ print(report.summary())
 def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Given a folder with a project's own settings for pytest, broken ones among them
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
-    (tmp_path / "conftest.py").write_text("raise RuntimeError('nobody asked you')\n")
+    (tmp_path / "conftest.py").write_text("raise RuntimeError('must not be imported')\n")
     before = sorted(path.name for path in tmp_path.iterdir())
     # When the suite is run there
     environment = os.environ | {"PYTEST_ADDOPTS": "--no-such-option", "PYTEST_PLUGINS": "no_such_plugin"}

@@ -122,7 +122,7 @@ def test_an_error_that_stored_nothing_is_passed_on(error: type[BackendError]) ->
 
 
 def test_each_job_is_named_once_over_several_tries() -> None:
-    """The first try takes one of four and leaves two in doubt, the second takes one more and has no room."""
+    """The first attempt stores one of four and leaves two uncertain, the second stores one more and has no room."""
 
     def first(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
         return uncertain(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])

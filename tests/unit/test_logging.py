@@ -46,11 +46,11 @@ def run(level: str, form: str, *, log_jobs: bool | None = None, summary: float =
 
     @app.task(max_attempts=1)
     def greet(name: str) -> None:
-        if name == "nobody":
+        if name == "none":
             raise ValueError("\x1b[31mred\x1b[0m")
 
     greet.enqueue("ann-the-secret")
-    greet.enqueue("nobody")
+    greet.enqueue("none")
     multiq.Worker(app, stop_when_empty=True, log_jobs=log_jobs).run()
 
 

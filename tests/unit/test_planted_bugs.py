@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_the_moment")
 
-# what a walk of one thread, in which nobody waits and no batch is long, cannot meet
+# what a walk of one thread, without waits and long batches, cannot meet
 BEYOND_WALKS = {
     "half a batch",
     "batches in parts",

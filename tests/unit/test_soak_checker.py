@@ -706,7 +706,7 @@ def handed_out_by_a_reserve_after_one_that_failed(script: Script) -> None:
 
 
 def given_back_as_its_process_ended(script: Script) -> None:
-    """Beside a job that is deaf to its limit, another one failed; nobody heard of that before the process was ended."""
+    """Beside a job that ignores its limit, another one failed; the process was ended before it could report that."""
     script.enqueue(0.0, 0.1, 7, max_attempts=1)
     script.note(0.2, "fault", "worker.1", kind="kill", target="worker.1", value=10.0)
     script.run(0.3, 1.4, 7, outcome="raised")
@@ -814,7 +814,7 @@ def test_what_one_history_excuses_another_does_not() -> None:
 
 @pytest.mark.parametrize(("waits", "broken"), [(True, set()), (False, {"I11"})])
 def test_a_process_that_is_stopped_may_hold_the_lock_of_all(waits: bool, broken: set[str]) -> None:
-    # Given a job whose lease ended while it ran, as nobody could write until a third process went on
+    # Given a job whose lease ended while it ran, as no process could write until a third one went on
     script = Script()
     script.enqueue(0.0, 0.1, 7)
     script.note(0.4, "fault", kind="stop", target="consume-3.9", value=3.5)
@@ -907,6 +907,6 @@ def test_a_history_that_could_not_be_written_is_not_judged(tmp_path: Path) -> No
     # Given a process that may write a thousand bytes, as on a disk that is full
     done = subprocess.run([sys.executable, "-c", _WRITES, tmp_path], capture_output=True, text=True, check=True)
     assert int(done.stdout) > 80  # each call has failed from then on: no job goes on without its record
-    # Then nobody is blamed for what it lacks
+    # Then no process is blamed for the missing events
     with pytest.raises(HistoryDamaged, match="could not write down"):
         read(tmp_path)

@@ -1,4 +1,4 @@
-"""What callers may pass beside a body, and what they are told when it is wrong."""
+"""What callers may pass beside a body, and the errors when it is wrong."""
 
 from __future__ import annotations
 

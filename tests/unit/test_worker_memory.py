@@ -452,7 +452,7 @@ class TestEvents:
         @app.task
         async def hog() -> None:
             starts[-1] = time.monotonic()
-            let_go.wait(30)  # the mistake that it is: nobody else of this loop gets a turn
+            let_go.wait(30)  # blocks the loop for all its other jobs, on purpose
             starts[-2] = time.monotonic()
 
         @app.task
@@ -692,7 +692,7 @@ def test_what_comes_in_after_the_stop_does_not_begin(
             return self._inner.settle(verdicts)
 
     monkeypatch.setattr(app.backend, "consumer", lambda queues: StopsInTheMiddle(make(queues)))
-    # When it runs, then the job is ready as if nobody had ever had it
+    # When it runs, then the job is ready as if it had never been reserved
     assert worker.run() == 0
     assert ran == []
     assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)

@@ -1,4 +1,4 @@
-"""What is due becomes ready in one round: nobody's lock, and no stream of due jobs, keeps a consumer from the rest."""
+"""Due jobs become ready in one round: neither locks of others nor a stream of due jobs delay a consumer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def plain(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> 
 
 @pytest.fixture
 def locker(mysql_server: MysqlDatabases, place: Place, backend: MysqlBackend) -> Iterator[Connection[Any]]:
-    """Somebody else's transaction."""
+    """Another client's transaction."""
     with mysql_server.client(place.name, autocommit=False) as other:
         yield other
 
@@ -71,7 +71,7 @@ def lock(other: Connection[Any], where: str) -> None:
         assert cursor.fetchall()
 
 
-# --- somebody's lock -------------------------------------------------------------------------------------
+# --- another client's lock -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", [1, 2], ids=["delayed", "lease ended"])
@@ -79,7 +79,7 @@ def lock(other: Connection[Any], where: str) -> None:
 def test_a_locked_due_row_stops_no_other_job(  # noqa: PLR0917 - of every kind
     backend: MysqlBackend, plain: Any, locker: Connection[Any], packets: list[Any], state: int, queues: list[str]
 ) -> None:
-    # Given a due row in somebody's hands, and ready jobs in another queue and in the same one
+    # Given a due row that another client has locked, and ready jobs in another queue and in the same one
     due_jobs(plain, "a", state=state)
     lock(locker, "queue = 'a'")
     made = ready_jobs(backend, "b", 5)
@@ -117,7 +117,7 @@ def test_a_wait_beside_a_locked_due_row_polls_seldom_and_ends_in_time(
 def test_a_stream_of_due_jobs_delays_no_ready_job(
     backend: MysqlBackend, plain: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given that something more becomes due whenever anybody looks
+    # Given that another job becomes due with each statement
     looks: list[str] = []
     original = Session.execute
 
@@ -179,7 +179,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:
-    """Another process's: nobody here is told."""
+    """Another process enqueues it, without a notification in this process."""
     plain(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "  # noqa: S608
         f"VALUES ('{queue}', CONCAT(x'ff', 'urgent'), 0, 0, 0, 60000000, 0, 'urgent')"
@@ -189,12 +189,12 @@ def urgent_job(plain: Callable[..., Any], queue: str = "a") -> None:
 def test_an_urgent_job_whose_claim_a_deadlock_undid_is_not_hidden_by_the_scan_window(
     backend: MysqlBackend, plain: Any, slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Given a floor, and below it something urgent
+    # Given a scan window, and an urgent job outside of it
     ready_jobs(backend, "a", 30)
     with backend.consumer(["a"]) as consumer:
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5
         urgent_job(plain)
-        # When a look from the bottom has found it, and the transaction is run again
+        # When a scan from the start has found it, and the transaction is run again
         backend._pool.poller.scan_window("a").ready.restart.request()
         commit, failures = Session.commit, [True]
 
@@ -211,7 +211,7 @@ def test_an_urgent_job_whose_claim_a_deadlock_undid_is_not_hidden_by_the_scan_wi
 def test_an_urgent_job_that_was_locked_and_not_claimed_is_not_hidden_by_the_scan_window(
     backend: MysqlBackend, plain: Any, slow: None
 ) -> None:
-    # Given a consumer that claims from the second queue, where it has a floor
+    # Given a consumer that claims from the second queue, where it has a scan window
     ready_jobs(backend, "b", 30)
     with backend.consumer(["a", "b"]) as consumer:
         assert len(consumer.reserve(5, 0)) == len(consumer.reserve(5, 0)) == 5

@@ -64,7 +64,7 @@ def proxy(mysql_server: MysqlDatabases) -> Iterator[Proxy]:
         yield proxy
 
 
-# --- nobody answers --------------------------------------------------------------------------------------
+# --- no answer -------------------------------------------------------------------------------------------
 
 
 def test_a_server_that_is_stopped_is_a_timeout_for_every_verb(new_mysql: NewMysql) -> None:
@@ -121,7 +121,7 @@ def test_a_worker_outlives_a_server_that_is_stopped_for_ten_seconds(
         outlives_a_stop(server, hasty(place.url), tmp_path, seconds=10)
 
 
-# --- nobody is there -------------------------------------------------------------------------------------
+# --- no server -------------------------------------------------------------------------------------------
 
 
 def test_a_refused_connection_fails_at_once_with_the_address_and_without_the_password(proxy: Proxy) -> None:
@@ -216,7 +216,7 @@ def test_an_idle_connection_that_the_server_closes_is_silently_opened_again(new_
     server = new_mysql()
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         backend.enqueue(QUEUE, [new()])
-        server.restart()  # says goodbye, which nobody reads before the next call
+        server.restart()  # closes the connection, which the driver notices at its next call
         (lease,) = consumer.reserve(1, 5)
         server.restart()
         assert consumer.settle([Ack(lease)]) == [None]
@@ -396,7 +396,7 @@ def test_dropped_tables_raise_a_typed_error_with_the_way_out(mysql_server: Mysql
         assert consumer.settle([Ack(lease) for lease in consumer.reserve(1, 0)]) == [None]
 
 
-# --- somebody holds what we want -------------------------------------------------------------------------
+# --- locked rows -----------------------------------------------------------------------------------------
 
 
 def test_a_locked_row_is_waited_for_beyond_the_servers_own_timeout(mysql_server: MysqlDatabases, place: Place) -> None:
@@ -431,7 +431,7 @@ def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place
         leases = consumer.reserve(2, 0)
         (first,), (second,) = mysql_server.ask("SELECT seq FROM multiq_jobs ORDER BY seq", database=place.name)
         counted = deadlock_retry.retry_counts[1213]
-        heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends whoever has changed less
+        heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends the one that has changed less
         with holder(mysql_server, place, heavy) as other, other.cursor() as cursor, ThreadPoolExecutor() as pool:
             cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (second,))
             settled = pool.submit(consumer.settle, [Ack(lease) for lease in leases])
@@ -480,7 +480,7 @@ def test_a_worker_that_waits_holds_nothing_that_a_producer_needs(
 
 
 class holder:  # noqa: N801 - reads as a block
-    """Somebody else's transaction, which holds what it asked for until the block ends."""
+    """Another client's transaction, which keeps its locks until the block ends."""
 
     def __init__(self, server: MysqlDatabases, place: Place, statement: str) -> None:
         self._connection = server.connect(place.name, autocommit=False)
@@ -516,7 +516,7 @@ def kill_all(server: MysqlDatabases, place: Place) -> None:
 
 def test_a_process_forks_while_another_of_its_threads_reads_a_reply(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, mysql_server.client(place.name) as client, client.cursor() as cursor:
-        # Given a thread that waits for an answer, which somebody's lock holds up
+        # Given a thread that waits for an answer, which another client's lock delays
         backend.enqueue(QUEUE, [new()])
         cursor.execute("LOCK TABLES multiq_jobs WRITE, multiq_queues WRITE")
         asking = threading.Thread(target=backend.stats, args=(QUEUE,))

@@ -1,4 +1,4 @@
-"""Rows that another program has written: they hold nobody up."""
+"""Rows that another program has written: they block no other job."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ def test_every_statement_uses_its_index_and_sorts_nothing(tables: Connection[Any
 def test_a_batch_of_many_rows_of_the_table_reads_these_and_no_others(
     tables: Connection[Any], verb: str, share: float
 ) -> None:
-    """What reads a row locks it, or waits for who has: a DELETE without a hint, or a long IN (...), would read all."""
+    """A statement locks each row that it reads: a DELETE without a hint, or a long IN (...), would read all rows."""
     ((rows,),) = _ask(tables, "SELECT MAX(seq) FROM multiq_jobs")
     _is_by_index(verb, _plan(tables, verb, seqs=range(1, min(2500, int(rows * share)) + 1)))
 
@@ -143,7 +143,7 @@ def test_a_claim_locks_what_it_hands_out_and_no_more(tables: Connection[Any], my
 def test_a_scan_that_finds_nothing_blocks_no_producer(
     mysql_server: MysqlDatabases, place: Any, backend: Any, jobs: Callable[..., Any]
 ) -> None:
-    # Given somebody who looks for jobs in an empty queue and keeps the transaction open
+    # Given a client that scans an empty queue and keeps the transaction open
     with mysql_server.client(place.name, autocommit=False) as idle:
         _ask(idle, "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED")
         assert _ask(idle, render("claim", **{**VALUES, "state": 0, "condition": FROM_START})) == ()

@@ -56,7 +56,7 @@ def found(server: MysqlDatabases, place: Place) -> schema.Found:
         return schema.look(connection)
 
 
-# --- who comes first makes them --------------------------------------------------------------------------
+# --- the first connection makes them ---------------------------------------------------------------------
 
 
 def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
@@ -75,10 +75,10 @@ def test_the_first_connection_makes_the_tables_and_the_next_one_finds_them(
 
 
 def test_a_look_makes_no_tables_and_finds_existing_ones(mysql_server: MysqlDatabases, place: Place) -> None:
-    # Given one who looks at a database without jobs
+    # Given a backend that only looks at a database without jobs
     with open_backend(place.url) as looking, open_backend(place.url) as program:
         looking.make_nothing()
-        # Then it is told so, and the database stays as it is
+        # Then it gets an error, and the database stays as it is
         with pytest.raises(SchemaNotReady, match=rf"{place.name} has no tables of multiq's.*MULTIQ_URL"):
             looking.queues()
         assert tables(mysql_server, place) == ()
@@ -130,7 +130,7 @@ def test_without_the_right_to_make_tables_the_error_has_the_command(mysql_server
             schema.ensure(connection)
         assert isinstance(caught.value.__cause__, pymysql.MySQLError)
         assert tables(mysql_server, place) == ()
-        # When somebody who may has run it
+        # When a user that may create tables has run it
         run_up(mysql_server, place)
         schema.ensure(connection)
 
@@ -200,7 +200,7 @@ def test_migrations_that_are_not_numbered_without_gaps_are_refused(tmp_path: Pat
 def test_a_migration_that_was_killed_is_finished_by_the_next_one(
     mysql_server: MysqlDatabases, place: Place, three: tuple[schema.Migration, ...], statement: int, took_effect: bool
 ) -> None:
-    """Between a statement and the note that it is done nobody can tell which of the two happened."""
+    """Between a statement and the note that it is done it is unknown whether the statement ran."""
     run_up(mysql_server, place, three[:1])
     for text in three[1].statements[: statement + took_effect]:
         mysql_server.ask(text, database=place.name)

@@ -205,7 +205,7 @@ def test_a_deadlock_is_the_callers_to_run_again(
             thread.start()
         for thread in threads:
             thread.join()
-    # Then one of the two is told that all of it was rolled back
+    # Then one of the two gets the error that all of it was rolled back
     (told,) = [outcome for outcome in outcomes if outcome is not None]
     assert "run all of it again" in str(told)
     assert len(bodies(backend)) == 2

@@ -123,16 +123,16 @@ def test_when_the_polling_consumer_leaves_another_one_polls(
     until_all_wait(backend, 1)
     threads[1].start()
     until_all_wait(backend, 2)
-    # When the first one, who looks, is called away, and the job comes from where nobody rings
+    # When the polling consumer's wait is interrupted, and the job comes without a notification
     first.interrupt()
     threads[0].join()
     mysql_server.ask(
         "INSERT INTO multiq_jobs (queue, id, state, place, priority, ttr, enqueued_at, body) "
-        "VALUES ('b', '1234567890123456', 0, 5, 5, 60000000, 0, 'rang nowhere')",
+        "VALUES ('b', '1234567890123456', 0, 5, 5, 60000000, 0, 'not notified')",
         database=place.name,
     )
     threads[1].join()
-    assert found == [b"rang nowhere"]
+    assert found == [b"not notified"]
 
 
 def test_an_idle_process_looks_less_and_less_often(backend: MysqlBackend, looks: list[str]) -> None:
