@@ -44,11 +44,12 @@ def load(group: str, name: str) -> Any:
             on_missing_entrypoints_callback=None,
             conflict_resolver=error_on_conflict,
         )
+        is_found = name in manager  # looks for conflicts, too
     except MultipleMatches as exc:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    if name not in manager:
+    if not is_found:
         raise BackendNotInstalled(_not_installed(name))
     return manager[name].plugin
 
