@@ -185,7 +185,7 @@ def test_a_run_that_was_cut_short_ended_with_its_process() -> None:
 def test_a_job_that_nobody_enqueued_is_invented() -> None:
     invented = found(Evidence(sent=[Sent(5, 2, 0, 1)], runs=[run(5), run(6), run(7), run(4)]))["invented"]
     assert invented.count == 2
-    assert invented.example == "job 4 was run, and nobody enqueued it"
+    assert invented.example == "job 4 was run, and was never enqueued"
 
 
 def test_work_that_could_not_be_done_has_failed() -> None:

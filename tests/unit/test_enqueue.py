@@ -66,7 +66,7 @@ class Numbering(Failing):
     declared = msgspec.structs.replace(MemoryBackend.declared, client_ids=Gap("never", "it numbers the jobs itself"))
 
 
-def in_doubt(cause: type[BackendUnavailable] = BackendTimeout, **more: Any) -> Callable[..., EnqueueUncertain]:
+def uncertain(cause: type[BackendUnavailable] = BackendTimeout, **more: Any) -> Callable[..., EnqueueUncertain]:
     def make(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
         error = EnqueueUncertain(queue, jobs, "no answer", **{"client_ids": True, **more})
         error.__cause__ = cause("no answer")
@@ -89,7 +89,7 @@ def on(backend: MemoryBackend) -> Queue:
 
 
 def test_a_lost_reply_is_told_with_the_ids() -> None:
-    queue = on(Failing(in_doubt(), stored=2))
+    queue = on(Failing(uncertain(), stored=2))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue_many([1, 2])
     assert [job.id for job in queue.jobs("ready")] == [*told.value.ids]
@@ -101,13 +101,13 @@ def test_a_lost_reply_is_told_with_the_ids() -> None:
 
 def test_a_message_names_a_few_of_many_ids() -> None:
     with pytest.raises(EnqueueUncertain, match=r"\(\S+, \S+, \S+ and 97 more\)") as told:
-        on(Failing(in_doubt())).enqueue_many(range(100))
+        on(Failing(uncertain())).enqueue_many(range(100))
     assert len(told.value.ids) == 100
 
 
 def test_what_was_in_doubt_once_stays_in_doubt_whatever_the_next_try_ends_with() -> None:
     for end in (BackendFull, BackendTimeout, BackendError):
-        queue = on(Failing(in_doubt(BackendUnavailable), certain(BackendUnavailable), certain(end), stored=1))
+        queue = on(Failing(uncertain(BackendUnavailable), certain(BackendUnavailable), certain(end), stored=1))
         with pytest.raises(EnqueueUncertain, match="not now") as told:
             queue.enqueue(1)
         assert isinstance(told.value.__cause__, end)
@@ -125,7 +125,7 @@ def test_each_job_is_named_once_over_several_tries() -> None:
     """The first try takes one of four and leaves two in doubt, the second takes one more and has no room."""
 
     def first(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
-        return in_doubt(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
+        return uncertain(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
 
     def second(_: str, jobs: Sequence[NewJob]) -> EnqueuePartial:
         error = EnqueuePartial({1: jobs[1].id}, len(jobs), "no room")
@@ -159,7 +159,7 @@ def test_a_part_that_an_earlier_try_took_is_told() -> None:
 
 @pytest.mark.parametrize("stored", [0, 1, 2])
 def test_a_repetition_adds_what_is_missing_and_returns_what_the_call_would_have_returned(stored: int) -> None:
-    queue = on(Failing(in_doubt(), in_doubt(), stored=stored))
+    queue = on(Failing(uncertain(), uncertain(), stored=stored))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue_many([1, 2])
     with pytest.raises(EnqueueUncertain) as told_again:
@@ -172,7 +172,7 @@ def test_a_repetition_adds_what_is_missing_and_returns_what_the_call_would_have_
 
 
 def test_one_job_s_repetition_returns_one_handle() -> None:
-    queue = on(Failing(in_doubt(), stored=1))
+    queue = on(Failing(uncertain(), stored=1))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue("one")
     handle = told.value.repeat()
@@ -182,7 +182,7 @@ def test_one_job_s_repetition_returns_one_handle() -> None:
 
 def test_a_task_s_repetition_can_be_awaited() -> None:
     app = multiq.App("memory://")
-    backend = app._backend = Failing(in_doubt(), stored=1)
+    backend = app._backend = Failing(uncertain(), stored=1)
     task = app.task(do)
 
     async def main() -> Any:
@@ -195,7 +195,7 @@ def test_a_task_s_repetition_can_be_awaited() -> None:
 
 
 def test_a_repetition_after_it_went_well_sends_nothing_and_so_runs_nothing_twice() -> None:
-    queue = on(Failing(in_doubt(), stored=1))
+    queue = on(Failing(uncertain(), stored=1))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue("one")
     handle = told.value.repeat()
@@ -206,7 +206,7 @@ def test_a_repetition_after_it_went_well_sends_nothing_and_so_runs_nothing_twice
 
 @pytest.mark.parametrize(("passed", "due_in"), [(LONG / 4, 3 * LONG / 4), (2 * LONG, 0)])
 def test_a_delayed_job_becomes_due_when_it_was_to_be_due(passed: float, due_in: float) -> None:
-    backend = Failing(in_doubt())
+    backend = Failing(uncertain())
     with pytest.raises(EnqueueUncertain) as told:
         on(backend).enqueue(1, delay=LONG)
     again: Any = told.value._again
@@ -217,7 +217,7 @@ def test_a_delayed_job_becomes_due_when_it_was_to_be_due(passed: float, due_in: 
 
 
 def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_why() -> None:
-    backend = Numbering(in_doubt(client_ids=False))
+    backend = Numbering(uncertain(client_ids=False))
     with pytest.raises(EnqueueUncertain, match="only if running one twice does no harm") as told:
         on(backend).enqueue(1)
     assert told.value.ids == ()
@@ -228,7 +228,7 @@ def test_where_the_backend_gives_out_the_ids_a_repetition_is_refused_and_says_wh
 
 def test_the_error_of_a_backend_s_own_enqueue_says_how_it_can_be_repeated() -> None:
     with pytest.raises(EnqueueUncertain) as told:
-        Failing(in_doubt()).enqueue("q", [NewJob(b"x", "1")])
+        Failing(uncertain()).enqueue("q", [NewJob(b"x", "1")])
     with pytest.raises(BackendError, match="pass its jobs to the backend's enqueue"):
         told.value.repeat()
 

@@ -88,7 +88,7 @@ class LifecycleTests(Topic):
 
     @promise("11.7", "11.1")
     @requires("persistent")
-    def test_jobs_outlive_everybody_who_knew_of_them(self) -> None:
+    def test_jobs_outlive_all_clients_of_the_store(self) -> None:
         # Given jobs in all states but reserved, with everything set
         buried = self.enqueue(b"buried")
         self.settle(Bury(self.take(), reason="why"))
@@ -108,7 +108,7 @@ class LifecycleTests(Topic):
 
     @promise("11.7", "4.5", "4.6")
     @requires("durable_attempts")
-    def test_attempts_and_crashes_outlive_everybody_who_knew_of_them(self) -> None:
+    def test_attempts_and_crashes_outlive_all_clients_of_the_store(self) -> None:
         # Given a job that was abandoned once and released once
         self.abandoned()
         self.settle(Release(self.take()))

@@ -372,7 +372,7 @@ class StatsTests(Topic):
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
-    def test_due_jobs_count_as_ready_though_nobody_has_reserved(self) -> None:
+    def test_due_jobs_count_as_ready_before_another_reserve(self) -> None:
         # Given delayed jobs, of which two are due by now
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)

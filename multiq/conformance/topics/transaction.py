@@ -40,7 +40,7 @@ class TransactionTests(Topic):
 
     @promise("2.7", "3.6")
     @requires("transactional_enqueue")
-    def test_nobody_gets_a_job_before_the_commit(self) -> None:
+    def test_a_job_is_not_handed_out_before_the_commit(self) -> None:
         # Given a caller's transaction that is still open
         self.counts()
         with self.transaction() as connection:

@@ -336,7 +336,7 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         stored = sum(iter(lambda: _fill(backend), 0))
         with pytest.raises(BackendFull, match="no room"):
-            backend.enqueue(QUEUE, _large(10))
+            backend.enqueue(QUEUE, _large())
         # Then nothing of a refused batch is there
         assert backend.stats(QUEUE).ready == stored > 0
         with contextlib.suppress(BackendFull):
@@ -350,14 +350,14 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
         assert _fill(backend)
 
 
-def _large(count: int) -> list[NewJob]:
-    return [new(b"x" * 100_000, ttr=600) for _ in range(count)]
+def _large() -> list[NewJob]:
+    return [new(b"x" * 100_000, ttr=600) for _ in range(10)]
 
 
 def _fill(backend: Backend) -> int:
     """How many jobs of a batch were taken."""
     try:
-        return len(backend.enqueue(QUEUE, _large(10)))
+        return len(backend.enqueue(QUEUE, _large()))
     except BackendFull:
         return 0
 
