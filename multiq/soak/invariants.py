@@ -56,7 +56,7 @@ class Setting:
     attempt may be too high, and is too low only after a restart.
     """
     reschedules_by_copy: bool = False
-    """beanstalkd: reschedule puts the job anew, then deletes the old one; if a reply is lost, both may exist."""
+    """beanstalkd: reschedule puts the job again, then deletes the old one; if a reply is lost, both may exist."""
     repeats_enqueues: bool = False
     """MySQL: the backend repeats an enqueue whose reply was lost, and cannot know whether the job is already done."""
     locks_rows: bool = False

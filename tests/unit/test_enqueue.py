@@ -88,7 +88,7 @@ def on(backend: MemoryBackend) -> Queue:
 # --- what is told ---
 
 
-def test_a_lost_reply_is_told_with_the_ids() -> None:
+def test_a_lost_reply_raises_an_error_with_the_ids() -> None:
     queue = on(Failing(uncertain(), stored=2))
     with pytest.raises(EnqueueUncertain) as told:
         queue.enqueue_many([1, 2])
@@ -105,7 +105,7 @@ def test_a_message_names_a_few_of_many_ids() -> None:
     assert len(told.value.ids) == 100
 
 
-def test_what_was_in_doubt_once_stays_in_doubt_whatever_the_next_try_ends_with() -> None:
+def test_an_uncertain_job_stays_uncertain_whatever_the_next_attempt_ends_with() -> None:
     for end in (BackendFull, BackendTimeout, BackendError):
         queue = on(Failing(uncertain(BackendUnavailable), certain(BackendUnavailable), certain(end), stored=1))
         with pytest.raises(EnqueueUncertain, match="not now") as told:
@@ -115,14 +115,14 @@ def test_what_was_in_doubt_once_stays_in_doubt_whatever_the_next_try_ends_with()
 
 
 @pytest.mark.parametrize("error", [BackendTimeout, BackendFull, BackendError])
-def test_what_is_certainly_not_there_is_told_as_it_is(error: type[BackendError]) -> None:
+def test_an_error_that_stored_nothing_is_passed_on(error: type[BackendError]) -> None:
     with pytest.raises(error, match="not now") as told:
         on(Failing(certain(error))).enqueue(1)
     assert not isinstance(told.value, EnqueueUncertain)
 
 
 def test_each_job_is_named_once_over_several_tries() -> None:
-    """The first try takes one of four and leaves two in doubt, the second takes one more and has no room."""
+    """The first attempt stores one of four and leaves two uncertain, the second stores one more and has no room."""
 
     def first(queue: str, jobs: Sequence[NewJob]) -> EnqueueUncertain:
         return uncertain(BackendUnavailable, accepted={0: jobs[0].id}, unsent=jobs[3:])(queue, jobs[1:3])
@@ -142,7 +142,7 @@ def test_each_job_is_named_once_over_several_tries() -> None:
     assert [job.id for job in told.value.unsent] == [ids[3]]
 
 
-def test_a_part_that_an_earlier_try_took_is_told() -> None:
+def test_jobs_that_an_earlier_attempt_stored_are_in_the_error() -> None:
     def first(_: str, jobs: Sequence[NewJob]) -> EnqueuePartial:
         error = EnqueuePartial({0: jobs[0].id}, len(jobs), "gone")
         error.__cause__ = BackendUnavailable("gone")
@@ -233,7 +233,7 @@ def test_the_error_of_a_backend_s_own_enqueue_says_how_it_can_be_repeated() -> N
         told.value.repeat()
 
 
-def test_an_error_that_is_sent_to_another_process_keeps_what_it_tells() -> None:
+def test_an_error_that_is_sent_to_another_process_keeps_its_fields() -> None:
     error = EnqueueUncertain(
         "q", [NewJob(b"x", "1")], "cut", accepted={1: "2"}, unsent=[NewJob(b"y", "3")], client_ids=True
     )
@@ -337,7 +337,7 @@ def test_where_the_backend_gives_out_the_ids_one_s_own_are_refused() -> None:
     assert backend.calls == []
 
 
-def test_whoever_writes_an_id_to_the_task_itself_is_told_where_it_goes() -> None:
+def test_an_id_passed_to_the_decorator_is_refused_with_the_right_place() -> None:
     options: dict[str, Any] = {"id": "a"}
     with pytest.raises(OptionInvalid, match=r"did you mean options\(id=...\) of the task"):
         multiq.App("memory://").task(**options)

@@ -95,7 +95,7 @@ class ConcurrencyTests(Topic):
     # --- settling ---
 
     @promise("5.7", "5.8")
-    def test_everybody_settles_at_once(self) -> None:
+    def test_all_consumers_settle_at_once(self) -> None:
         # Given consumers that hold many jobs each
         self.enqueue_all(*[b"x"] * 160, ttr=LONG)
         consumers = self._consumers_of_their_own()

@@ -397,7 +397,7 @@ class EnqueueTests(Topic):
             assert self.take().id == job_id
 
     @promise("2.8")
-    def test_a_job_is_there_for_everybody_once_enqueue_returns(self) -> None:
+    def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
         # Given two backends on one store
         other = self.another_backend()
         # When one enqueues

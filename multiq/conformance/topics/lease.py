@@ -214,7 +214,7 @@ class LeaseTests(Topic):
 
     @promise("4.4", "2.4")
     @requires("client_ids")
-    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_anew(self) -> None:
+    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
         # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
         leases = self._abandoned_of_each_kind()
         for lease in leases:
@@ -253,7 +253,7 @@ class LeaseTests(Topic):
         assert (third.attempt, third.crashes) == (3, 2)
 
     @promise("4.6")
-    def test_verdicts_are_no_crashes(self) -> None:
+    def test_verdicts_count_no_crashes(self) -> None:
         # Given a job that got a verdict of each kind, and always came back
         job_id = self.enqueue()
         self.settle(Release(self.take()))

@@ -94,7 +94,7 @@ class LifecycleTests(Topic):
         self.settle(Bury(self.take(), reason="why"))
         ready = self.enqueue(b"\0ready", priority=4, ttr=90)
         delayed = self.enqueue(b"delayed", delay=LONG)
-        # When all backends are closed and the store is started anew
+        # When all backends are closed and the store is started again
         self._start_anew()
         # Then the jobs are as they were
         assert [self.state(job_id) for job_id in (ready, delayed, buried)] == [
@@ -112,7 +112,7 @@ class LifecycleTests(Topic):
         # Given a job that was abandoned once and released once
         self.abandoned()
         self.settle(Release(self.take()))
-        # When all backends are closed and the store is started anew
+        # When all backends are closed and the store is started again
         self._start_anew()
         # Then the next reservation is the third, after one crash
         lease = self.take()

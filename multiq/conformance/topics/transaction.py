@@ -92,7 +92,7 @@ class TransactionTests(Topic):
 
     @promise("2.7", "11.2")
     @requires("transactional_enqueue")
-    def test_what_is_no_connection_is_refused(self) -> None:
+    def test_an_object_that_is_not_a_connection_is_refused(self) -> None:
         # Given an object that is not a connection
         with pytest.raises(MultiqError):
             self.backend.enqueue(self.queue, [self.new()], connection=object())
