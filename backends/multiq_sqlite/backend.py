@@ -337,7 +337,7 @@ def _place(after: str) -> tuple[int, int]:
         place = int(major), int(minor)
         if max(map(abs, place)) < 2**63:
             return place
-    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
+    raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {after!r}")
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:

@@ -102,7 +102,7 @@ def test_a_signal_ends_an_idle_worker_with_0(shell: Shell, number: signal.Signal
     ("options", "lines", "level"),
     [((), 0, ""), (("--log-jobs",), 2, " info "), (("--log-level", "debug"), 2, " debug ")],
 )
-def test_a_line_for_each_job_is_told_on_request_only(
+def test_a_line_for_each_job_is_logged_on_request_only(
     shell: Shell, options: tuple[str, ...], lines: int, level: str
 ) -> None:
     enqueue(shell, "ann", "bob")
