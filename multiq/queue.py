@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State, check_state, check_states
+from .driverkit.fork import forks
 from .enqueue import put, put_one
 from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
@@ -196,7 +196,7 @@ class Queue:
     def _consumer(self) -> SharedConsumer:
         """The consumer of this thread and process."""
         consumer: SharedConsumer | None = getattr(self._local, "consumer", None)
-        if consumer is None or consumer.pid != os.getpid():
+        if consumer is None or consumer.generation != forks.generation:
             consumer = self._local.consumer = SharedConsumer(self._app.backend, [self.name])
             self._consumers.add(consumer)
         return consumer
@@ -209,7 +209,7 @@ class SharedConsumer:
     """
 
     def __init__(self, backend: Backend, queues: Sequence[str]) -> None:
-        self.pid = os.getpid()
+        self.generation = forks.generation
         self.backend = backend
         self._consumer = backend.consumer(queues)
         self._lock = threading.Lock()

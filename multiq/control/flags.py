@@ -1,10 +1,13 @@
 """Control flags for all workers of a connection, on every host: it is down, or they are to restart.
 
-Control flags are stored as jobs delayed by 100 years in reserved queues, because the seam has no key-value storage. No
-worker reserves from these queues. A flag is set while its job exists, and each setting has the job's id.
+Control flags are stored as jobs delayed by 100 years in reserved queues: the seam for drivers stores jobs and nothing
+else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job exists,
+and each setting has the job's id.
 
-A backend that lacks one of the powers that this takes has no control flags: setting one raises ``Unsupported``, and
-readers find none.
+Once the seam can keep small values under keys, the flags become such values, and the reserved queues go.
+
+A backend that lacks one of the capabilities that this takes has no control flags: setting one raises ``Unsupported``,
+and readers find none.
 """
 
 from __future__ import annotations
@@ -39,6 +42,11 @@ def missing_for_control(backend: Backend) -> Unsupported | None:
         reason = f"control flags are jobs delayed by 100 years, and its longest delay is {declared.longest_delay:g} s"
         return Unsupported("control flags", declared.backend, reason)
     return None
+
+
+def visible_queues(backend: Backend) -> list[str]:
+    """All queues of users: not the reserved ones that hold the control flags."""
+    return [name for name in backend.queues() if name not in CONTROL_QUEUES]
 
 
 class ControlState(NamedTuple):
