@@ -215,12 +215,13 @@ class FolderConsumer(Consumer):
         self._backend = backend
         self._interrupted = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        order = self.queues if queues is None else self.in_order(queues)
         give_up_at = time.monotonic() + timeout
         while True:
             self.asked_at = time.monotonic()
             with self._backend.locked() as now:
-                found = (lease for queue in dict.fromkeys(self.queues) for lease in self._take(queue, now))
+                found = (lease for queue in dict.fromkeys(order) for lease in self._take(queue, now))
                 leases = list(itertools.islice(found, limit))
             left = give_up_at - time.monotonic()
             if leases or left <= 0 or self._interrupted:

@@ -325,26 +325,25 @@ class Consumer(ABC):
     the process may have been stopped between the server's answer and the return.
     """
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        """The same queues in another order, from the next reserve on: perhaps before every one, so without any I/O.
-
-        A driver that keeps anything made from the order extends this one. Raises ``ValueError`` unless *queues* are
-        this consumer's, each as often as before.
-        """
-        if queues != self.queues and sorted(queues) != sorted(self.queues):
-            raise ValueError(
-                f"{list(queues)!r} are not the queues {list(self.queues)!r} in another order: "
-                "for other queues make another consumer"
+    def in_order(self, queues: Sequence[str]) -> tuple[str, ...]:
+        """*queues*, checked: this consumer's, each as often as it has them, in any order. Raises ``OptionInvalid``."""
+        if sorted(queues) != sorted(self.queues):
+            raise OptionInvalid(
+                f"queues must be {list(self.queues)!r} in another order, got {list(queues)!r}: for other queues make "
+                "another consumer"
             )
-        self.queues = tuple(queues)
+        return tuple(queues)
 
     @abstractmethod
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         """Up to ``limit`` due jobs, each under a lease; waits up to ``timeout`` seconds for the first, never for more.
 
         Strictly from earlier queues first; within a queue by lowest priority number, then oldest by enqueue. A
         job that was released, became due, or whose lease ended keeps its place by age. Never early by the
         server's clock. A lease that ended makes its job ready again, at most a second late while a consumer waits.
+
+        *queues* are this consumer's in another order, for this call (``in_order`` checks them; ``OptionInvalid``).
+        A worker may give one with every call, so that must not cost a request. Without them: the consumer's own order.
         """
 
     @abstractmethod
@@ -355,17 +354,18 @@ class Consumer(ABC):
         """
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        """Settle these, then reserve: one round trip where the store can do both.
+        """Settle these, then reserve: one round trip where the store can do both. *queues* is as in ``reserve``.
 
         Raises only if nothing was settled: an outage between the two is met by the next call.
         """
+        order = () if queues is None else (queues,)
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, *order)
         lost = self.settle(verdicts)
         try:
-            return lost, self.reserve(limit, timeout)
+            return lost, self.reserve(limit, timeout, *order)
         except BackendError:
             return lost, []
 

@@ -452,12 +452,13 @@ class MemoryConsumer(Consumer):
         self._store = store
         self._interrupted = False
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         give_up_at = time.monotonic() + timeout
+        order = self.queues if queues is None else self.in_order(queues)
         with self._store.lock:
             while True:
                 self.asked_at, now = time.monotonic(), self._store.clock()
-                leases = self._take(limit, now)
+                leases = self._take(limit, now, order)
                 left = give_up_at - time.monotonic()
                 if leases or left <= 0 or self._interrupted:
                     self._interrupted = False
@@ -479,9 +480,9 @@ class MemoryConsumer(Consumer):
     def close(self) -> None:
         """Nothing is held but leases, which end by themselves."""
 
-    def _take(self, limit: int, now: int) -> list[Lease]:
+    def _take(self, limit: int, now: int, order: Sequence[str]) -> list[Lease]:
         leases: list[Lease] = []
-        for name in self.queues:
+        for name in order:
             queue = self._store.queue(name, now)
             while len(leases) < limit:
                 job = queue.take(now, token=str(next(self._tokens)))

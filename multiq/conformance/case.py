@@ -72,20 +72,16 @@ class TrackedConsumer(Consumer):
     def asked_at(self) -> float:  # type: ignore[override]
         return self._inner.asked_at
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        self._inner.reorder(queues)
-        self.queues = self._inner.queues
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self._remember(self._inner.reserve(limit, timeout))
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self._remember(self._inner.reserve(limit, timeout, queues))
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._forget(verdicts, self._inner.settle(verdicts))
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
-        answers, leases = self._inner.exchange(verdicts, limit, timeout)
+        answers, leases = self._inner.exchange(verdicts, limit, timeout, queues)
         return self._forget(verdicts, answers), self._remember(leases)
 
     def interrupt(self) -> None:

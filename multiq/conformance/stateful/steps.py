@@ -58,7 +58,7 @@ class Reserve(NamedTuple):
 
 
 class Reorder(NamedTuple):
-    """Reverse the order of a consumer's queues."""
+    """From now on give a consumer's calls the reverse order of its queues; or no order any more."""
 
     consumer: int
 
