@@ -270,8 +270,9 @@ class FolderConsumer(Consumer):
                 new = file._replace(due=now + file.ttr)
             case Bury():
                 new = file._replace(state="buried", due=backend.numbers(1)[0])
-            case GiveBack():
-                new = file._replace(state="ready", due=0, attempt=file.attempt - 1)
+            case GiveBack(delay=delay):
+                state, due = ("delayed", now + nanoseconds(delay)) if delay > 0 else ("ready", 0)
+                new = file._replace(state=state, due=due, attempt=file.attempt - 1)
             case Abandon():
                 new = file._replace(state="ready", due=0, crashes=file.crashes + 1)
             case Release(delay=delay):

@@ -85,5 +85,7 @@ def command(verdict: Verdict) -> bytes:
         case Release(delay=delay, priority=priority):
             kept = lease.priority if priority is None else priority
             return b"release %b %d %d\r\n" % (number, kept, whole_seconds(delay) if delay else 0)
+        case GiveBack(delay=delay):
+            return b"release %b %d %d\r\n" % (number, lease.priority, whole_seconds(delay) if delay else 0)
         case _:
             return b"release %b %d 0\r\n" % (number, lease.priority)

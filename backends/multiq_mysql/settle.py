@@ -34,7 +34,7 @@ _CUT = b"..."  # ends a reason that is longer than a quarter of a packet: half o
 
 _MAX_UNCONFIRMED = 100_000  # verdicts
 
-_ONE_STEP = ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back"))
+_ONE_STEP = ((Touch, "touch"), (Ack, "remove"))
 
 
 def fence_of(verdict: Verdict) -> Fence:
@@ -187,6 +187,8 @@ def _step(verdict: Verdict, places: dict[str, int], longest: int) -> tuple[Any, 
                 ("priority", priority),
                 ("reason", _bytes(reason, longest)),
             )
+        case GiveBack(delay=delay):
+            return ("give_back", ("delay", microseconds(delay)))
         case Bury(lease=lease, reason=reason):
             place = places[lease.queue]
             places[lease.queue] = place + 1  # also within one batch, the longest buried is kicked first

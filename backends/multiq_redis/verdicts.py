@@ -17,8 +17,8 @@ def details(verdict: Verdict) -> bytes:
     match verdict:
         case Ack():
             return b"a"
-        case GiveBack():
-            return b"g"
+        case GiveBack(delay=delay):
+            return b"g%d" % microseconds(delay) if delay else b"g"
         case Touch():
             return b"t"
         case Bury(reason=reason):

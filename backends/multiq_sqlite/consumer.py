@@ -260,10 +260,16 @@ def _held(transaction: Transaction, seqs: list[int], now: int) -> dict[int, int]
 
 def _carry_out(transaction: Transaction, allowed: dict[type[Verdict], list[tuple[int, Any]]], now: int) -> None:
     # touches first: on one job, a touch after another verdict was refused above
-    for kind, statement in ((Touch, "touch"), (Ack, "remove"), (GiveBack, "give_back")):
+    for kind, statement in ((Touch, "touch"), (Ack, "remove")):
         if allowed[kind]:
             parameters = {"seqs": as_json([seq for seq, _ in allowed[kind]]), "now": now}
             transaction.execute(statement, parameters)
+    given_back: dict[float, list[int]] = {}
+    for seq, verdict in allowed[GiveBack]:
+        given_back.setdefault(verdict.delay, []).append(seq)
+    for delay, seqs in given_back.items():
+        state, due_at = due(delay, now)
+        transaction.execute("give_back", {"seqs": as_json(seqs), "state": state, "due_at": due_at})
     for seq, verdict in allowed[Release]:
         state, due_at = due(verdict.delay, now)
         moved = {"state": state, "due_at": due_at, "priority": verdict.priority}

@@ -516,9 +516,9 @@ class MemoryConsumer(Consumer):
                 queue.bury(job)
             case Touch():
                 queue.extend(job, now)
-            case GiveBack():
+            case GiveBack(delay=delay):
                 job.attempt -= 1
-                queue.make_ready(job)
+                queue.make_due(job, delay, now)
             case Abandon(reason=reason):
                 job.reason = reason
                 queue.make_ready(job, crashed=True)

@@ -108,9 +108,12 @@ class Touch(msgspec.Struct, frozen=True):
 
 
 class GiveBack(msgspec.Struct, frozen=True):
-    """Ready again as if it had never been reserved: no attempt is counted where the backend can tell."""
+    """Ready again, or delayed by ``delay`` seconds, as if it had never been reserved: no attempt is counted where the
+    backend can tell.
+    """
 
     lease: Lease
+    delay: float = 0.0
 
 
 class Abandon(msgspec.Struct, frozen=True):

@@ -406,6 +406,29 @@ class _OrderKept(_Planted):
 
 
 @_plant(
+    "give-back not delayed",
+    "a job that is given back with a delay is ready at once",
+    "GiveBack.test_a_job_given_back_with_a_delay_is_ready_after_it_and_not_before",
+)
+class _GiveBackNotDelayed(_Planted):
+    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+        def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+            super()._carry_out(GiveBack(verdict.lease) if isinstance(verdict, GiveBack) else verdict, queue, job, now)
+
+
+@_plant(
+    "delayed give-back counted",
+    "a job that is given back with a delay has been attempted",
+    "GiveBack.test_a_delayed_give_back_counts_no_attempt",
+)
+class _DelayedGiveBackCounted(_Planted):
+    class consumer_class(MemoryConsumer):  # noqa: N801 - stands for the attribute of this name
+        def _carry_out(self, verdict: Verdict, queue: JobQueue, job: Job, now: int) -> None:
+            job.attempt += isinstance(verdict, GiveBack) and verdict.delay > 0
+            super()._carry_out(verdict, queue, job, now)
+
+
+@_plant(
     "retried at the tail",
     "a released job goes to the end of its queue",
     "Reserve.test_a_released_job_goes_before_younger_ones",

@@ -23,6 +23,7 @@ from multiq.worker.processes.inflight import (
     InflightWriter,
     make_tables,
 )
+from multiq.worker.processes.recovery import _pending_verdict
 
 
 def lease(number: int, token: str = "t") -> Lease:  # noqa: S107
@@ -114,6 +115,20 @@ def test_a_finished_job_s_verdict_stands_with_its_lease(table: InflightTable) ->
     assert "x" * 100 in (released.held.reason or "")
     assert (buried.mark, buried.held.verdict, buried.held.reason) == (ENDED, "bury", "no use")
     assert given_back.mark == WAITING
+
+
+def test_a_delayed_give_back_stands_with_its_delay(table: InflightTable) -> None:
+    # Given a job that was given back with a delay, and whose process dies before the verdict is settled
+    inflight = InflightWriter(table)
+    held = held_in(inflight, lease(1))
+    held.began_at = 5.0
+    inflight.begin(held)
+    held.verdict = GiveBack(held.lease, 2.5)
+    inflight.end(held)
+    # Then the delay stands in the table, and recovery gives the verdict with it
+    (entry,) = table.entries()
+    assert (entry.mark, entry.held.verdict, entry.held.delay) == (ENDED, "give_back", 2.5)
+    assert _pending_verdict(held.lease, entry) == GiveBack(held.lease, 2.5)
 
 
 def test_a_long_reason_is_cut_and_its_verdict_kept_whatever_it_is_written_in(table: InflightTable) -> None:

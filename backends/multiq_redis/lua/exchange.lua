@@ -4,7 +4,7 @@
 --       10 paused   11 hint   12 partitions   13 unreadable
 -- ARGV  1 number   2 token for the new leases   3 how many of them
 --       then for each verdict: the job's id, and the lease's token with one letter and the details:
---       a ack   g give back   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
+--       a ack   g give back, delay in us or nothing   t touch   b bury, reason   x abandon, reason   r release, "delay in us:priority or nothing:", reason
 --       (a reason is a + and the text, or nothing if there is none)
 -- =>    more: 1 if nothing is handed out though there may be something, as this was a slice of what is due, or is a
 --       repetition; 2 if there are more jobs, and no more are handed out as these have 8 MB of bodies
@@ -57,14 +57,20 @@ local function make_ready(place)
     became_ready = true
 end
 
+local function delay_by(delay, place)
+    local due_at = now + delay
+    redis.call('ZADD', KEYS[6], due_at, place)
+    notify_if_first(KEYS[11], KEYS[6], due_at)
+end
+
 local carry_out = {}
 
-function carry_out.g(id, record, place)
+function carry_out.g(id, record, place, delay)
     redis.call('ZREM', KEYS[7], place)
     local attempts = count_at(record, 29) - 1
     record = sub(record, 1, 28) .. u32(attempts) .. sub(record, 33, 41) .. NOBODY .. sub(record, 54)
     redis.call('HSET', KEYS[2], id, record)
-    make_ready(place)
+    if delay == '' then make_ready(place) else delay_by(tonumber(delay), place) end
 end
 
 function carry_out.x(id, record, place, reason)
@@ -95,9 +101,7 @@ function carry_out.r(id, record, place, details)
     end
     redis.call('HSET', KEYS[2], id, record)
     if tonumber(delay) > 0 then
-        local due_at = now + tonumber(delay)
-        redis.call('ZADD', KEYS[6], due_at, place)
-        notify_if_first(KEYS[11], KEYS[6], due_at)
+        delay_by(tonumber(delay), place)
     else
         make_ready(place)
     end

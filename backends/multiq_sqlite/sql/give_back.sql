@@ -1,1 +1,1 @@
-INSERT INTO temp.multiq_to_give_back SELECT value FROM json_each(:seqs)
+INSERT INTO temp.multiq_to_give_back SELECT value, :state, :due_at FROM json_each(:seqs)

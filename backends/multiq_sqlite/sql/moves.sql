@@ -14,10 +14,11 @@ BEGIN
     UPDATE multiq_jobs SET due_at = new.now + ttr WHERE seq = new.seq;
 END;
 
-CREATE TEMP VIEW multiq_to_give_back (seq) AS SELECT NULL;
+CREATE TEMP VIEW multiq_to_give_back (seq, state, due_at) AS SELECT NULL, NULL, NULL;
 CREATE TEMP TRIGGER multiq_gives_back INSTEAD OF INSERT ON multiq_to_give_back
 BEGIN
-    UPDATE multiq_jobs SET state = 0, due_at = 0, token = NULL, attempt = attempt - 1 WHERE seq = new.seq;
+    UPDATE multiq_jobs SET state = new.state, due_at = new.due_at, token = NULL, attempt = attempt - 1
+    WHERE seq = new.seq;
 END;
 
 CREATE TEMP VIEW multiq_to_promote (seq) AS SELECT NULL;

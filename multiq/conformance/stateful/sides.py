@@ -183,7 +183,7 @@ class Side:
             case "abandon":
                 return Abandon(lease, say.reason)
             case _:
-                return GiveBack(lease)
+                return GiveBack(lease, self.time.delay(say.ticks))
 
     @staticmethod
     def _refusals(answers: Sequence[Exception | None]) -> Answer:

@@ -64,6 +64,45 @@ class GiveBackTests(Topic):
         lease = self.take()
         assert (lease.attempt, lease.crashes) == (2, 0)
 
+    @promise("5.5", "2.5")
+    def test_a_job_given_back_with_a_delay_is_ready_after_it_and_not_before(self) -> None:
+        # Given a job that was given back for a moment
+        job_id = self.enqueue(b"later")
+        lease = self.take()
+        moment = self.in_(self.short_delay)
+        self.settle(GiveBack(lease, self.short_delay))
+        over = self.in_(self.short_delay)
+        # Then it is delayed, and handed out when the delay has passed
+        assert self.counts() == (0, 1, 0, 0)
+        self.harness.nearly(moment)
+        self.nothing_before(moment)
+        self.harness.past(over)
+        held = list(self.worker.held.values()) or [self.take()]
+        assert [lease.id for lease in held] == [job_id]
+
+    @promise("5.5", "4.5")
+    @requires("give_back")
+    def test_a_delayed_give_back_counts_no_attempt(self) -> None:
+        # Given a job that was given back with a delay, among others that were given back without one
+        self.enqueue_all(b"a", b"b", b"c")
+        leases = self.reserve()
+        delays = 0.0, self.short_delay, 2 * self.short_delay
+        self.settle(*(GiveBack(lease, delay) for lease, delay in zip(leases, delays, strict=True)))
+        assert self.counts() == (1, 2, 0, 0)
+        # When the delays have passed, then each is in its first attempt
+        self.harness.past(self.in_(2 * self.short_delay))
+        assert [(lease.attempt, lease.crashes) for lease in self.reserve()] == [(1, 0)] * 3
+
+    @promise("5.5", "3.5")
+    @requires("total_order")
+    def test_a_job_given_back_with_a_delay_keeps_its_place_by_age(self) -> None:
+        # Given an older job that was given back with a delay, and a younger one
+        self.enqueue_all(b"older", b"younger")
+        self.settle(GiveBack(self.take(), self.short_delay))
+        # When it is due, then it goes first
+        self.harness.past(self.in_(self.short_delay))
+        assert self.bodies() == [b"older", b"younger"]
+
     @promise("5.8")
     def test_a_job_given_back_takes_no_second_verdict(self) -> None:
         # Given a job that was given back

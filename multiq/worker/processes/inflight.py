@@ -116,7 +116,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     token: str
     ttr: float
     verdict: str = ""
-    """``release`` or ``bury`` where the job has run and failed; else empty."""
+    """``release`` or ``bury`` where the job has run and failed, ``give_back`` where it is delayed; else empty."""
     delay: float = 0.0
     priority: int | None = None
     reason: str | None = None
@@ -310,7 +310,7 @@ class InflightWriter:
         verdict, cells = held.verdict, self._cells
         if type(verdict) is Ack:
             cells[slot] = ACKED
-        elif type(verdict) is GiveBack:
+        elif type(verdict) is GiveBack and not verdict.delay:
             cells[slot] = WAITING
         elif (encoded := _encode_verdict(verdict)) is not None and len(encoded) <= _RECORD_ROOM:
             # A reader in between sees a slot without a lease. If the child dies in between, this lease is left to its
@@ -346,6 +346,9 @@ def make_tables(count: int, slots: int) -> list[InflightTable]:
 
 
 def _encode_verdict(verdict: Verdict | None) -> bytes | None:
+    if isinstance(verdict, GiveBack):
+        lease = verdict.lease
+        return _encode(Record(lease.queue, lease.id, lease.token, lease.ttr, "give_back", verdict.delay))
     if not isinstance(verdict, Release | Bury):
         return None
     lease, reason = verdict.lease, verdict.reason

@@ -221,6 +221,8 @@ def _pending_verdict(lease: Lease, entry: Entry) -> Verdict:
         return Ack(lease)
     if entry.mark == ENDED and held.verdict == "release":
         return Release(lease, held.delay, held.priority, held.reason)
+    if entry.mark == ENDED and held.verdict == "give_back":
+        return GiveBack(lease, held.delay)
     if entry.mark == ENDED and held.verdict == "bury":
         return Bury(lease, held.reason)
     return GiveBack(lease)
