@@ -52,7 +52,7 @@ def test_surplus_marker_ends_no_wait(server: RedisServer, backend: Backend) -> N
         assert time.monotonic() - started >= 0.5
 
 
-def test_killed_consumer_takes_no_marker_although_a_child_that_it_forked_lives(
+def test_killed_consumer_is_handed_no_job_although_a_child_that_it_forked_lives(
     server: RedisServer, backend: Backend
 ) -> None:
     # Given a process whose consumer waits at the server, and which has forked a child
