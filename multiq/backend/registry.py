@@ -44,13 +44,13 @@ def load(group: str, name: str) -> Any:
             on_missing_entrypoints_callback=None,
             conflict_resolver=error_on_conflict,
         )
+        return manager[name].plugin
+    except KeyError as exc:
+        raise BackendNotInstalled(_not_installed(name)) from exc
     except MultipleMatches as exc:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    if name not in manager:
-        raise BackendNotInstalled(_not_installed(name))
-    return manager[name].plugin
 
 
 def installed(group: str = GROUP) -> list[str]:

@@ -93,7 +93,7 @@ def _total(found: Sequence[QueueStats], name: str) -> int | None:
 @click.command(short_help="List a queue's jobs.")
 @click.argument("queue", type=QueueName())
 @click.argument("state", type=click.Choice(_STATES), required=False, metavar="[STATE]")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="At most N jobs of each state.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many of each state.")
 @click.option("--after", metavar="CURSOR", help="Go on after the page that ended with this cursor.")
 @common_options
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
