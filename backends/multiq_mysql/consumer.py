@@ -97,7 +97,7 @@ class MysqlConsumer(Consumer):
     """Reserves jobs from the queues of one database. Its connection opens at the first call."""
 
     def __init__(self, pool: Pool, queues: Sequence[str]) -> None:
-        self.queues = tuple(queues)
+        self.queues = self._order = tuple(queues)
         self._pool = pool
         self._connection = pool.connection()
         self._interrupted = False
@@ -114,12 +114,9 @@ class MysqlConsumer(Consumer):
         self._call_began = 0.0
         self._unconfirmed = UnconfirmedVerdicts()
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        super().reorder(queues)
-        # while an earlier queue has jobs, rows of a later one would be locked for nothing
-        self._likely_queue = next((queue for queue in self.queues if queue not in self._without), self.queues[0])
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        if queues is not None or self._order is not self.queues:
+            self._set_order(queues)
         return self._wait_for_jobs(limit, time.monotonic() + timeout, has_looked=False)
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
@@ -132,10 +129,12 @@ class MysqlConsumer(Consumer):
         return answers
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, queues)
+        if queues is not None or self._order is not self.queues:
+            self._set_order(queues)
         give_up_at = time.monotonic() + timeout
         outcome = self._transact(verdicts, limit)
         self._notify_released(verdicts)
@@ -186,7 +185,7 @@ class MysqlConsumer(Consumer):
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
-            poller.sleep(self._pool, self.queues, notifications, self._wake_at(outlooks, give_up_at))
+            poller.sleep(self._pool, self._order, notifications, self._wake_at(outlooks, give_up_at))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
         """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
@@ -199,7 +198,7 @@ class MysqlConsumer(Consumer):
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
         with self._pool.borrowed() as connection:
-            outlooks += self._pool.poller.look(connection, self._pool, self.queues)
+            outlooks += self._pool.poller.look(connection, self._pool, self._order)
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
@@ -223,6 +222,12 @@ class MysqlConsumer(Consumer):
             self._pool.poller.notify()
 
     # --- reserving ---
+
+    def _set_order(self, queues: Sequence[str] | None) -> None:
+        """The order of the present call; None: as the queues were given."""
+        self._order = self.queues if queues is None else self.in_order(queues)
+        # while an earlier queue has jobs, rows of a later one would be locked for nothing
+        self._likely_queue = next((queue for queue in self._order if queue not in self._without), self._order[0])
 
     def _transact(self, verdicts: Sequence[Verdict], limit: int) -> _Outcome:
         """Settle and reserve in one transaction."""
@@ -271,7 +276,7 @@ class MysqlConsumer(Consumer):
 
     def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
         """Send one packet: the acks, a poll of the queues, and a claim that locks rows of the likely queue."""
-        poll = Poll(self._pool.poller, self._pool, self.queues, BUSY, claimed_from=self._likely_queue)
+        poll = Poll(self._pool.poller, self._pool, self._order, BUSY, claimed_from=self._likely_queue)
         claim = claims.begin(self._likely_queue, limit)
         statements = [*acks, poll.sql, *claim.sql]
         replies = iter(session.execute(*statements) if session.in_transaction else session.begin(*statements))

@@ -96,7 +96,8 @@ class RedisConsumer(Consumer):
     """Reserves from a server's queues. Connects at the first call."""
 
     def __init__(self, pool: ClientPool, partitions: Partitions, queues: Sequence[str]) -> None:
-        self.queues = tuple(queues)
+        self.queues = self._order = tuple(queues)
+        """``_order``: the queues in the order of the present call."""
         self._partitions = partitions
         self._client = pool.dedicated()
         self._waiter = Waiter(pool, self._client, partitions, self.queues)
@@ -116,15 +117,16 @@ class RedisConsumer(Consumer):
         self._undelivered: list[Lease] = []  # jobs that a failed exchange reserved
         self._generation = forks.generation  # the process that the last two belong to
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        return self.exchange((), limit, timeout)[1]
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        return self.exchange((), limit, timeout, queues)[1]
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
         return self._exchange(verdicts, 0)[0]
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
+        self._order = self.queues if queues is None else self.in_order(queues)
         give_up_at = time.monotonic() + timeout
         answers: list[LeaseLost | None] = []
         found: list[Lease] = []
@@ -187,7 +189,7 @@ class RedisConsumer(Consumer):
 
     def _route(self, exchange: _Exchange) -> Iterator[str]:
         """The queues to visit, in order, then those of leases from queues that this consumer does not reserve from."""
-        yield from self.queues
+        yield from self._order
         if exchange.verdicts:
             yield from dict.fromkeys(
                 verdict.lease.queue for verdict in exchange.verdicts if verdict.lease.queue not in self.queues

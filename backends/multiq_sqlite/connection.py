@@ -54,13 +54,13 @@ _MAX_IDLE = 8  # connections kept open for later calls
 class Pool:
     """The pool of connections to one file, and the settings to open it with. Does no I/O before the first call."""
 
-    def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
+    def __init__(self, path: str, *, synchronous: str, timeout: float, create: bool = True) -> None:
         opening.check_path(path)
         self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
         self.synchronous = synchronous
-        self.creates = True
+        self.create = create
         """Whether a missing file, and missing tables, are created."""
         self.next_log_check_at = 0.0
         """When a connection checks the log's size again, by the monotonic clock; one checks for all of them."""
@@ -78,7 +78,7 @@ class Pool:
 
     def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.FileIdentity]:
         """Open a sqlite3 connection, and return it with the file's identity. Waits *timeout* seconds for a lock."""
-        return opening.open_file(self.path, self.synchronous, timeout, creates=self.creates)
+        return opening.open_file(self.path, self.synchronous, timeout, create=self.create)
 
     def connection(self) -> Connection:
         """Return a connection for one consumer; it opens when it is first used."""

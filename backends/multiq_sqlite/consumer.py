@@ -47,18 +47,16 @@ class SqliteConsumer(Consumer):
 
     def __init__(self, pool: Pool, clock: Clock, queues: Sequence[str]) -> None:
         self.queues = tuple(queues)
-        self._asked = as_json(self.queues)
+        self._asked = self._own_order = as_json(self.queues)
+        """The queues in the order of the present call, and as they were given."""
         self._pool = pool
         self._connection = pool.connection()
         self._clock = clock
         self._waiter = Waiter(pool, self._connection)
         self._interrupted = False
 
-    def reorder(self, queues: Sequence[str]) -> None:
-        super().reorder(queues)
-        self._asked = as_json(self.queues)
-
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        self._asked = self._own_order if queues is None else as_json(self.in_order(queues))
         give_up_at = time.monotonic() + timeout
         return self._burying_malformed(lambda: self._wait_for_jobs(limit, give_up_at))
 
@@ -70,10 +68,11 @@ class SqliteConsumer(Consumer):
         return answers
 
     def exchange(
-        self, verdicts: Sequence[Verdict], limit: int, timeout: float
+        self, verdicts: Sequence[Verdict], limit: int, timeout: float, queues: Sequence[str] | None = None
     ) -> tuple[list[LeaseLost | None], list[Lease]]:
         if not verdicts:
-            return [], self.reserve(limit, timeout)
+            return [], self.reserve(limit, timeout, queues)
+        self._asked = self._own_order if queues is None else as_json(self.in_order(queues))
         give_up_at = time.monotonic() + timeout
         answers, leases, is_all = self._burying_malformed(lambda: self._transact(verdicts, limit, self._clock()))
         self._notify_released(verdicts)

@@ -49,16 +49,16 @@ def file_identity(path: str) -> FileIdentity:
 
 
 def open_file(
-    path: str, synchronous: str, timeout: float, *, creates: bool = True
+    path: str, synchronous: str, timeout: float, *, create: bool = True
 ) -> tuple[sqlite3.Connection, FileIdentity]:
-    """Return a connection to the file, with all tables in place. Without *creates*, file and tables must exist.
+    """Return a connection to the file, with all tables in place. Without *create*, file and tables must exist.
 
     Also returns the identity of the file from before it was opened, as it may be replaced meanwhile.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
     require_library()
-    if creates:
+    if create:
         _create_file(path)
     else:
         _require_file(path)
@@ -71,7 +71,7 @@ def open_file(
         cached_statements=_STATEMENTS_KEPT,
     )
     try:
-        if not creates:
+        if not create:
             _require_tables(sqlite, path, timeout)
         _prepare(sqlite, path, synchronous, timeout)
     except BaseException:

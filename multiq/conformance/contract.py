@@ -24,7 +24,7 @@ PARAGRAPHS: dict[str, str] = {
     "3.6": "one holder at a time",
     "3.7": "a waiting consumer wakes",
     "3.8": "interrupt ends a wait",
-    "3.9": "reorder changes the order of the queues",
+    "3.9": "the order of the queues, for one call",
     "3.10": "a waiting consumer has the job in time",
     "4.1": "a lease lasts its ttr",
     "4.2": "an ended lease makes the job ready by itself",

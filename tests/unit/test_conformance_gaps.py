@@ -32,8 +32,8 @@ class PoorConsumer(MemoryConsumer):
         super().__init__(*parts)
         self._held: dict[str, Lease] = {}
 
-    def reserve(self, limit: int, timeout: float) -> list[Lease]:
-        leases = super().reserve(limit, timeout)
+    def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
+        leases = super().reserve(limit, timeout, queues)
         self._held.update({lease.token: lease for lease in leases})
         return leases
 

@@ -566,9 +566,9 @@ class FlakyConsumer(Consumer):
         self.queues = inner.queues
         self._calls = 0
 
-    def reserve(self, limit: int, timeout: float) -> list[Any]:
+    def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
         self._fail_at_times()
-        return self._inner.reserve(limit, timeout)
+        return self._inner.reserve(limit, timeout, queues)
 
     def settle(self, verdicts: Any) -> list[Any]:
         self._fail_at_times()
@@ -683,8 +683,8 @@ def test_what_comes_in_after_the_stop_does_not_begin(
     make = app.backend.consumer
 
     class StopsInTheMiddle(FlakyConsumer):
-        def reserve(self, limit: int, timeout: float) -> list[Any]:
-            leases = self._inner.reserve(limit, timeout)
+        def reserve(self, limit: int, timeout: float, queues: Any = None) -> list[Any]:
+            leases = self._inner.reserve(limit, timeout, queues)
             worker.stop()
             return leases
 
