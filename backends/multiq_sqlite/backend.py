@@ -19,7 +19,6 @@ The tables are named ``multiq_...``, so the file may as well be the application'
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -27,15 +26,17 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
-from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.driverkit.paging import cursor_of, read_cursor
+from multiq.errors import JobNotFound, JobReserved, PayloadTooLarge, UrlInvalid
 from multiq.settings.url import Option, choice, seconds
 
-from .connection import MAX_BODY, Pool
+from .connection import MAX_BODY
 from .consumer import SqliteConsumer
 from .doctor import examine
 from .errors import MalformedRecord
 from .external_transaction import ExternalTransaction
-from .malformed import burying_malformed
+from .malformed import bury_and_repeat
+from .pool import Pool
 from .records import (
     READY,
     RESERVED,
@@ -149,7 +150,7 @@ class SqliteBackend(Backend):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
-        major, minor = _START if after is None else _place(after)
+        major, minor = _START if after is None else read_cursor(after)
         now = self._clock()
         self._promote_all(queue, now)
         asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
@@ -160,7 +161,7 @@ class SqliteBackend(Backend):
             return rows, [row.record(queue, now) for row in rows[:limit]]
 
         rows, shown = self._burying_malformed(read)
-        return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
+        return Page(shown, cursor_of(rows[limit - 1].place) if len(rows) > limit else None)
 
     def delete(self, queue: str, job_id: str) -> None:
         def delete(transaction: Transaction) -> None:
@@ -274,7 +275,11 @@ class SqliteBackend(Backend):
             self._burying_malformed(lambda: connection.write(work))
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        return burying_malformed(self._pool, self._clock, call)
+        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        try:
+            return call()
+        except MalformedRecord as exc:
+            return bury_and_repeat(self._pool, self._clock, call, exc)
 
     def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
         """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
@@ -328,16 +333,6 @@ def _path(url: BackendUrl) -> str:
             "sqlite:////var/lib/app/jobs.db"
         )
     return url.path.removeprefix("/")
-
-
-def _place(after: str) -> tuple[int, int]:
-    """Parse a page's cursor. Raises ``OptionInvalid``."""
-    major, _, minor = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(major), int(minor)
-        if max(map(abs, place)) < 2**63:
-            return place
-    raise OptionInvalid(f"after={after!r} is no page's cursor: pass what the page before gave as its after")
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:
