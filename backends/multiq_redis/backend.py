@@ -37,12 +37,12 @@ from multiq.settings.url import Option, choice, seconds
 
 from . import keys
 from .addresses import servers_of
-from .client import ClientPool
 from .consumer import RedisConsumer
 from .doctor import examine
 from .enqueue import enqueue_batch, uncertain
 from .listing import list_jobs, promote_all
 from .partitions import Partitions, parse_count
+from .pool import Pool
 from .records import MICROSECOND, microseconds, new_job, pack_id, parse_peek
 from .replies import guarded
 from .server_info import ServerInfo
@@ -118,7 +118,7 @@ class RedisBackend(Backend):
     def __init__(self, servers: Servers, *, prefix: str = "multiq", partitions: int = 1) -> None:
         self._servers = servers
         self._prefix = prefix
-        self._pool = ClientPool(servers, prefix)
+        self._pool = Pool(servers, prefix)
         self._server_info = ServerInfo(self._pool)
         self._partitions = Partitions(self._pool, partitions)
 
@@ -136,11 +136,12 @@ class RedisBackend(Backend):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
         if connection is not None:
             raise self.unsupported("transactional_enqueue")
-        if self._partitions.count > 1:
+        is_partitioned = self._partitions.count > 1
+        if is_partitioned:
             self._partitions.announce(queue)
         alone = new_job(jobs[0]) if len(jobs) == 1 else None
         if alone is not None:
-            partition = self._partitions.partition_for(queue, alone[0])
+            partition = self._partitions.partition_for(queue, alone[0]) if is_partitioned else queue
             try:
                 self._pool.call("enqueue_one", partition, alone)
             except BackendError as exc:
