@@ -21,7 +21,6 @@ The tables are named ``multiq_...``, and a job can be enqueued inside the applic
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -31,15 +30,16 @@ import pymysql
 
 from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
 from multiq.backend.capabilities import Capabilities, Gap
+from multiq.driverkit.paging import cursor_of, read_cursor
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
-from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge
+from multiq.errors import BackendError, EnqueueUncertain, JobNotFound, JobReserved, PayloadTooLarge
 from multiq.settings.url import Option, seconds
 
-from .connection import Pool
 from .consumer import MysqlConsumer
 from .dsn import OPTIONS, Dsn
 from .errors import is_unsent
 from .external_transaction import ExternalTransaction
+from .pool import Pool
 from .receipts import CHANGED
 from .records import (
     AGAIN,
@@ -54,6 +54,7 @@ from .records import (
     decode_text,
     effective_state,
     insert_statements,
+    look,
     microseconds,
     pack_id,
     promote,
@@ -141,7 +142,9 @@ class MysqlBackend(Backend):
                 if insert.may_be_done:
                     raise EnqueueUncertain(queue, jobs, str(exc), client_ids=True) from exc
                 raise
-            self._pool.poller.enqueued(queue, min(job.priority for job in jobs))
+            poller = self._pool.poller
+            poller.scan_windows.enqueued(queue, min(job.priority for job in jobs))
+            poller.notify()
         return [job.id for job in jobs]
 
     # --- consuming ---
@@ -159,14 +162,14 @@ class MysqlBackend(Backend):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
-        place, seq = _START if after is None else _place(after)
+        place, seq = _START if after is None else read_cursor(after)
         self._promote(queue)
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
         found = [Row(*row) for code in _CODES[state] for row in self._select("page", state=code, **asked)]
         found.sort(key=lambda row: (row.place, row.seq))
         shown = [row.record(queue) for row in found[:limit]]
         last = found[limit - 1] if len(found) > limit else None
-        return Page(shown, None if last is None else f"{last.place}.{last.seq}")
+        return Page(shown, None if last is None else cursor_of((last.place, last.seq)))
 
     def delete(self, queue: str, job_id: str) -> None:
         which = {"queue": queue.encode(), "id": pack_id(job_id)}
@@ -183,7 +186,7 @@ class MysqlBackend(Backend):
 
     def reschedule(self, queue: str, job_id: str, delay: float) -> str:
         self._run(lambda session: self._reschedule(session, queue, job_id, delay))
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
         return job_id
 
     def kick(self, queue: str, limit: int) -> int:
@@ -196,7 +199,7 @@ class MysqlBackend(Backend):
             kicked += done
             if done < size:
                 break
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
         return kicked
 
     def kick_job(self, queue: str, job_id: str) -> None:
@@ -210,7 +213,7 @@ class MysqlBackend(Backend):
                 raise JobReserved(queue, job_id)
 
         self._run(kick_job)
-        self._pool.poller.made_ready(queue)
+        self._made_ready(queue)
 
     def queues(self) -> list[str]:
         return [decode_text(name) for (name,) in self._select("queues")]
@@ -277,9 +280,14 @@ class MysqlBackend(Backend):
 
     def _promote(self, queue: str) -> None:
         with self._pool.borrowed() as connection:
-            (outlook,) = self._pool.poller.look(connection, self._pool, [queue])
+            (outlook,) = look(connection, self._pool, [queue])
             if outlook.has_due:
                 promote(connection, outlook, time.monotonic() + self.timeout)
+
+    def _made_ready(self, queue: str) -> None:
+        """Have the consumers of this process find jobs that a call has made ready again."""
+        self._pool.poller.scan_windows.made_ready(queue)
+        self._pool.poller.notify()
 
     def _is_done(self, session: Session, which: Mapping[str, bytes]) -> bool:
         """Whether an earlier attempt of this call, whose reply was lost, was committed. If not, the job is now locked.
@@ -406,13 +414,3 @@ def _purge_some(session: Session, seqs: list[int], code: int) -> int:
     """Delete these jobs. Returns how many this call has deleted."""
     purged, *_ = session.commit(render("purge", seqs=seqs, state=code), done=CHANGED)
     return purged.affected + (session.done_before() or 0)
-
-
-def _place(after: str) -> tuple[int, int]:
-    """The place and seq in a page's cursor."""
-    major, _, minor = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(major), int(minor)
-        if max(map(abs, place)) < 2**63:
-            return place
-    raise OptionInvalid(f"after={after!r} must be the cursor of a page: pass the after of the page before")

@@ -7,6 +7,7 @@ and the COMMIT in the second. How it waits is in ``waiting``.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import secrets
@@ -19,11 +20,11 @@ from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
-from .records import AGAIN, READY, SECOND, due_statements, promote_statements, unpack_hex_id
+from .records import AGAIN, READY, SECOND, Poll, due_statements, look, promote_statements, unpack_hex_id
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN
 from .settle import Batch, UnconfirmedVerdicts
 from .statements import render, rendered
-from .waiting import Poll
+from .waiting import poll
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.errors import LeaseLost
 
-    from .connection import Pool, Reply, Session
+    from .connection import Reply, Session
+    from .pool import Pool
     from .records import Outlook
     from .scan_window import ScanCursor
     from .statements import Sql
@@ -186,7 +188,8 @@ class MysqlConsumer(Consumer):
             if self._interrupted or time.monotonic() >= give_up_at:
                 self._interrupted = False
                 return []
-            poller.sleep(self._pool, self.queues, notifications, self._wake_at(outlooks, give_up_at))
+            wake_at = self._wake_at(outlooks, give_up_at)
+            poller.sleep(self.queues, notifications, wake_at, functools.partial(poll, self._pool))
 
     def _wait_or_read_back(self, limit: int, give_up_at: float) -> list[Lease]:
         """The verdicts are settled and must not be settled again, so an error is left for the next reserve to raise."""
@@ -199,7 +202,7 @@ class MysqlConsumer(Consumer):
 
     def _has_work(self, outlooks: list[Outlook]) -> bool:
         with self._pool.borrowed() as connection:
-            outlooks += self._pool.poller.look(connection, self._pool, self.queues)
+            outlooks += look(connection, self._pool, self.queues)
         return any(outlook.has_work for outlook in outlooks)
 
     def _forget_pauses(self) -> None:
@@ -236,7 +239,7 @@ class MysqlConsumer(Consumer):
         self._is_busy = bool(outcome.leases)
         self._without = frozenset(outlook.queue for outlook in outcome.outlooks if not outlook.has_work)
         if outcome.leases:
-            self._pool.poller.speed_up()
+            self._pool.poller.pause.speed_up()
         return outcome
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
@@ -271,12 +274,12 @@ class MysqlConsumer(Consumer):
 
     def _look_and_claim(self, session: Session, acks: list[str], claims: _Claims, limit: int) -> _Polled:
         """Send one packet: the acks, a poll of the queues, and a claim that locks rows of the likely queue."""
-        poll = Poll(self._pool.poller, self._pool, self.queues, BUSY, claimed_from=self._likely_queue)
+        polling = Poll(self._pool, self.queues, BUSY, claimed_from=self._likely_queue)
         claim = claims.begin(self._likely_queue, limit)
-        statements = [*acks, poll.sql, *claim.sql]
+        statements = [*acks, polling.sql, *claim.sql]
         replies = iter(session.execute(*statements) if session.in_transaction else session.begin(*statements))
         acked = [next(replies) for _ in acks]
-        outlooks = poll.read(next(replies).rows)
+        outlooks = polling.read(next(replies).rows)
         rows = claim.read(session, replies)
         return _Polled(
             acked,
@@ -314,7 +317,7 @@ class MysqlConsumer(Consumer):
         if outlook.has_due:
             found = session.execute(*due_statements(outlook))
             promoting = promote_statements(found)
-            scan_window = self._pool.poller.scan_window(outlook.queue)
+            scan_window = self._pool.poller.scan_windows.of(outlook.queue)
             if promoting:
                 claims.has_promoted = True
                 scan_window.again.restart.request()
@@ -465,7 +468,7 @@ class _Claim:
         """The rows that were found and are not reserved, best first."""
         self._surplus: list[_Row] = []
         """Rows that were found and locked beyond the limit."""
-        self._window = window = pool.poller.scan_window(queue)
+        self._window = window = pool.poller.scan_windows.of(queue)
         self._again = _Scan(pool, queue, limit, state=AGAIN, cursor=window.again, condition=window.again.sql)
         self._ready = _Scan(pool, queue, limit, state=READY, cursor=window.ready, condition=window.ready.sql)
 

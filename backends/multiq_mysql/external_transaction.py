@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from multiq.driverkit.external_transaction import ExternalConnection
     from multiq.errors import MultiqError
 
-    from .connection import Pool
     from .dsn import Dsn
+    from .pool import Pool
 
 _ACCEPTED = (
     "a connection of PyMySQL's or mysqlclient's, a Connection or Session of SQLAlchemy's over one of them "
