@@ -315,7 +315,7 @@ def _check_hook(hook: Callable[..., object] | None, name: str) -> None:
 
 
 class _Opening:
-    """The lock around constructing a backend, made anew in a forked child: another thread may have held it."""
+    """The lock around constructing a backend, made again in a forked child: another thread may have held it."""
 
     def __init__(self) -> None:
         self.renew()

@@ -105,7 +105,7 @@ class _Delivery:
         self._began = began
         self._is_one = is_one
         self._there: dict[int, str] = {}  # position -> id
-        self._in_doubt: set[int] = set()  # positions
+        self._uncertain: set[int] = set()  # positions
         self._sent: Sequence[int] = range(len(jobs))
         """The positions of the jobs that the last attempt sent."""
         self._is_first = True
@@ -160,19 +160,19 @@ class _Delivery:
             self._there.update((self._sent[at], job_id) for at, job_id in error.accepted.items())
         if isinstance(error, EnqueueUncertain):
             ids = {job.id for job in error.jobs}
-            self._in_doubt.update(at for at in self._sent if self._jobs[at].id in ids)
-        self._in_doubt -= self._there.keys()
+            self._uncertain.update(at for at in self._sent if self._jobs[at].id in ids)
+        self._uncertain -= self._there.keys()
 
     def _told(self, error: BackendError) -> BackendError:
         """The error to raise: it covers all attempts, not only the last one."""
         why = error.why if isinstance(error, EnqueueUncertain | EnqueuePartial) else str(error)
-        if self._in_doubt:
+        if self._uncertain:
             uncertain = error
             if not isinstance(uncertain, EnqueueUncertain) or not self._is_first:
-                others = [at for at in range(len(self._jobs)) if at not in self._there and at not in self._in_doubt]
+                others = [at for at in range(len(self._jobs)) if at not in self._there and at not in self._uncertain]
                 uncertain = EnqueueUncertain(
                     self._queue,
-                    [self._jobs[at] for at in sorted(self._in_doubt)],
+                    [self._jobs[at] for at in sorted(self._uncertain)],
                     why,
                     accepted=self._there,
                     unsent=[self._jobs[at] for at in others],

@@ -36,7 +36,7 @@ _LONGEST_NAME = 64  # characters of a database's name
 
 OPTIONS: Mapping[str, Option] = {
     "unix_socket": Option(str, None, "path of the server's UNIX socket, instead of a host"),
-    "password_file": Option(str, None, "file with the password, read anew for each connection"),
+    "password_file": Option(str, None, "file with the password, read again for each connection"),
     "password_env": Option(str, None, "name of the environment variable that has the password"),
     "tls": Option(choice("yes", "no"), "no", "TLS, the server's certificate and name checked; ssl_ca means yes, too"),
     "ssl_ca": Option(str, None, "file with the authority that signed the server's certificate; default: the system's"),

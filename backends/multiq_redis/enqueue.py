@@ -42,7 +42,7 @@ def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence
             calls = [client.new_call("enqueue", partition, new_jobs(part)) for partition, part in parts.items()]
             replies = client.perform_each(calls)
         failures: list[BackendError] = []
-        in_doubt: set[str] = set()
+        unanswered: set[str] = set()
         for part, reply in zip(parts.values(), replies, strict=True):
             ids = {job.id for job in part}
             if not isinstance(reply, BackendError):
@@ -50,9 +50,9 @@ def enqueue_batch(pool: Pool, partitions: Partitions, queue: str, jobs: Sequence
                 continue
             failures.append(reply)
             if reply.may_be_done:
-                in_doubt |= ids
+                unanswered |= ids
         if failures:
-            _fail(failures, queue, jobs, taken, in_doubt)
+            _fail(failures, queue, jobs, taken, unanswered)
 
 
 def _rounds(partitions: Partitions, queue: str, jobs: Sequence[NewJob]) -> Iterator[dict[str, list[NewJob]]]:
@@ -91,17 +91,17 @@ def uncertain(error: BackendError, queue: str, jobs: Sequence[NewJob]) -> Enqueu
 
 
 def _fail(
-    failures: Sequence[BackendError], queue: str, jobs: Sequence[NewJob], taken: set[str], in_doubt: set[str]
+    failures: Sequence[BackendError], queue: str, jobs: Sequence[NewJob], taken: set[str], unanswered: set[str]
 ) -> NoReturn:
     accepted = {at: job.id for at, job in enumerate(jobs) if job.id in taken}
-    if in_doubt:
+    if unanswered:
         why = next(failure for failure in failures if failure.may_be_done)
         raise EnqueueUncertain(
             queue,
-            [job for job in jobs if job.id in in_doubt],
+            [job for job in jobs if job.id in unanswered],
             str(why),
             accepted=accepted,
-            unsent=[job for job in jobs if job.id not in in_doubt and job.id not in taken],
+            unsent=[job for job in jobs if job.id not in unanswered and job.id not in taken],
             client_ids=True,
         ) from why
     if accepted:

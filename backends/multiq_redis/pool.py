@@ -47,19 +47,15 @@ class Pool:
         finally:
             self._put_back(client)
 
-    def call_each(
-        self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
-    ) -> list[Any]:
+    def call_each(self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = ()) -> list[Any]:
         """Make the same call for several partitions, in one round trip.
 
         Raises the first ``BackendError``, if there is one, after all are done.
         """
         if len(partitions) == 1:
-            return [self.call(verb, partitions[0], arguments, state=state)]
+            return [self.call(verb, partitions[0], arguments)]
         with self.borrowed() as client:
-            replies = client.perform_each(
-                [client.new_call(verb, partition, arguments, state=state) for partition in partitions]
-            )
+            replies = client.perform_each([client.new_call(verb, partition, arguments) for partition in partitions])
         for reply in replies:
             if isinstance(reply, BackendError):
                 raise reply

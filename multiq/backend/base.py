@@ -84,7 +84,7 @@ class Backend(ABC):
         """The queue's jobs in a state, untouched, a page at a time.
 
         Order: ready as they would be reserved, delayed and reserved by due time, buried as they would be kicked.
-        Pages are no snapshot: a job that moves between two calls may be seen twice or not at all, one that
+        Pages are not a snapshot: a job that moves between two calls may be seen twice or not at all, one that
         stays is seen exactly once. Raises ``Unsupported`` (``lists_jobs``) for going on after what the backend can
         show, and for a state of which it can show no job,
         ``OptionInvalid`` for a state in which no job is kept (``multiq.backend.check_state``).

@@ -43,7 +43,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     delay_resolution: Annotated[float, "delays are honoured to this many seconds, rounded up"]
     min_ttr: Annotated[float, "the shortest lease in seconds; a shorter ttr is raised to it"] = 1.0
     poll_interval: Annotated[
-        float, "without waits_in_server: seconds between two looks of an idle consumer; at most as late is a job"
+        float, "without waits_in_server: seconds between two polls of an idle consumer; a job may be that late"
     ] = 0.5
     max_body: Annotated[int | None, "the largest body in bytes; None: memory is the limit"] = None
 
@@ -62,7 +62,7 @@ class Capabilities(msgspec.Struct, frozen=True, kw_only=True):
     stable_ids: Annotated[Claim, "a job keeps its id when it is rescheduled"]
     portable_leases: Annotated[Claim, "a lease can be settled by any process that knows it, not only by its reserver"]
     fenced_late: Annotated[Claim, "a verdict after the lease's end is refused by the store itself"]
-    total_order: Annotated[Claim, "a queue is one line, by priority, then age, and not several beside each other"] = (
+    total_order: Annotated[Claim, "a queue has one order, by priority, then age, and not one order per partition"] = (
         True
     )
 

@@ -322,7 +322,7 @@ def _promises(app: BenchApp) -> dict[str, str]:
 
     return {
         "delays": f"never early, to {_step(can.delay_resolution)}",
-        "order": either("total_order", "one line by priority, then age", "in several lines beside each other"),
+        "order": either("total_order", "by priority, then age", "by priority, then age, in each partition"),
         "a repeated enqueue": either("client_ids", "adds nothing", "may add a second job"),
         "a batch": either("atomic_batches", "whole or not at all", "may be accepted in part"),
         "jobs": either("persistent", "outlive the server, as it is set up", "end with the process or server"),

@@ -42,7 +42,7 @@ def up(as_json: bool) -> None:
 def restart(as_json: bool) -> None:
     """Have each worker of the connection finish what it runs and exit with 0, within some seconds.
 
-    Whoever keeps them running (systemd, supervisord, Kubernetes) starts them anew, with the code that is there then.
+    What keeps them running (systemd, supervisord, Kubernetes) starts them again, with the current code.
     """
     from multiq.control.flags import Control
 

@@ -186,9 +186,9 @@ def _processes_begun() -> list[BaseProcess]:
 
 
 def _leave(before: set[threading.Thread | BaseProcess], code: int) -> None:
-    """The interpreter waits for threads and processes that are no daemons. It does not for those that jobs have begun.
+    """End the process without waiting for the threads and processes that jobs have started and that are not daemons.
 
-    Such a process goes on, as it does when a supervisor's child ends.
+    Python waits for all others. A process that a job has started goes on, as it does when a supervisor's child ends.
     """
     from multiq.formatting import many
     from multiq.worker.processes import fork

@@ -124,8 +124,8 @@ class _UnfencedAck(MemoryConsumer):
 
 @_plant(
     "unfenced ack",
-    "an ack deletes the job by its id, whoever holds it now",
-    "Lease.test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs",
+    "an ack deletes the job by its id, whichever lease it has now",
+    "Lease.test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs",
 )
 class _NoFenceOnAck(_Planted):
     consumer_class = _UnfencedAck
@@ -144,7 +144,7 @@ class _UnfencedRelease(MemoryConsumer):
 @_plant(
     "unfenced release",
     "a release moves the job whatever has become of it",
-    "Lease.test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs",
+    "Lease.test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs",
 )
 class _NoFenceOnRelease(_Planted):
     consumer_class = _UnfencedRelease
@@ -175,8 +175,8 @@ class _LateAccepted(MemoryConsumer):
 
 @_plant(
     "late ack",
-    "a verdict is accepted after its lease has ended, as long as nobody has taken the job",
-    "Lease.test_a_late_verdict_is_refused_though_nobody_has_taken_the_job[ack]",
+    "a verdict is accepted after its lease has ended, as long as no other consumer has taken the job",
+    "Lease.test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job[ack]",
 )
 class _LateAck(_Planted):
     consumer_class = _LateAccepted
@@ -276,7 +276,7 @@ class _AbandonReleases(MemoryConsumer):
 
 
 @_plant(
-    "abandon is no crash",
+    "abandon not counted",
     "a job that is abandoned for a dead worker is not counted as a crash",
     "Abandon.test_each_crash_is_counted_once",
 )
@@ -454,7 +454,7 @@ class _PurgesReservedJobs(_Planted):
 
 @_plant(
     "half a batch",
-    "the second half of a long batch is lost, and nobody is told",
+    "the second half of a long batch is lost without an error",
     "Enqueue.test_a_thousand_jobs_in_one_call_all_arrive_in_order",
 )
 class _HalfABatch(_Planted):
@@ -467,7 +467,7 @@ class _HalfABatch(_Planted):
 @_plant(
     "batches in parts",
     "a batch is written in parts, and others see it grow",
-    "Concurrency.test_nobody_ever_sees_a_part_of_a_batch",
+    "Concurrency.test_a_part_of_a_batch_is_never_seen",
 )
 class _BatchesInParts(_Planted):
     def enqueue(self, queue: str, jobs: Sequence[NewJob], *, connection: Any = None) -> list[str]:
@@ -704,7 +704,7 @@ class _ThreeForTwo(WiredBackend):
 
 @_plant(
     "lost with the reply",
-    "the jobs of a waiting reserve whose reply was lost stay reserved, and nobody has them",
+    "the jobs of a waiting reserve whose reply was lost stay reserved, and no consumer has them",
     "LostReplies.test_a_waiting_reserve_whose_reply_is_lost_gets_the_job_that_comes",
 )
 class _LostWithTheReply(WiredBackend):
@@ -736,25 +736,25 @@ class _EnqueuedTwice(WiredBackend):
 
 
 @_plant(
-    "silent doubt",
+    "uncertain called unavailable",
     "an enqueue whose replies are lost for good says that the server is out of reach, as if nothing were there",
-    "LostReplies.test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt",
+    "LostReplies.test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown",
 )
-class _SilentDoubt(WiredBackend):
-    knows_its_doubts = False
+class _UncertainCalledUnavailable(WiredBackend):
+    names_uncertain_enqueues = False
 
 
 @_plant(
-    "doubt called timeout",
+    "uncertain called timeout",
     "an enqueue that the server does not answer is a timeout, as if nothing had been sent",
-    "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_in_doubt_and_can_be_repeated",
+    "Hangs.test_an_enqueue_that_a_server_does_not_answer_is_uncertain_and_can_be_repeated",
 )
-class _DoubtCalledTimeout(WiredBackend):
-    knows_its_doubts = False
+class _UncertainCalledTimeout(WiredBackend):
+    names_uncertain_enqueues = False
 
 
 @_plant(
-    "nobody home",
+    "zero for a lost reply",
     "counts zero of everything if the reply is lost",
     "LostReplies.test_a_look_whose_reply_is_lost_sees_what_is_there[stats]",
 )
@@ -764,7 +764,7 @@ class _Unavailable(WiredBackend):
 
 @_plant(
     "kick presumed",
-    "a kick of one job whose connection is lost is taken for done, though the server never heard of it",
+    "a kick of one job whose connection is lost is taken for done, though the server never received it",
     "LostReplies.test_a_kick_of_one_job_whose_reply_is_lost_kicks_it_once",
 )
 class _KickPresumed(WiredBackend):
@@ -773,7 +773,7 @@ class _KickPresumed(WiredBackend):
 
 @_plant(
     "verdicts presumed",
-    "a verdict whose connection is lost is taken for done, though the server never heard of it",
+    "a verdict whose connection is lost is taken for done, though the server never received it",
     "LostReplies.test_a_bury_whose_reply_is_lost_is_carried_out_once",
 )
 class _VerdictsPresumed(WiredBackend):
@@ -845,14 +845,14 @@ class _Patient(WiredBackend):
 
 
 class _OnceSilentAlwaysDone(WiredConsumer):
-    is_in_doubt = False
+    is_uncertain = False
 
     def settle(self, verdicts: Sequence[Verdict]) -> list[LeaseLost | None]:
-        if self.is_in_doubt:
+        if self.is_uncertain:
             return [None] * len(verdicts)
-        self.is_in_doubt = True
+        self.is_uncertain = True
         answers = super().settle(verdicts)
-        self.is_in_doubt = False
+        self.is_uncertain = False
         return answers
 
 
@@ -887,7 +887,7 @@ class _PatientExchange(WiredBackend):
 
 
 @_plant(
-    "silence is no job",
+    "silence means empty",
     "a reserve on a server that does not answer finds no job",
     "Hangs.test_a_waiting_reserve_on_a_server_that_hangs_ends_in_time",
 )
@@ -983,34 +983,34 @@ class _Notifying(_Planted):
 _IN_TIME = "Waking.test_a_waiting_consumer_has_the_job_in_time"
 
 
-@_plant("no bell", "nobody is ever woken: consumers look every three seconds", f"{_IN_TIME}[enqueue]")
+@_plant("no wakeup", "no consumer is ever woken: all look every three seconds", f"{_IN_TIME}[enqueue]")
 class _NoWakeup(_Notifying):
     silent = frozenset({"enqueue", "reschedule", "kick", "kick_job", "resume"})
 
 
-@_plant("reschedule wakes nobody", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
-class _RescheduleWakesNobody(_Notifying):
+@_plant("reschedule does not wake", "a job rescheduled to now waits for the next look", f"{_IN_TIME}[reschedule]")
+class _RescheduleDoesNotWake(_Notifying):
     silent = frozenset({"reschedule"})
 
 
-@_plant("kick wakes nobody", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
-class _KickWakesNobody(_Notifying):
+@_plant("kick does not wake", "a kicked job waits for the next look", f"{_IN_TIME}[kick]")
+class _KickDoesNotWake(_Notifying):
     silent = frozenset({"kick"})
 
 
-@_plant("resume wakes nobody", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
-class _ResumeWakesNobody(_Notifying):
+@_plant("resume does not wake", "a resumed queue waits for the next look", f"{_IN_TIME}[resume]")
+class _ResumeDoesNotWake(_Notifying):
     silent = frozenset({"resume"})
 
 
-@_plant("release wakes nobody", "a released job waits for the next look", f"{_IN_TIME}[release]")
-class _ReleaseWakesNobody(_Notifying):
+@_plant("release does not wake", "a released job waits for the next look", f"{_IN_TIME}[release]")
+class _ReleaseDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = ()
 
 
-@_plant("abandon wakes nobody", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
-class _AbandonWakesNobody(_Notifying):
+@_plant("abandon does not wake", "an abandoned job waits for the next look", f"{_IN_TIME}[abandon]")
+class _AbandonDoesNotWake(_Notifying):
     class consumer_class(_Waiting):  # noqa: N801 - stands for the attribute of this name
         notifies_after = (Release, GiveBack)
 
@@ -1065,7 +1065,7 @@ class _NotifiesOne(_NotifyingStore):
 
 
 @_plant(
-    "rings for one",
+    "wakes only one",
     "a batch of jobs wakes one of the consumers that wait, and the others look every three seconds",
     "Waking.test_two_jobs_wake_two_consumers_in_time",
 )
@@ -1084,7 +1084,7 @@ class _OneIsWoken(_Notifying):
 
 
 @_plant(
-    "rings too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
+    "wakes too early", "a batch is announced before it is there, and found at the next look", f"{_IN_TIME}[a batch]"
 )
 class _NotifiesTooEarly(_Notifying):
     silent = frozenset({"enqueue"})

@@ -51,7 +51,7 @@ def quick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Repo
     def run(workload: Workload, *names: str) -> Report:
         variants = [_smaller(variant) for variant in workload.variants(is_quick=True)]
         monkeypatch.setattr(type(workload), "variants", lambda _self, *, is_quick: variants)
-        servers, run_logs = tmp_path / "servers", tmp_path / "journals"
+        servers, run_logs = tmp_path / "servers", tmp_path / "run_logs"
         servers.mkdir()
         run_logs.mkdir()
         with open_targets(names, "fast", servers) as targets:

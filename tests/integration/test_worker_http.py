@@ -116,7 +116,7 @@ def test_probes_are_answered_whatever_jobs_do(tmp_path: Path, server: RedisServe
         assert json.loads(ask(port, "/readyz")[1])["waits_for"] == ["it is paused"]
 
 
-def test_the_worker_tells_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
+def test_the_worker_reports_its_own_figures_while_the_backend_is_silent(tmp_path: Path, server: RedisServer) -> None:
     with worker(tmp_path, server.url, "processes=1, http=':0'") as process:
         port = port_of(process)
         until(lambda: ("multiq_queue_jobs", "default", "ready") in figures(port))
@@ -183,7 +183,7 @@ def test_there_is_nothing_else(tmp_path: Path, server: RedisServer) -> None:
     [
         (":9000", ("127.0.0.1", 9000)),
         ("localhost:0", ("localhost", 0)),
-        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - whoever writes this means it
+        ("0.0.0.0:9000", ("0.0.0.0", 9000)),  # noqa: S104 - given explicitly
         ("[::1]:9000", ("::1", 9000)),
     ],
 )

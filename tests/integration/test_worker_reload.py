@@ -279,7 +279,7 @@ def test_a_worker_ends_when_its_time_is_over(tmp_path: Path, url: str, mode: str
         assert len(read_diary(process.diary)) == 2
 
 
-def test_recycling_without_anybody_to_replace_the_process_is_refused() -> None:
+def test_recycling_without_a_supervisor_is_refused() -> None:
     with pytest.raises(multiq.OptionInvalid, match="processes=1 or more"):
         multiq.Worker(multiq.App("memory://"), recycle_jobs=5)
 

@@ -37,7 +37,7 @@ def at(process: WorkerProcess, word: str, number: int) -> int:
 @pytest.mark.long
 def test_neighbours_of_a_stuck_job_run_once_and_do_not_wait_for_it(tmp_path: Path, url: str) -> None:
     if not app.backend.capabilities.portable_leases:
-        pytest.skip("nobody but its own connection can touch or give back a lease: docs/worker.md says so")
+        pytest.skip("only its own connection can touch or give back a lease: docs/worker.md says so")
     # Given a worker that has learnt that jobs are short, and fetches a batch with a long one in its middle
     quick.enqueue_many([(number,) for number in range(200)])
     with worker(tmp_path, url, "processes=1") as process:

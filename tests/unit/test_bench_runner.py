@@ -72,7 +72,7 @@ def go(
 ) -> tuple[Report, list[tuple[str, str]]]:
     """A run, and what it told meanwhile."""
     told: list[tuple[str, str]] = []
-    servers, run_logs = folder / "servers", folder / "journals"
+    servers, run_logs = folder / "servers", folder / "run_logs"
     servers.mkdir()
     run_logs.mkdir()
     with open_targets(names, "durable", servers) as targets:

@@ -68,11 +68,11 @@ def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> No
     assert line(found, "of the baseline").split() == ["of", "the", "baseline", "25%"]
 
 
-def test_what_a_server_does_not_tell_is_no_zero() -> None:
+def test_a_figure_that_a_server_does_not_report_is_not_shown_as_zero() -> None:
     assert line(lines(render(report())), "commands/job").split()[-1] == "-"
 
 
-def test_who_took_part_is_told_with_what_it_survives() -> None:
+def test_targets_are_listed_with_what_they_survive() -> None:
     found = lines(render(report()))
     assert line(found, "sqlite").split() == ["sqlite", "SQLite", "3.40.1", "server", "crash", "(synchronous", "NORMAL)"]
     assert "yours" not in "".join(found)
@@ -99,7 +99,7 @@ def test_each_broken_promise_has_a_line_of_its_own() -> None:
     assert found[-1] == "2 broken promises among 6,300,000 jobs"
 
 
-def test_a_noisy_machine_is_told() -> None:
+def test_a_noisy_machine_is_reported() -> None:
     noisy = report(noise=3)
     assert f"take the figures with care: {noisy.noise}" in lines(render(noisy))
     assert not [text for text in lines(render(report())) if "care" in text]
@@ -161,12 +161,12 @@ def test_a_comparison_fits_too(width: int) -> None:
     assert max(map(len, found)) <= width
 
 
-def test_a_headline_that_is_a_time_per_job_is_no_cost() -> None:
+def test_a_headline_that_is_a_time_per_job_is_not_repeated_as_a_cost() -> None:
     found = lines(render(report()))
     assert line(found, "settle, us/job").count("±") == 4
 
 
-def test_a_metric_that_nobody_has_is_shown_as_unknown() -> None:
+def test_a_metric_that_no_target_has_is_shown_as_unknown() -> None:
     a_run = report(targets=TARGETS[:2])
     more = [
         replaced(workload, metrics=[*workload.metrics, Metric("swaps", "swaps/job", "lower")])

@@ -67,7 +67,7 @@ class PoorBackend(MemoryBackend):
         max_body=MAX_BODY,
         client_ids=Gap("never", "the store numbers its jobs itself"),
         atomic_batches=Gap("never", "the store takes one job at a time"),
-        waits_in_server=Gap("not done", "nobody has needed it yet"),
+        waits_in_server=Gap("not done", "it was not needed yet"),
         shared=Gap("never", "the jobs live in one process's memory"),
         persistent=Gap("never", "the jobs end with the process"),
         disconnect_ends_lease=True,
@@ -144,7 +144,7 @@ def test_an_honest_backend_with_every_gap_keeps_the_rest(report: Report) -> None
 
 
 @pytest.mark.long
-def test_each_gap_is_told_and_none_is_passed_over(report: Report) -> None:
+def test_each_gap_is_reported(report: Report) -> None:
     gaps = {power for power, _ in PoorBackend.declared.gaps()}
     assert {row.power for row in report.refused} == gaps
 

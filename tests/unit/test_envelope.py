@@ -72,7 +72,7 @@ def test_any_other_program_reads_a_golden_file_as_json(name: str) -> None:
     assert fields.get("args", []) == ENVELOPES[name].args
 
 
-def test_there_is_no_golden_file_that_nobody_tests() -> None:
+def test_every_golden_file_is_tested() -> None:
     assert {path.stem for path in GOLDEN.iterdir()} == set(ENVELOPES)
 
 
@@ -136,7 +136,7 @@ def test_another_version_is_refused_as_such_whatever_its_fields_are(version: int
         (b'{"multiq":1,"task":"t","args":' + b"[" * 20_000 + b"]" * 20_000 + b"}", "recursion"),
     ],
 )
-def test_what_is_no_envelope_is_refused_with_what_is_wrong(body: bytes, complaint: str) -> None:
+def test_a_body_that_is_not_an_envelope_is_refused_with_the_reason(body: bytes, complaint: str) -> None:
     with pytest.raises(PayloadInvalid, match=f"the body is not a task's envelope: .*({complaint})"):
         decode_envelope(body)
 

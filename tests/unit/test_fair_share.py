@@ -97,7 +97,7 @@ def test_a_queue_that_was_empty_is_owed_nothing_for_it() -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("jobs", [1, 2, 3, 5])
 def test_many_workers_that_take_a_few_jobs_each_give_each_queue_its_share_too(jobs: int) -> None:
-    # Given workers that begin anew each time
+    # Given workers that start again each time
     weights = {"high": 3, "low": 1}
     dice = random.Random(5)
     backend = MemoryBackend()

@@ -45,7 +45,7 @@ def test_every_duration_is_short(seconds: float) -> None:
 
 
 @pytest.mark.parametrize(("number", "text"), [(None, "?"), (0, "0"), (1234567, "1,234,567")])
-def test_what_is_not_known_is_no_zero(number: int | None, text: str) -> None:
+def test_an_unknown_number_is_not_shown_as_zero(number: int | None, text: str) -> None:
     assert count(number) == text
 
 

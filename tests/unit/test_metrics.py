@@ -45,7 +45,7 @@ def test_what_each_process_counts_adds_up() -> None:
     assert (metrics.read().lost, metrics.read().backend_errors, metrics.read().crashed) == (1, 1, 0)
 
 
-@pytest.mark.parametrize("task", [None, "nobody's", "other"])
+@pytest.mark.parametrize("task", [None, "unknown", "other"])
 def test_a_task_that_the_app_does_not_have_makes_no_figure_of_its_own(task: str | None) -> None:
     metrics = Metrics(["a"], 1)
     emit(metrics, 0, JobBuried(job=job(task), reason=""))

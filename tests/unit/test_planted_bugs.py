@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_the_moment")
 
-# what a walk of one thread, in which nobody waits and no batch is long, cannot meet
+# what a walk of one thread, without waits and long batches, cannot meet
 BEYOND_WALKS = {
     "half a batch",
     "batches in parts",
@@ -69,7 +69,7 @@ def walks(count: int) -> list[list[Step]]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - BEYOND_WALKS))
-def test_random_walks_find_the_bug_without_having_heard_of_it(name: str) -> None:
+def test_random_walks_find_the_bug_without_a_test_for_it(name: str) -> None:
     # When a backend with a bug is compared with the model, then they differ, and the story of the walk is told; what
     # few walks happen to miss, more of them find
     for count in (60, 200):

@@ -98,7 +98,7 @@ def test_what_cannot_be_used_is_refused_with_the_reason(text: str, says: str) ->
     assert says in str(caught.value)
 
 
-def test_all_mistakes_in_the_options_are_told_at_once() -> None:
+def test_all_mistakes_in_the_options_are_reported_at_once() -> None:
     with pytest.raises(UrlInvalid) as caught:
         parse_url("redis://host?timeout=soon&mode=brave&zebra=1", OPTIONS)
     assert all(word in str(caught.value) for word in ("soon", "brave", "zebra"))

@@ -1,4 +1,4 @@
-"""What callers may pass beside a body, and what they are told when it is wrong."""
+"""What callers may pass beside a body, and the errors when it is wrong."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_a_delay_may_be_a_timedelta() -> None:
 @pytest.mark.parametrize(
     "delay", [-1, -0.001, DELAY_MAX + 1, dt.timedelta(days=-1), dt.timedelta.max, *NEVER_A_NUMBER[1:]], ids=shown
 )
-def test_a_delay_that_is_none_is_refused(delay: Any) -> None:
+def test_an_invalid_delay_is_refused(delay: Any) -> None:
     with pytest.raises(OptionInvalid, match=r"^delay must be"):
         check_delay(delay)
 
@@ -94,7 +94,7 @@ def test_a_point_in_the_past_is_now() -> None:
         ("2035-01-01T00:00:00Z", "at must be a datetime with a time zone"),
     ],
 )
-def test_a_point_in_time_that_is_none_is_refused(at: Any, complaint: str) -> None:
+def test_an_invalid_point_in_time_is_refused(at: Any, complaint: str) -> None:
     with pytest.raises(OptionInvalid, match=complaint):
         check_delay(None, at)
 
@@ -168,7 +168,7 @@ def test_states_are_named_one_or_many() -> None:
 
 
 @pytest.mark.parametrize("state", ["gone", "READY", "", None, 3, ["ready"]])
-def test_what_is_no_stored_state_is_refused(state: Any) -> None:
+def test_a_state_in_which_no_job_is_kept_is_refused(state: Any) -> None:
     with pytest.raises(OptionInvalid, match="a job's state must be one of ready, delayed, reserved, buried"):
         check_state(state)
 

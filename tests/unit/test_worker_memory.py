@@ -218,7 +218,9 @@ class TestVerdicts:
         drain(app, **mode)
         assert (handle.peek().state, handle.peek().reason) == (State.BURIED, "no such customer")
 
-    def test_a_body_that_is_no_envelope_is_buried_with_its_bytes(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_a_body_that_is_not_an_envelope_is_buried_with_its_bytes(
+        self, app: multiq.App, mode: dict[str, Any]
+    ) -> None:
         bodies = [b"\x00\xff", b"", b"[1,2]", b'{"multiq":99,"task":"x"}', b'{"multiq":1}', b"{" * 5000]
         handles = [app.queue().enqueue(body) for body in bodies]
         assert drain(app, **mode) == 0
@@ -279,7 +281,7 @@ class TestVerdicts:
         assert drain(app, **mode) == 0
         assert handle.peek().state is State.DELAYED
 
-    def test_current_job_tells_where_one_is(self, app: multiq.App, mode: dict[str, Any]) -> None:
+    def test_current_job_returns_the_running_job(self, app: multiq.App, mode: dict[str, Any]) -> None:
         seen: list[tuple[str, str, int, dict[str, str]]] = []
 
         @app.task
@@ -450,7 +452,7 @@ class TestEvents:
         @app.task
         async def hog() -> None:
             starts[-1] = time.monotonic()
-            let_go.wait(30)  # the mistake that it is: nobody else of this loop gets a turn
+            let_go.wait(30)  # blocks the loop for all its other jobs, on purpose
             starts[-2] = time.monotonic()
 
         @app.task
@@ -690,7 +692,7 @@ def test_what_comes_in_after_the_stop_does_not_begin(
             return self._inner.settle(verdicts)
 
     monkeypatch.setattr(app.backend, "consumer", lambda queues: StopsInTheMiddle(make(queues)))
-    # When it runs, then the job is ready as if nobody had ever had it
+    # When it runs, then the job is ready as if it had never been reserved
     assert worker.run() == 0
     assert ran == []
     assert (handle.peek().state, handle.peek().attempt) == (State.READY, 0)

@@ -132,7 +132,7 @@ def test_a_generator_that_a_job_breaks_out_of_is_closed_and_none_of_its_tasks_is
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGURG"), reason="POSIX only")
-def test_a_job_that_takes_the_signal_of_limits_makes_no_later_one_deaf(app: multiq.App) -> None:
+def test_a_job_that_takes_sigurg_disables_no_later_time_limit(app: multiq.App) -> None:
     @app.task(max_attempts=1)
     def take() -> None:
         signal.signal(signal.SIGURG, lambda *_: None)
@@ -253,7 +253,7 @@ def test_a_new_supervisor_lets_the_old_sidecar_kill_the_old_children() -> None:
 
 
 def test_a_process_that_reuses_the_pid_of_a_previous_child_is_not_killed() -> None:
-    # Given a supervisor after a reload, whose processes of before were waited for by somebody else
+    # Given a supervisor after a reload, whose earlier processes were waited for by another process
     supervisor = Supervisor(lambda _: 0, lambda _, __: 0, SharedState(1), grace=1, once=False)
     with supervisor._inbox:
         pass  # its sockets are closed

@@ -67,7 +67,7 @@ class Side:
     def enqueue_again(self, step: EnqueueAgain) -> Answer:
         number = self._number(step.job)
         queue, job = self.places[number]
-        # a job that still exists stays as it is; one that is gone is made anew
+        # a job that still exists stays as it is; one that is gone is stored again
         again = NewJob(b"again", self.ids[number], step.priority, self.time.delay(step.ticks), job.ttr)
         ids = self.backend.enqueue(queue, [again])
         return [self._known(queue, job_id) for job_id in ids]

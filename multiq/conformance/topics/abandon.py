@@ -80,7 +80,7 @@ class AbandonTests(Topic):
 
     @promise("5.11", "4.4")
     @without("portable_leases")
-    def test_where_leases_are_not_portable_nobody_else_can_settle_them(self) -> None:
+    def test_where_leases_are_not_portable_no_other_process_can_settle_them(self) -> None:
         # Given a lease that another consumer knows
         job_id = self.enqueue()
         lease = self.take()

@@ -95,7 +95,7 @@ class ConcurrencyTests(Topic):
     # --- settling ---
 
     @promise("5.7", "5.8")
-    def test_everybody_settles_at_once(self) -> None:
+    def test_all_consumers_settle_at_once(self) -> None:
         # Given consumers that hold many jobs each
         self.enqueue_all(*[b"x"] * 160, ttr=LONG)
         consumers = self._consumers_of_their_own()
@@ -209,7 +209,7 @@ class ConcurrencyTests(Topic):
             self.backend.purge(self.queue, [State.READY, State.BURIED])
 
     @promise("4.4", "5.8")
-    def test_of_an_old_and_a_new_holder_who_ack_at_once_only_the_new_one_is_heard(self) -> None:
+    def test_of_an_old_and_a_new_holder_that_ack_at_once_only_the_new_ones_ack_counts(self) -> None:
         # Given jobs that were abandoned by one consumer, and are held by another
         count = 10
         self.enqueue_all(*[b"x"] * count, ttr=self.short_ttr)
@@ -247,7 +247,7 @@ class ConcurrencyTests(Topic):
 
     @promise("2.3")
     @requires("atomic_batches")
-    def test_nobody_ever_sees_a_part_of_a_batch(self) -> None:
+    def test_a_part_of_a_batch_is_never_seen(self) -> None:
         # Given a thread that looks all the time
         seen: set[int | None] = set()
         done = threading.Event()

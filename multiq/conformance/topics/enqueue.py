@@ -144,8 +144,8 @@ class EnqueueTests(Topic):
 
     @promise("1.3", "2.4", "11.5")
     @requires("client_ids")
-    def test_ids_of_other_kinds_are_kept_as_they_are_and_told_apart(self) -> None:
-        # Given ids that are no UUIDs, or are written like none, and that some table could take for one another
+    def test_ids_of_other_kinds_are_kept_as_they_are_and_distinguished(self) -> None:
+        # Given ids that are not UUIDs, or are written in another form, and that some table could take for one another
         uuid = new_id()
         ids = [*IDS, uuid, uuid.upper(), uuid.replace("-", "")]
         batch = [NewJob(b"%d" % number, job_id) for number, job_id in enumerate(ids)]
@@ -397,7 +397,7 @@ class EnqueueTests(Topic):
             assert self.take().id == job_id
 
     @promise("2.8")
-    def test_a_job_is_there_for_everybody_once_enqueue_returns(self) -> None:
+    def test_a_job_is_there_for_all_clients_once_enqueue_returns(self) -> None:
         # Given two backends on one store
         other = self.another_backend()
         # When one enqueues

@@ -64,7 +64,7 @@ class HangsTests(Topic):
 
     @promise("2.9", "11.10", "2.4")
     @requires("client_ids")
-    def test_an_enqueue_that_a_server_does_not_answer_is_in_doubt_and_can_be_repeated(self) -> None:
+    def test_an_enqueue_that_a_server_does_not_answer_is_uncertain_and_can_be_repeated(self) -> None:
         # Given a backend that is connected, and an enqueue that timed out
         proxy, far = self.proxied()
         far.enqueue(self.queue, [self.new()])

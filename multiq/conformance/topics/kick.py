@@ -78,7 +78,7 @@ class KickTests(Topic):
         assert self.counts() == (1, 1, 1, 0)
 
     @promise("6.1")
-    def test_a_kick_of_an_unused_queue_is_no_mistake(self) -> None:
+    def test_a_kick_of_an_unused_queue_returns_0(self) -> None:
         assert self.backend.kick(self.queue, 10) == 0
 
     @promise("6.3")

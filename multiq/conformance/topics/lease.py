@@ -40,7 +40,7 @@ class LeaseTests(Topic):
         assert self.take(by=self.another_consumer(backend=self.another_backend())).id == lease.id
 
     @promise("1.2", "4.2")
-    def test_an_ended_lease_shows_in_every_answer_though_nobody_has_reserved(self) -> None:
+    def test_an_ended_lease_shows_in_every_answer_before_another_reserve(self) -> None:
         # Given a job whose lease has ended, and no consumer since
         lease = self.abandoned()
         # Then peek and stats show it as ready
@@ -101,7 +101,7 @@ class LeaseTests(Topic):
 
     @promise("4.3")
     @pytest.mark.parametrize("verdict", VERDICTS.values(), ids=VERDICTS.keys())
-    def test_a_late_verdict_is_refused_though_nobody_has_taken_the_job(
+    def test_a_late_verdict_is_refused_though_no_other_consumer_has_the_job(
         self, verdict: Callable[[Lease], Verdict]
     ) -> None:
         # Given a lease that has ended, and a job that no consumer has reserved since
@@ -115,7 +115,7 @@ class LeaseTests(Topic):
 
     @promise("4.3")
     @requires("fenced_late")
-    def test_the_store_itself_refuses_a_late_verdict_of_somebody_who_cannot_know(self) -> None:
+    def test_the_store_itself_refuses_a_late_verdict_of_a_consumer_that_cannot_know(self) -> None:
         # Given an ended lease, and a consumer that never saw when it began
         lease = self.abandoned()
         stranger = self.another_consumer(backend=self.another_backend())
@@ -126,7 +126,7 @@ class LeaseTests(Topic):
     # --- stale ---
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_holds_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_holds_the_jobs(self) -> None:
         # Given jobs that were abandoned, and reserved by another consumer
         leases, other = self._abandoned_by_one_and_held_by_another()
         # When the old holder settles each in another way, then all is refused
@@ -148,7 +148,7 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_released_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_released_the_jobs(self) -> None:
         # Given jobs that another consumer reserved in between and released
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Release, other.held.values()), by=other)
@@ -157,7 +157,7 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.READY)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_put_the_jobs_off(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_put_the_jobs_off(self) -> None:
         # Given jobs that another consumer reserved in between and released with a delay
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*(Release(lease, delay=LONG) for lease in other.held.values()), by=other)
@@ -166,7 +166,7 @@ class LeaseTests(Topic):
         self._assert_untouched(leases, State.DELAYED)
 
     @promise("4.4")
-    def test_stale_verdicts_are_refused_when_somebody_else_buried_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_buried_the_jobs(self) -> None:
         # Given jobs that another consumer reserved in between and buried
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Bury, other.held.values()), by=other)
@@ -204,7 +204,7 @@ class LeaseTests(Topic):
         assert self.counts() == (0, 0, 0, 0)
 
     @promise("4.4", "5.1")
-    def test_stale_verdicts_are_refused_when_somebody_else_acked_the_jobs(self) -> None:
+    def test_stale_verdicts_are_refused_when_another_consumer_acked_the_jobs(self) -> None:
         # Given jobs that another consumer has acked in between
         leases, other = self._abandoned_by_one_and_held_by_another()
         self.settle(*map(Ack, other.held.values()), by=other)
@@ -214,7 +214,7 @@ class LeaseTests(Topic):
 
     @promise("4.4", "2.4")
     @requires("client_ids")
-    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_anew(self) -> None:
+    def test_stale_verdicts_are_refused_when_the_ids_were_enqueued_again(self) -> None:
         # Given jobs that were abandoned and deleted, and new ones of the same ids that are reserved
         leases = self._abandoned_of_each_kind()
         for lease in leases:
@@ -253,7 +253,7 @@ class LeaseTests(Topic):
         assert (third.attempt, third.crashes) == (3, 2)
 
     @promise("4.6")
-    def test_verdicts_are_no_crashes(self) -> None:
+    def test_verdicts_count_no_crashes(self) -> None:
         # Given a job that got a verdict of each kind, and always came back
         job_id = self.enqueue()
         self.settle(Release(self.take()))

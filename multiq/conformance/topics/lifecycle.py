@@ -88,13 +88,13 @@ class LifecycleTests(Topic):
 
     @promise("11.7", "11.1")
     @requires("persistent")
-    def test_jobs_outlive_everybody_who_knew_of_them(self) -> None:
+    def test_jobs_outlive_all_clients_of_the_store(self) -> None:
         # Given jobs in all states but reserved, with everything set
         buried = self.enqueue(b"buried")
         self.settle(Bury(self.take(), reason="why"))
         ready = self.enqueue(b"\0ready", priority=4, ttr=90)
         delayed = self.enqueue(b"delayed", delay=LONG)
-        # When all backends are closed and the store is started anew
+        # When all backends are closed and the store is started again
         self._start_anew()
         # Then the jobs are as they were
         assert [self.state(job_id) for job_id in (ready, delayed, buried)] == [
@@ -108,11 +108,11 @@ class LifecycleTests(Topic):
 
     @promise("11.7", "4.5", "4.6")
     @requires("durable_attempts")
-    def test_attempts_and_crashes_outlive_everybody_who_knew_of_them(self) -> None:
+    def test_attempts_and_crashes_outlive_all_clients_of_the_store(self) -> None:
         # Given a job that was abandoned once and released once
         self.abandoned()
         self.settle(Release(self.take()))
-        # When all backends are closed and the store is started anew
+        # When all backends are closed and the store is started again
         self._start_anew()
         # Then the next reservation is the third, after one crash
         lease = self.take()

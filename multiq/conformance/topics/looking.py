@@ -15,7 +15,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_peek_tells_the_state_and_all_else(self, state: State) -> None:
+    def test_peek_returns_the_state_and_all_else(self, state: State) -> None:
         # Given a job in some state
         job_id = self.given(state, b"body", priority=5, ttr=2 * LONG)
         record = self.peek(job_id)
@@ -30,7 +30,7 @@ class PeekTests(Topic):
 
     @promise("9.1")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_peek_tells_when_a_job_is_due(self, state: State) -> None:
+    def test_peek_returns_when_a_job_is_due(self, state: State) -> None:
         # Given a job in some state, half an hour from its delay or twice that from its lease's end
         job_id = self.given(state, ttr=2 * LONG)
         due_in = self.peek(job_id).due_in
@@ -103,7 +103,7 @@ class PeekTests(Topic):
         assert self.tells(record.kicks, 1, "durable_attempts")
 
     @promise("9.1")
-    def test_a_reserved_job_is_in_its_first_attempt_for_everybody(self) -> None:
+    def test_a_reserved_job_is_in_its_first_attempt_for_all_clients(self) -> None:
         # Given a job that one backend's consumer holds
         job_id = self.enqueue(b"held")
         self.take()
@@ -372,7 +372,7 @@ class StatsTests(Topic):
         assert seen == [(6, 0, 0, 0), (1, 0, 5, 0), (3, 1, 0, 1), (3, 1, 0, 0), (3, 1, 0, 0)]
 
     @promise("1.2", "9.5")
-    def test_due_jobs_count_as_ready_though_nobody_has_reserved(self) -> None:
+    def test_due_jobs_count_as_ready_before_another_reserve(self) -> None:
         # Given delayed jobs, of which two are due by now
         self.enqueue_all(b"a", b"b", delay=self.short_delay)
         self.enqueue(b"later", delay=LONG)
@@ -381,7 +381,7 @@ class StatsTests(Topic):
         assert self.counts() == (2, 1, 0, 0)
 
     @promise("9.5", "10.1")
-    def test_stats_tell_how_long_a_queue_is_still_paused(self) -> None:
+    def test_stats_return_how_long_a_queue_is_still_paused(self) -> None:
         # Given a paused queue
         self.backend.pause(self.queue, LONG)
         assert self.about(self.backend.stats(self.queue).paused_for, LONG)

@@ -83,8 +83,8 @@ class LostRepliesTests(Topic):
 
     @promise("2.9", "2.4", "11.9")
     @requires("client_ids")
-    def test_an_enqueue_whose_replies_are_all_lost_says_which_jobs_are_in_doubt(self) -> None:
-        are_told = False
+    def test_an_enqueue_whose_replies_are_all_lost_names_the_jobs_whose_outcome_is_unknown(self) -> None:
+        is_uncertain = False
         for cut in self._cuts():
             # Given a batch whose reply is lost, and so are those to all that is tried then
             jobs = [self.new(b"a"), self.new(b"b"), self.new(b"late", delay=LONG)]
@@ -96,16 +96,16 @@ class LostRepliesTests(Topic):
                 error = exc
             if isinstance(error, EnqueueUncertain):
                 # Then the error has each job in one of three lists (uncertain, accepted, unsent), with its id
-                are_told = True
-                assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs in doubt"
-                told = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
-                assert sorted(told) == sorted(job.id for job in jobs), "each job is in one of the three lists"
+                is_uncertain = True
+                assert error.ids == tuple(job.id for job in error.jobs), "the ids of the jobs that may be stored"
+                named = [*error.ids, *error.accepted.values(), *(job.id for job in error.unsent)]
+                assert sorted(named) == sorted(job.id for job in jobs), "each job is in one of the three lists"
             elif error is not None:
-                assert self.counts() == (0, 0, 0, 0), "not a word of doubt, and jobs are there"
+                assert self.counts() == (0, 0, 0, 0), "the error says that nothing was stored, but jobs are there"
             # And the same batch again adds those that are missing, and no other
             assert self._insist(cut.far.enqueue, self.queue, jobs) == [job.id for job in jobs]
             assert self.counts() == (2, 1, 0, 0)
-        assert are_told, "no enqueue was told to be in doubt"
+        assert is_uncertain, "no enqueue raised EnqueueUncertain"
 
     @promise("2.9", "11.9")
     @without("client_ids")
@@ -122,7 +122,7 @@ class LostRepliesTests(Topic):
             except BackendUnavailable:  # before any job was sent
                 there, unsent = 0, len(jobs)
             assert there + perhaps + unsent == len(jobs)
-            assert named == (), "the ids are the backend's, so nobody knows them"
+            assert named == (), "the ids are the backend's, so no client knows them"
             ready, delayed, *_ = self.counts()
             assert there <= (ready or 0) + (delayed or 0) <= there + perhaps
 
@@ -246,7 +246,7 @@ class LostRepliesTests(Topic):
 
     @promise("11.9", "4.4", "5.8")
     @requires("portable_leases")
-    def test_a_verdict_whose_reply_is_lost_counts_once_when_somebody_else_has_the_job(self) -> None:
+    def test_a_verdict_whose_reply_is_lost_counts_once_when_another_consumer_has_the_job(self) -> None:
         carried_out = 0
         for cut in self._cuts():
             # Given a release whose reply is lost, and so are those to its repetitions
@@ -429,7 +429,7 @@ class LostRepliesTests(Topic):
             ready, _, reserved, _ = self.counts()
             if not ready and not reserved:
                 return sorted(done)
-            assert time.monotonic() < give_up_at, f"{reserved} jobs stay reserved, and nobody was told of it"
+            assert time.monotonic() < give_up_at, f"{reserved} jobs stay reserved, and no call has raised an error"
             leases = consumer.reserve(ALL, 0)
 
     def _answered(self, held: Sequence[Lease], answers: Sequence[LeaseLost | None]) -> list[str]:

@@ -74,7 +74,7 @@ class PauseTests(Topic):
         assert self.reserve() == []
 
     @promise("10.2")
-    def test_resuming_a_queue_that_is_not_paused_is_no_mistake(self) -> None:
+    def test_resume_of_a_queue_that_is_not_paused_succeeds(self) -> None:
         # Given a queue that was never paused
         self.enqueue()
         self.backend.resume(self.queue)

@@ -57,7 +57,7 @@ class ReserveTests(Topic):
         assert len({first.token, second.token, again.token}) == 3
 
     @promise("3.6")
-    def test_a_reserved_job_is_handed_to_nobody_else(self) -> None:
+    def test_a_reserved_job_is_handed_to_no_other_consumer(self) -> None:
         # Given a job that one consumer holds
         self.enqueue()
         self.take()
@@ -87,7 +87,7 @@ class ReserveTests(Topic):
 
     @promise("3.4")
     @requires("total_order")
-    def test_priorities_next_to_each_other_are_told_apart_over_the_whole_range(self) -> None:
+    def test_priorities_next_to_each_other_are_distinguished_over_the_whole_range(self) -> None:
         # Given neighbours where a driver's numbers may get coarse or change their sign
         edges = (0, 1, 1023, 1024, 1025, 2**21 - 1, 2**21, 2**31 - 1, 2**31, 2**31 + 1, PRIORITY_MAX - 1, PRIORITY_MAX)
         for priority in reversed(edges):

@@ -13,7 +13,7 @@ class SettleTests(Topic):
     # --- settle ---
 
     @promise("5.7")
-    def test_no_verdicts_are_no_trouble(self) -> None:
+    def test_settle_accepts_an_empty_list(self) -> None:
         assert self.worker.settle([]) == []
 
     @promise("5.7")

@@ -97,7 +97,7 @@ class TouchTests(Topic):
         assert len(leases) == 1 or self.harness.now() >= new_end
 
     @promise("9.1", "4.1")
-    def test_peek_tells_when_the_lease_ends(self) -> None:
+    def test_peek_returns_when_the_lease_ends(self) -> None:
         # Given a lease whose first hour is almost over
         job_id = self.enqueue(ttr=2 * LONG)
         lease = self.take()

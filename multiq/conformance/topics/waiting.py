@@ -334,7 +334,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(second)] == [job_id]
 
     @promise("5.3", "3.7")
-    def test_a_job_that_is_buried_ends_nobodys_wait(self) -> None:
+    def test_a_job_that_is_buried_ends_no_consumers_wait(self) -> None:
         # Given a held job, and a consumer that waits
         self.enqueue()
         holder = self.another_consumer()
