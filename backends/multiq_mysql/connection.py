@@ -9,14 +9,13 @@ no deadlock error     the whole transaction is run again on 1213, 1205 and 1020 
 no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
 bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
                       (driverkit/timed_socket.py)                                             per read
-safe forks            a connection belongs to the process that opened it                      one ``getpid``
+safe forks            a child drops its parent's connections as soon as it is forked          none
 ====================  ======================================================================  =======================
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -194,7 +193,6 @@ class Connection:
         self._book = ReceiptBook(lambda: pool.minute)
         self._opened: pymysql.connections.Connection[Any] | None = None
         self._socket: DeadlineSocket | None = None
-        self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
@@ -292,14 +290,13 @@ class Connection:
             self._drop()
 
     def _open(self, deadline: float) -> pymysql.connections.Connection[Any]:
-        if self._is_stale or self._pid != os.getpid():
+        if self._is_stale:
             self._is_stale = False
             self._drop()
         if self._opened is None:
             self._book.close()
             self._opened = self._pool.open(deadline - time.monotonic())
             self._socket = socket_of(self._opened)
-            self._pid = os.getpid()
             self._kill_lost_session(self._opened)
         return self._opened
 

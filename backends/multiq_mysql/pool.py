@@ -13,7 +13,6 @@ safe forks            a child drops its parent's sessions, and sends nothing on 
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import time
 import weakref
@@ -87,7 +86,7 @@ class Pool:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._poller: tuple[int, Poller] | None = None
-        _pools.add(self)
+        forks.watch(self)
 
     @property
     def poller(self) -> Poller:
@@ -193,15 +192,3 @@ class Pool:
         self._idle = deque()
         for connection in list(self._connections):
             connection.start_over_in_child()
-
-
-_pools: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _start_over_in_child() -> None:
-    for pool in list(_pools):
-        pool.start_over_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_in_child)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.fork import forks
 from multiq.errors import BackendUnavailable
 
 from .file import create_lock, file_identity
@@ -36,8 +36,7 @@ class ForkGuard:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
         self._inherited: list[tuple[sqlite3.Connection, FileIdentity]] = []
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+        forks.register(before=self._before, in_parent=self._in_parent, in_child=self._in_child)
 
     def watch(self, connection: Connection) -> None:
         """Close this connection before each fork, for as long as it exists."""

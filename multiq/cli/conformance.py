@@ -30,7 +30,7 @@ _FAILURE_LINES = 6  # of what happened, for each promise that was broken
 @click.argument("target", metavar="URL|NAME")
 @click.option("-k", "--select", multiple=True, metavar="WORD", help="Only a topic, a paragraph (4.3), part of a name.")
 @click.option("--walks", type=int, metavar="N", help="So many random walks; 0 for none.")
-@click.option("--harness", metavar="MODULE:CLASS", help="A UrlHarness of yours, for what a URL does not tell.")
+@click.option("--harness", metavar="MODULE:CLASS", help="Your class that starts, stops or hangs the server.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option

@@ -45,13 +45,14 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
 
     A job past its due time counts as ready. A question mark stands for what the backend cannot know.
     """
+    from multiq.control.flags import visible_queues
     from multiq.settings.url import redact
 
-    from .apps import open_app, visible_queues
+    from .apps import open_app
 
     with open_app() as app:
         place = redact(app.url)
-        found = [app.backend.stats(name) for name in queues or visible_queues(app)]
+        found = [app.backend.stats(name) for name in queues or visible_queues(app.backend)]
     if as_json:
         print_json({"connection": place, "queues": found})
     elif found:
@@ -92,7 +93,7 @@ def _total(found: Sequence[QueueStats], name: str) -> int | None:
 @click.command(short_help="List a queue's jobs.")
 @click.argument("queue", type=QueueName())
 @click.argument("state", type=click.Choice(_STATES), required=False, metavar="[STATE]")
-@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="Of each state.")
+@click.option("-n", "--limit", type=click.IntRange(min=1), default=50, show_default=True, help="So many of each state.")
 @click.option("--after", metavar="CURSOR", help="Go on after the page that ended with this cursor.")
 @common_options
 def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: bool) -> None:
