@@ -161,6 +161,10 @@ class SchemaNotReady(BackendError):
     """The store's tables are missing, or older than this multiq needs. The message has the command that helps."""
 
 
+class DriverInvalid(MultiqError, TypeError):
+    """A driver's class declares capabilities that contradict what it implements."""
+
+
 class BackendNotInstalled(MultiqError, LookupError):
     """No driver of this name is installed, or its client library is missing."""
 

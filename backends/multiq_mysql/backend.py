@@ -28,7 +28,21 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 import msgspec
 import pymysql
 
-from multiq.backend import Backend, NewJob, Page, QueueStats, Schema, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Migrations,
+    NewJob,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    Schema,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.paging import cursor_of, read_cursor
 from multiq.driverkit.replies import BACKEND_METHODS, guarded
@@ -82,7 +96,7 @@ _START = (-1, 0)  # before the first place of a listing
 
 
 @guarded(*BACKEND_METHODS, server="a MySQL or MariaDB")
-class MysqlBackend(Backend):
+class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnosis):
     """Jobs in a MySQL or MariaDB database: ``mysql://user:password@host/database``."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -104,21 +118,26 @@ class MysqlBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=True,
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         **OPTIONS,
         "timeout": Option(seconds(0.1, 3600), 10.0, "seconds that a call waits for the server, and for others' locks"),
     }
 
-    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, clock: Clock | None = None) -> None:
-        """*clock* is for tests, which move time by hand. Without it the driver uses the server's clock."""
+    def __init__(self, dsn: Dsn, *, timeout: float = 10.0, create: bool = True, clock: Clock | None = None) -> None:
+        """*create*: make the tables in a database that has none; else calls raise ``SchemaNotReady`` there.
+
+        *clock* is for tests, which move time by hand. Without it the driver uses the server's clock.
+        """
         self.dsn = dsn
         self.timeout = timeout
-        self._pool = Pool(dsn, timeout=timeout, clock=clock)
+        self._pool = Pool(dsn, timeout=timeout, create=create, clock=clock)
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> MysqlBackend:
-        return cls(Dsn.from_url(url), timeout=url.options["timeout"])
+        return cls(Dsn.from_url(url), timeout=url.options["timeout"], create=url.create)
 
     @property
     def capabilities(self) -> Capabilities:
@@ -256,10 +275,6 @@ class MysqlBackend(Backend):
         from .schema import MysqlSchema
 
         return MysqlSchema(self.dsn, self.timeout)
-
-    def make_nothing(self) -> None:
-        """From now on, raise ``SchemaNotReady`` for a database without multiq's tables, instead of creating them."""
-        self._pool.create = False
 
     def close(self) -> None:
         self._pool.close()

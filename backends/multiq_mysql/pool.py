@@ -67,11 +67,11 @@ _SESSION = (
 class Pool:
     """The connections to one database. Does no I/O before the first call."""
 
-    def __init__(self, dsn: Dsn, *, timeout: float, clock: Clock | None = None) -> None:
+    def __init__(self, dsn: Dsn, *, timeout: float, create: bool = True, clock: Clock | None = None) -> None:
         self.dsn = dsn
         self.timeout = timeout
         """Seconds that a call waits for the server."""
-        self.create = True
+        self.create = create
         """Whether tables are created in a database that has none."""
         self.max_packet: int | None = None
         """Bytes of the largest statement that the server takes; None until the first connection."""

@@ -29,7 +29,17 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from multiq.backend import Backend, QueueStats, State, check_state, check_states
+from multiq.backend import (
+    Diagnosis,
+    Inspection,
+    Management,
+    Pausing,
+    Purging,
+    QueueStats,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.replies import BACKEND_METHODS
 from multiq.errors import BackendError, BackendTimeout, BackendUnavailable, JobNotFound, JobReserved, PayloadTooLarge
@@ -73,7 +83,7 @@ _GAPS_OF_PARTITIONS = {
 
 
 @guarded(*BACKEND_METHODS)
-class RedisBackend(Backend):
+class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs on a Redis server: ``redis://host``, ``rediss://``, ``redis+unix:///path``, ``redis+sentinel://``, or on a
     cluster: ``redis+cluster://``.
     """
@@ -96,6 +106,7 @@ class RedisBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "timeout": Option(seconds(0.05, 3600), 5.0, "seconds that a call may take, retries included"),

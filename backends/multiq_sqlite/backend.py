@@ -23,7 +23,19 @@ import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from multiq.backend import STORED_STATES, Backend, Page, QueueStats, State, check_state, check_states
+from multiq.backend import (
+    STORED_STATES,
+    Diagnosis,
+    Inspection,
+    Management,
+    Page,
+    Pausing,
+    Purging,
+    QueueStats,
+    State,
+    check_state,
+    check_states,
+)
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.driverkit.paging import cursor_of, read_cursor
@@ -69,7 +81,7 @@ _T = TypeVar("_T")
 _START = (-1, -1)  # before the first job of a listing
 
 
-class SqliteBackend(Backend):
+class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     """Jobs in an SQLite file: ``sqlite:///jobs.db`` beside the process, ``sqlite:////var/lib/app/jobs.db`` anywhere."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -91,6 +103,8 @@ class SqliteBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        schema=Gap("never", "the driver makes the tables in the file, and keeps them up to date"),
+        diagnosis=True,
     )
     options: ClassVar[Mapping[str, Option]] = {
         "synchronous": Option(
@@ -102,23 +116,32 @@ class SqliteBackend(Backend):
     }
 
     def __init__(
-        self, path: str, *, synchronous: str = "full", timeout: float = 10.0, clock: Clock = time.time_ns
+        self,
+        path: str,
+        *,
+        synchronous: str = "full",
+        timeout: float = 10.0,
+        create: bool = True,
+        clock: Clock = time.time_ns,
     ) -> None:
-        self._pool = Pool(path, synchronous=synchronous, timeout=timeout)
+        """Jobs in the file at *path*.
+
+        - *synchronous*: ``full`` or ``normal``, as in the URL. Default: full.
+        - *timeout*: seconds that a call waits while another process has the write lock. Default: 10.
+        - *create*: create a missing file and missing tables; else calls raise ``BackendUnavailable``.
+        - *clock*: returns nanoseconds. Default: the system's.
+        """
+        self._pool = Pool(path, synchronous=synchronous, timeout=timeout, create=create)
         self._clock = clock
 
     @classmethod
     def from_url(cls, url: BackendUrl) -> SqliteBackend:
-        return cls(_path(url), **url.options)
+        return cls(_path(url), create=url.create, **url.options)
 
     @property
     def path(self) -> str:
         """The file, as an absolute path."""
         return self._pool.path
-
-    def make_nothing(self) -> None:
-        """From now on, raise ``BackendUnavailable`` for a missing file, or one without multiq's tables."""
-        self._pool.creates = False
 
     # --- producing ---
 

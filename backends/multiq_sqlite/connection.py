@@ -185,7 +185,7 @@ class Connection:
         if self._sqlite is None:
             fork_guard.refuse(self._pool.path)
             self._sqlite, self._file = open_file(
-                self._pool.path, self._pool.synchronous, timeout, creates=self._pool.creates
+                self._pool.path, self._pool.synchronous, timeout, create=self._pool.create
             )
             self.log = os.path.realpath(self._pool.path) + "-wal"
             self.opened += 1
@@ -265,16 +265,16 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
 
 
 def open_file(
-    path: str, synchronous: str, timeout: float, *, creates: bool = True
+    path: str, synchronous: str, timeout: float, *, create: bool = True
 ) -> tuple[sqlite3.Connection, FileIdentity]:
-    """Return a connection to the file, with all tables in place. Without *creates*, file and tables must exist.
+    """Return a connection to the file, with all tables in place. Without *create*, file and tables must exist.
 
     Also returns the identity of the file from before it was opened, as it may be replaced meanwhile.
 
     Raises ``UrlInvalid``, ``BackendNotInstalled``, ``BackendUnavailable``, ``BackendCorrupt``, ``sqlite3.Error``.
     """
     require_library()
-    if creates:
+    if create:
         create_file(path)
     else:
         require_file(path)
@@ -287,7 +287,7 @@ def open_file(
         cached_statements=_STATEMENTS_KEPT,
     )
     try:
-        if not creates:
+        if not create:
             _require_tables(sqlite, path, timeout)
         _prepare(sqlite, path, synchronous, timeout)
     except BaseException:

@@ -25,13 +25,13 @@ _notifiers = PerProcess(Notifier)
 class Pool:
     """The pool of connections to one file, and the settings to open it with. Does no I/O before the first call."""
 
-    def __init__(self, path: str, *, synchronous: str, timeout: float) -> None:
+    def __init__(self, path: str, *, synchronous: str, timeout: float, create: bool = True) -> None:
         check_path(path)
         self.path = os.path.abspath(path)  # noqa: PTH100 - no I/O yet; and now, as the process may change its folder
         self.timeout = timeout
         """Seconds that a call waits for the lock."""
         self.synchronous = synchronous
-        self.creates = True
+        self.create = create
         """Whether a missing file, and missing tables, are created."""
         self.next_log_check_at = 0.0
         """When a connection checks the log's size again, by the monotonic clock; one checks for all of them."""

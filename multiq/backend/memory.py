@@ -28,7 +28,7 @@ from multiq.driverkit.clock import SECOND, nanoseconds
 from multiq.driverkit.fork import forks
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
 
-from .base import Backend, Consumer
+from .base import Consumer, Inspection, Management, Pausing, Purging
 from .capabilities import Capabilities, Gap
 from .types import Abandon, Ack, Bury, GiveBack, JobRecord, Lease, Page, QueueStats, Release, State, Touch
 
@@ -271,7 +271,7 @@ class Store:
         return sorted(self._queues)
 
 
-class MemoryBackend(Backend):
+class MemoryBackend(Inspection, Management, Pausing, Purging):
     """Jobs in this process's memory. ``memory://`` is private, ``memory://name`` shared within the process."""
 
     declared: ClassVar[Capabilities] = Capabilities(
@@ -291,6 +291,7 @@ class MemoryBackend(Backend):
         stable_ids=True,
         portable_leases=True,
         fenced_late=True,
+        diagnosis=Gap("never", "there is no server whose settings could be checked"),
     )
     store_class: ClassVar[type[Store]] = Store
 

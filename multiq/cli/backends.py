@@ -150,6 +150,8 @@ def _measure(name: str, declared: Capabilities) -> str:
         return "none"
     if name == "max_body":
         return "memory" if value is None else size(value)
+    if name == "longest_delay" and value is None:
+        return "a century"
     return f"{value:g} s" if value >= 0.001 else f"{value * 1e6:g} us"
 
 

@@ -19,7 +19,7 @@ def down(as_json: bool) -> None:
 
     from .apps import open_app
 
-    with open_app(makes=True) as app:
+    with open_app(create=True) as app:
         is_new = Control(app.backend).take_down()
     say(as_json, "workers take no more jobs" if is_new else "it was down already", down=True, changed=is_new)
 

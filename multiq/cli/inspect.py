@@ -107,6 +107,8 @@ def jobs(queue: str, state: str | None, limit: int, after: str | None, as_json: 
     if after is not None and state is None:
         raise click.UsageError("--after goes on with one state's page: name the state")
     with open_app() as app:
+        if not app.backend.capabilities.inspection:
+            raise app.backend.unsupported("inspection")
         states = [state] if state else _STATES
         lists_all = app.backend.capabilities.claim("lists_jobs") is True
         if limit > _PAGE and not as_json and lists_all:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
+from multiq.control.flags import missing_for_control
 from multiq.errors import BackendUnavailable, EnqueueUncertain
 from multiq.formatting import UNKNOWN, count, duration, many, safe
 
@@ -73,7 +74,8 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
     with open_app() as app:
         is_live = not (as_json or once) and sys.stdout.isatty()
         if with_workers is None:
-            with_workers = is_live and app.backend.capabilities.shared is True
+            can_ask = app.backend.capabilities.shared is True and missing_for_control(app.backend) is None
+            with_workers = is_live and can_ask
         with Workers(app) if with_workers else nullcontext() as workers:
             if is_live:
                 _watch(app, workers, interval)

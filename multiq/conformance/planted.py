@@ -104,6 +104,19 @@ class _Planted(MemoryBackend):
         return self.consumer_class(self._store, queues)
 
 
+# --- capabilities ----------------------------------------------------------------------------------------
+
+
+@_plant(
+    "declared and refused",
+    "managing jobs by their ids is declared, and kicking one is refused",
+    "Capabilities.test_an_optional_part_works_or_is_refused[management]",
+)
+class _DeclaredAndRefused(_Planted):
+    def kick_job(self, queue: str, job_id: str) -> None:
+        raise self.unsupported("management")
+
+
 # --- fences ----------------------------------------------------------------------------------------------
 
 

@@ -246,7 +246,7 @@ def _row(item: pytest.Item, reports: Sequence[pytest.TestReport]) -> Row:
         topic=_topic(item),
         name=item.name,
         paragraphs=_declared(item, PROMISES),
-        powers=_declared(item, REQUIRES),
+        powers=(*declared(getattr(item, "cls", None), REQUIRES), *_declared(item, REQUIRES)),
         outcome="kept",
         seconds=sum(report.duration for report in reports),
     )

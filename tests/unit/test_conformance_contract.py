@@ -52,7 +52,8 @@ def test_what_is_shown_elsewhere_is_a_part_of_a_paragraph_with_a_reason() -> Non
 
 @pytest.mark.parametrize("power", POWERS)
 def test_every_power_has_a_test(power: str) -> None:
-    assert [name for name, test in all_tests() if power in declared(test, REQUIRES)]
+    by_topic = any(power in declared(topic, REQUIRES) for topic in TOPICS)
+    assert by_topic or [name for name, test in all_tests() if power in declared(test, REQUIRES)]
 
 
 def test_no_test_requires_a_power_and_its_lack() -> None:

@@ -30,6 +30,7 @@ _NOT_WALKED = ("LostReplies.", "Hangs.", "Waking.", "Waiting.", "Reserve.test_th
 
 # what a walk of one thread, without waits and long batches, cannot meet
 BEYOND_WALKS = {
+    "declared and refused",  # by an error, which ends a walk
     "half a batch",
     "batches in parts",
     "handed out twice",

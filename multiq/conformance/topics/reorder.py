@@ -5,13 +5,14 @@ from __future__ import annotations
 import pytest
 
 from multiq.backend import PRIORITY_MAX, Ack
-from multiq.conformance.case import Topic, promise
+from multiq.conformance.case import Topic, promise, requires
 
 
 class ReorderTests(Topic):
     """What ``Consumer.reorder`` promises."""
 
     @promise("3.9")
+    @requires("priorities")
     def test_the_new_order_holds_from_the_next_reserve_on(self) -> None:
         # Given a consumer of three queues that has taken a job of the first one
         first, second, third = (self.another_queue() for _ in range(3))

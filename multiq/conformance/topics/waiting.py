@@ -100,6 +100,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "6.2")
+    @requires("management")
     def test_a_kick_of_one_job_wakes_a_waiting_consumer(self) -> None:
         # Given a delayed job, and a consumer that waits
         job_id = self.given(State.DELAYED)
@@ -109,6 +110,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
+    @requires("management")
     def test_a_job_rescheduled_to_now_wakes_a_waiting_consumer(self) -> None:
         # Given a job for much later, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
@@ -118,6 +120,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "7.3")
+    @requires("management")
     def test_an_earlier_due_time_is_noticed_by_a_waiting_consumer(self) -> None:
         # Given a job for much later, and a consumer that waits
         job_id = self.enqueue(delay=LONG)
@@ -129,6 +132,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
+    @requires("pausing")
     def test_a_resume_wakes_a_waiting_consumer(self) -> None:
         # Given a paused queue with a job, and a consumer that waits
         job_id = self.enqueue()
@@ -139,6 +143,7 @@ class WaitingTests(Topic):
         assert [lease.id for lease in self.woken(waiting)] == [job_id]
 
     @promise("3.7", "10.2")
+    @requires("pausing")
     def test_the_end_of_a_pause_wakes_a_waiting_consumer(self) -> None:
         # Given a queue with a job that is paused for a while, and a consumer that waits
         job_id = self.enqueue()
@@ -170,6 +175,7 @@ class WaitingTests(Topic):
         assert [lease.body for lease in self.woken(waiting)] == [b"sooner"]
 
     @promise("3.7", "10.3")
+    @requires("pausing")
     def test_a_paused_first_queue_does_not_keep_a_consumer_asleep(self) -> None:
         # Given a consumer that waits at two queues, of which the first is paused and has jobs
         other = self.another_queue()

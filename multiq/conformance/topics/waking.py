@@ -139,6 +139,7 @@ class WakingTests(Topic):
             verdict = {"release": Release, "give_back": GiveBack, "abandon": Abandon}[verb](lease)
             return lambda _: self.settle(verdict, by=holder)
         if verb == "resume":
+            self.need("pausing")
             self.enqueue()
             self.backend.pause(queue, LONG)
             return lambda backend: backend.resume(queue)
@@ -146,6 +147,7 @@ class WakingTests(Topic):
         job_id = self.given(State.BURIED if verb == "kick" else State.DELAYED)
         if verb == "kick":
             return lambda backend: backend.kick(queue, 1)
+        self.need("management")
         if verb == "kick_job":
             return lambda backend: backend.kick_job(queue, job_id)
         return lambda backend: backend.reschedule(queue, job_id, 0)
@@ -156,10 +158,12 @@ class WakingTests(Topic):
         if what == "enqueue":
             return lambda backend: backend.enqueue(queue, [self.new(delay=delay)])
         if what == "pause":
+            self.need("pausing")
             self.backend.pause(queue, LONG)
             self.enqueue()
             return lambda backend: backend.pause(queue, delay)
         if what == "reschedule":
+            self.need("management")
             job_id = self.enqueue(delay=LONG)
             return lambda backend: backend.reschedule(queue, job_id, delay)
         self.enqueue()
