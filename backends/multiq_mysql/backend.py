@@ -92,6 +92,7 @@ _CODES = {
     State.RESERVED: (RESERVED,),
     State.BURIED: (BURIED,),
 }
+_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
 _START = (-1, 0)  # before the first place of a listing
 
 
@@ -171,7 +172,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def consumer(self, queues: Sequence[str]) -> MysqlConsumer:
         return MysqlConsumer(self._pool, queues)
 
-    # --- looking and managing ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         rows = self._select("peek", queue=queue.encode(), id=pack_id(job_id))
@@ -182,7 +183,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
         place, seq = _START if after is None else read_cursor(after)
-        self._promote(queue)
+        self._promote_all(queue)
         asked = {"queue": queue.encode(), "place": place, "seq": seq, "limit": limit + 1}
         found = [Row(*row) for code in _CODES[state] for row in self._select("page", state=code, **asked)]
         found.sort(key=lambda row: (row.place, row.seq))
@@ -261,7 +262,7 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
 
     def purge(self, queue: str, states: Sequence[State]) -> int:
         states = check_states(states)
-        self._promote(queue)
+        self._promote_all(queue)
         ((newest,),) = self._select("newest")
         codes = [code for state in states if state is not State.RESERVED for code in _CODES[state]]
         return sum(self._purge(queue, code, int(newest)) for code in codes)
@@ -279,11 +280,23 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def close(self) -> None:
         self._pool.close()
 
-    # --- internals ---
+    # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections after a malformed reply: later replies on them may be malformed, too."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        if self._pool.max_packet is None:
+            self._select("newest")
+        limit = body_limit(self._pool.max_packet or 0)
+        if largest > limit:
+            raise PayloadTooLarge(
+                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
+            )
 
     def _run(self, work: Callable[[Session], _T]) -> _T:
         with self._pool.borrowed() as connection:
@@ -292,12 +305,6 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
     def _select(self, verb: str, **values: Any) -> tuple[Any, ...]:
         with self._pool.borrowed() as connection:
             return connection.select(render(verb, now=self._pool.now, **values))
-
-    def _promote(self, queue: str) -> None:
-        with self._pool.borrowed() as connection:
-            (outlook,) = look(connection, self._pool, [queue])
-            if outlook.has_due:
-                promote(connection, outlook, time.monotonic() + self.timeout)
 
     def _made_ready(self, queue: str) -> None:
         """Have the consumers of this process find jobs that a call has made ready again."""
@@ -344,6 +351,12 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
         session.commit(render("remove", seqs=[seq]), *insert_statements(queue, [job], now, ready=AGAIN), done=1)
         return None
 
+    def _promote_all(self, queue: str) -> None:
+        with self._pool.borrowed() as connection:
+            (outlook,) = look(connection, self._pool, [queue])
+            if outlook.has_due:
+                promote(connection, outlook, time.monotonic() + self.timeout)
+
     def _purge(self, queue: str, code: int, newest: int) -> int:
         purged = 0
         place, seq = _START
@@ -353,18 +366,6 @@ class MysqlBackend(Inspection, Management, Pausing, Purging, Migrations, Diagnos
             seqs = sorted(number for _, number in found)
             purged += self._run(functools.partial(_purge_some, seqs=seqs, code=code))
         return purged
-
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
-        if self._pool.max_packet is None:
-            self._select("newest")
-        limit = body_limit(self._pool.max_packet or 0)
-        if largest > limit:
-            raise PayloadTooLarge(
-                largest, limit, "store it elsewhere and enqueue where it is, or raise the server's max_allowed_packet"
-            )
 
 
 class _Insert:
@@ -419,8 +420,6 @@ class _Kick:
             session.roll_back()
         return len(self._seqs)
 
-
-_SURELY_FITS = 100_000  # bytes: fits without a look at max_allowed_packet, which is megabytes as a rule
 
 _TEMPLATE = NewJob(body=b"", id="")
 

@@ -169,7 +169,7 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def consumer(self, queues: Sequence[str]) -> RedisConsumer:
         return RedisConsumer(self._pool, self._partitions, queues)
 
-    # --- looking and managing, from outside ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         packed = pack_id(job_id)
@@ -242,11 +242,40 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def close(self) -> None:
         self._pool.close()
 
-    # --- internals ---
+    # --- helpers ---
 
     def _discard_connections(self) -> None:
-        """Close all connections: after a malformed reply, the next ones may belong to earlier requests."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
+
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        limit = self.capabilities.max_body
+        if limit is not None and largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")
+
+    def _scan(self) -> Iterator[bytes]:
+        """All keys of all queues. There is no index of queues that could be wrong: a queue exists if its keys do."""
+        give_up_at = time.monotonic() + _SCANS_FOR
+        with self._pool.borrowed() as client:
+            for address in client.all_addresses():
+                cursor, before = b"0", b""
+                while cursor != before:
+                    before = cursor
+                    words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
+                    cursor, found = client.command(address, *words)
+                    yield from found
+                    if cursor == b"0":
+                        break
+                    if time.monotonic() > give_up_at:
+                        raise BackendTimeout(
+                            f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep "
+                            "queues in a database with fewer other keys"
+                        )
+                else:
+                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
 
     def _move(self, verb: str, queue: str, job_id: str, *details: int) -> None:
         packed = pack_id(job_id)
@@ -284,32 +313,3 @@ class RedisBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             if moved < asked:
                 break
         return done
-
-    def _scan(self) -> Iterator[bytes]:
-        """All keys of all queues. There is no index of queues that could be wrong: a queue exists if its keys do."""
-        give_up_at = time.monotonic() + _SCANS_FOR
-        with self._pool.borrowed() as client:
-            for address in client.all_addresses():
-                cursor, before = b"0", b""
-                while cursor != before:
-                    before = cursor
-                    words = ("SCAN", cursor, "MATCH", keys.pattern(self._prefix), "COUNT", _SCANNED_AT_ONCE)
-                    cursor, found = client.command(address, *words)
-                    yield from found
-                    if cursor == b"0":
-                        break
-                    if time.monotonic() > give_up_at:
-                        raise BackendTimeout(
-                            f"{format_address(address)} has more keys than can be scanned in {_SCANS_FOR:g} s: keep "
-                            "queues in a database with fewer other keys"
-                        )
-                else:
-                    raise BackendUnavailable(f"{format_address(address)} repeats the same cursor of SCAN")
-
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
-        limit = self.capabilities.max_body
-        if limit is not None and largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue its address")

@@ -78,6 +78,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_SURELY_FITS = 1_000_000  # bytes; SQLite can be built with a lower limit than its 1 GB, but not with such a low one
 _START = (-1, -1)  # before the first job of a listing
 
 
@@ -160,7 +161,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
         return SqliteConsumer(self._pool, self._clock, queues)
 
-    # --- inspecting and administering ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         def peek() -> JobRecord:
@@ -278,6 +279,15 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     # --- helpers ---
 
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        with self._pool.borrowed() as connection:
+            limit = connection.body_limit()
+        if largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
+
     def _select(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
             return connection.select(statement, parameters)
@@ -304,19 +314,6 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         except MalformedRecord as exc:
             return bury_and_repeat(self._pool, self._clock, call, exc)
 
-    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
-        done = 0
-        with self._pool.borrowed() as connection:
-            while limit is None or done < limit:
-                size = SLICE if limit is None else min(SLICE, limit - done)
-                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
-                done += moved
-                if moved < size:
-                    break
-                time.sleep(SLICE_PAUSE)
-        return done
-
     def _promote_all(self, queue: str, now: int) -> None:
         asked = as_json((queue,))
         with self._pool.borrowed() as connection:
@@ -334,19 +331,18 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
         return self._in_slices(purge)
 
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
+    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
+        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
+        done = 0
         with self._pool.borrowed() as connection:
-            limit = connection.body_limit()
-        if largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
-
-
-_SURELY_FITS = (
-    1_000_000  # bytes; SQLite can be built with a lower limit than its usual 1 GB, but not with such a low one
-)
+            while limit is None or done < limit:
+                size = SLICE if limit is None else min(SLICE, limit - done)
+                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
+                done += moved
+                if moved < size:
+                    break
+                time.sleep(SLICE_PAUSE)
+        return done
 
 
 def _path(url: BackendUrl) -> str:
