@@ -17,8 +17,8 @@ from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
-from multiq_mysql import connection as connection_module
 from multiq_mysql import errors, scan_window
+from multiq_mysql import pool as pool_module
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.dsn import Dsn
@@ -513,7 +513,7 @@ def test_connections_that_were_idle_for_a_while_are_closed(
         borrowed = [stack.enter_context(backend._pool.borrowed()) for _ in range(12)]
         for connection in borrowed:
             connection.select("SELECT 1")
-    monkeypatch.setattr(connection_module, "_IDLE_FOR", -1.0)
+    monkeypatch.setattr(pool_module, "_IDLE_FOR", -1.0)
     for _ in borrowed:  # each call closes one
         backend.stats("q")
     assert len([connection for connection in borrowed if connection._opened is not None]) <= 1

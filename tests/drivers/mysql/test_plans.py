@@ -13,7 +13,7 @@ from pymysql.cursors import DictCursor
 import multiq_mysql
 from multiq.backend import Ack, State
 from multiq.backend.registry import open_backend
-from multiq_mysql.connection import _SESSION
+from multiq_mysql.pool import _SESSION
 from multiq_mysql.scan_window import FROM_START
 from multiq_mysql.statements import NOW, Sql, render, template
 
