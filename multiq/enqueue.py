@@ -47,7 +47,11 @@ def put(
     connection: Any,
     ids: Iterable[str] | None = None,
 ) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    """Enqueue checked bodies with checked options.
+
+    - *priority*, *delay*, *ttr*, *connection*: for all of the jobs, as for ``Queue.enqueue``; *delay* in seconds.
+    - *ids*: the caller's own, which are checked here. None: new ones.
+    """
     count = len(bodies)
     used = new_ids(count) if ids is None else _allowed(backend, check_new_ids(ids, count))
     jobs = [NewJob(body, job_id, priority, delay, ttr) for body, job_id in zip(bodies, used, strict=True)]

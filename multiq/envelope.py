@@ -138,7 +138,7 @@ def _check(value: Any, path: str, depth: int) -> None:
         return
     if isinstance(value, float):
         if not math.isfinite(value):
-            raise PayloadInvalid(f"{_short(path)} is {value}, which JSON cannot say: pass None or a string")
+            raise PayloadInvalid(f"{_short(path)} is {value}, which JSON cannot hold: pass None or a string")
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
             _check(item, f"{path}[{index}]", depth + 1)

@@ -201,7 +201,14 @@ class EnqueueUncertain(BackendError):
         unsent: Sequence[NewJob] = (),
         client_ids: bool = False,
     ) -> None:
-        """*client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing."""
+        """Drivers raise it.
+
+        - *queue*, *jobs*: the jobs that were sent without an answer, and their queue.
+        - *why*: what happened, for the message.
+        - *accepted*: position in the batch to id, for the jobs that are certainly there. Default: none.
+        - *unsent*: the jobs that are certainly not there. Default: none.
+        - *client_ids*: whether the jobs have the ids that the caller sent, so that sending them again adds nothing.
+        """
         self.queue = queue
         self.jobs = tuple(jobs)
         self.why = why

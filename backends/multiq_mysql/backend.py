@@ -415,4 +415,4 @@ def _place(after: str) -> tuple[int, int]:
         place = int(major), int(minor)
         if max(map(abs, place)) < 2**63:
             return place
-    raise OptionInvalid(f"after={after!r} must be the cursor of a page: pass the after of the page before")
+    raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {after!r}")

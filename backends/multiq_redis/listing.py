@@ -54,7 +54,7 @@ class _Cursor(NamedTuple):
             numbers = (int(score), int(sequence)) if place or not where else ()
             if 0 <= part < _MOST_PARTS and all(0 <= number < 2**63 for number in numbers):
                 return cls(part, numbers or ("", ""))
-        raise OptionInvalid(f"after= must be the after of the page before, got {after!r}")
+        raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {after!r}")
 
     def __str__(self) -> str:
         place = ".".join(map(str, self.place)) if self.place[0] != "" else ""

@@ -90,7 +90,7 @@ def test_the_table_of_exit_codes_is_documented() -> None:
         (["peek", "x", "--raw", "--json"], "choose one", ""),
         (["top", "-i", "inf"], "to a century, got 'inf'", "see: multiq top --help"),
         (["pause", "mail", "99999999999d"], "to a century, got", "see: multiq pause --help"),
-        (["top", "-i", "0"], "no more often than every 0.1 s", "see: multiq top --help"),
+        (["top", "-i", "0"], "must be 0.1 s or more", "see: multiq top --help"),
         (["backends", "--json", "--markdown"], "choose one", ""),
     ],
 )

@@ -249,7 +249,7 @@ def test_a_kind_of_text_number_or_dict_goes_in_as_its_plain_value(value: Any, pl
 @pytest.mark.parametrize(
     ("value", "complaint"),
     [
-        (math.nan, "value is nan, which JSON cannot say"),
+        (math.nan, "value is nan, which JSON cannot hold"),
         ([1, math.inf], r"value\[1\] is inf"),
         ({"a": {"b": -math.inf}}, r"value\.a\.b is -inf"),
         ([Celsius("nan")], r"value\[0\] is nan"),

@@ -138,7 +138,7 @@ def lose_power(folder: Path, lines: list[str], luck: random.Random) -> Found:
             if call.begins:
                 syncing[call.who] = len(record.enqueued)
             if call.result is not None:
-                record.synced = max(log.synced, syncing.pop(call.who))
+                record.synced = max(record.synced, syncing.pop(call.who))
         elif (
             call.name == "pwrite64" and call.begins and call.path.endswith("-wal") and call.rest.endswith(BEGINS_A_LOG)
         ):
@@ -172,7 +172,7 @@ def judge(folder: Path, image: dict[str, bytes], record: Record, found: Found) -
     if len(lost) >= found.lost:
         found.lost, found.of = len(lost), len(record.waiting)
     found.back = max(found.back, len(record.acked & there))
-    found.old += sorted(lost & set(record.enqueued[: log.synced]))
+    found.old += sorted(lost & set(record.enqueued[: record.synced]))
     found.holes += [job_id for job_id in lost if any(one[0] == job_id[0] and one > job_id for one in there)]
     # and it can be worked with
     with SqliteBackend(str(folder / "jobs.db"), synchronous="normal") as backend, backend.consumer([QUEUE]) as consumer:
