@@ -19,6 +19,7 @@ import msgspec
 
 from . import timeout_notices
 from .backend import NewJob
+from .driverkit.call_retry import Attempts, Failure
 from .errors import BackendError, BackendTimeout, BackendUnavailable, EnqueuePartial, EnqueueUncertain
 from .ids import new_id, new_ids
 from .job import JobHandle
@@ -31,7 +32,6 @@ if TYPE_CHECKING:
 
 #: seconds that an enqueue keeps trying when the backend drops a connection; ids make the repetition harmless
 PATIENCE = 1.0
-_FIRST_PAUSE = 0.02
 
 _Ids = TypeVar("_Ids", str, list[str])
 
@@ -121,11 +121,10 @@ class _Delivery:
         Raises ``BackendError``.
         """
         may_repeat = may_repeat and bool(self._backend.declared.client_ids)
-        give_up_at = since + PATIENCE
-        pause = _FIRST_PAUSE
+        attempts = Attempts(since + PATIENCE, has_failover=True)  # or the server itself is back soon
         while True:
             self._note(error)
-            if not may_repeat or not _is_passing(error) or time.monotonic() + pause > give_up_at:
+            if not may_repeat or not attempts.again(_classify(error)):
                 told = self._told(error)
                 cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
                 try:
@@ -134,8 +133,6 @@ class _Delivery:
                     raise told from cause
                 finally:
                     del error, told, cause  # else they and this frame would keep each other, and sockets, alive
-            time.sleep(pause)
-            pause *= 2
             try:
                 return self._send()
             except BackendError as exc:
@@ -192,10 +189,11 @@ class _Delivery:
         return error
 
 
-def _is_passing(error: BackendError) -> bool:
-    """Whether another attempt may succeed: a connection was dropped, or could not be made."""
+def _classify(error: BackendError) -> Failure:
+    """Another attempt may succeed if a connection was dropped, or could not be made."""
     cause = error.__cause__ if isinstance(error, EnqueueUncertain | EnqueuePartial) else error
-    return isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
+    is_passing = isinstance(cause, BackendUnavailable) and not isinstance(cause, BackendTimeout)
+    return Failure.UNREACHABLE if is_passing else Failure.FINAL
 
 
 def _later(job: NewJob, passed: float) -> NewJob:

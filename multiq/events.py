@@ -162,7 +162,6 @@ class Events:
         """Whether ``multiq.logging`` has subscribed already."""
         self._async_subscribers: AsyncSubscribers | None = None  # as long as no subscriber is a coroutine function
         self._sessions: list[EventSession] = []
-        self._default: EventSession | None = None
         self._session_lock = threading.Lock()
 
     def subscribe(self, kind: type[E], subscriber: Callable[[E], object]) -> None:
@@ -179,15 +178,9 @@ class Events:
             self._sessions.append(session)
             return session
 
-    def use_loop(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Run subscribers that are coroutines on this loop, until ``finish``."""
-        self._default = self.open_session(loop)
-
     def finish(self, patience: float) -> None:
         """Wait for subscribers that are coroutines, up to *patience* seconds; what is left then is cancelled."""
-        session = self._default or self.open_session()
-        self._default = None
-        session.close(patience)
+        self.open_session().close(patience)
 
     def emit(self, event: Event) -> None:
         """Call all subscribers; their errors are logged."""

@@ -11,10 +11,11 @@ import select
 import time
 from typing import TYPE_CHECKING
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.wakeup import Wakeup
 
 from .clock import now
-from .errors import CONNECTION_ERRORS, explain, reply_error
+from .errors import CONNECTION_ERRORS, classify, explain, reply_error
 from .records import NOTHING_READY, Reserved
 
 if TYPE_CHECKING:
@@ -38,19 +39,17 @@ class Waiter:
     def wait(self, main: Connection | None, give_up_at: float) -> tuple[Connection, Reserved] | None:
         """Wait for the next job. Returns it with its connection, *main* if possible. Raises ``BackendError``."""
         wakeup_fd = self._wakeup.open()
-        has_failed = False
+        attempts: Attempts | None = None
         while not self._interrupted and (left := give_up_at - time.monotonic()) > 0:
             deadline = self._pool.deadline()
             connection = self._connection(main, deadline)
             try:
                 connection.read_noop_replies(deadline)
                 job = self._wait_on(connection, wakeup_fd, left, give_up_at)
-            except ConnectionError as exc:
-                if has_failed:  # a first broken connection is replaced; a second one is an error
-                    raise explain(exc, self._pool.address, self._pool.timeout) from exc
-                has_failed = True
             except CONNECTION_ERRORS as exc:
-                raise explain(exc, self._pool.address, self._pool.timeout) from exc
+                attempts = attempts or Attempts(math.inf)  # the loop's end is the wait's
+                if not attempts.again(classify(exc)):
+                    raise explain(exc, self._pool.address, self._pool.timeout) from exc
             else:
                 if job is not None:
                     return connection, job

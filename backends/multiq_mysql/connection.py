@@ -29,11 +29,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import pymysql
 from pymysql.constants import CLIENT
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.errors import MultiqError
 
 from . import receipts, schema
-from .deadlock_retry import RETRIED, DeadlockRetry
-from .errors import GARBLED, READ_ONLY, code_of, explain, is_lost, malformed
+from .errors import GARBLED, READ_ONLY, classify, code_of, explain, is_lost, malformed
 from .receipts import ReceiptBook
 from .statements import NOW, TRUE_NOW, Sql
 from .timed_socket import limit_each_call, set_deadline
@@ -51,7 +51,6 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 
 _IDLE_FOR = 60.0  # seconds that an unused connection is kept open for the next caller
-_RECONNECTS = 1  # within one call: a connection that was cut while idle is noticed only when it is used
 _SHORTEST_TIMEOUT = 0.05  # seconds: the timeout of a packet even if the call's time is over
 _LOCK_WAIT = 2  # seconds that a statement waits for a row before the server gives up, and the transaction is run again
 
@@ -349,15 +348,14 @@ class Connection:
         """The id of a session whose connection was lost. It keeps its locks until the server notices."""
 
     def run(self, work: Callable[[Session], _T], deadline: float | None = None) -> _T:
-        """Run *work* and return its result. It is run again after a deadlock, and once more after a cut connection.
+        """Run *work* and return its result. It is run again as multiq.driverkit.call_retry says: after a deadlock, say.
 
         After a lost reply, *work* finds the earlier attempts' proofs in ``session.unconfirmed``. *deadline*: that of
         the call that this is part of, if the call has begun before. Raises ``BackendError``, and what *work* raises.
         """
         timeout = self._pool.timeout
         deadline = time.monotonic() + timeout if deadline is None else deadline
-        deadlock_retry = DeadlockRetry(deadline)
-        reconnects = 0
+        attempts: Attempts | None = None
         unconfirmed: list[Proof] = []
         with self._lock:
             while True:
@@ -376,14 +374,13 @@ class Connection:
                     if session is not None and session.is_broken and session.proof is not None:
                         unconfirmed.append(session.proof)
                     self._clean_up(session)
-                    if code_of(exc) in RETRIED and deadlock_retry.pause(code_of(exc) or 0):
-                        continue
-                    is_demoted = code_of(exc) in READ_ONLY
-                    if is_demoted:
+                    if code_of(exc) in READ_ONLY:
                         self._pool.close()  # the address may lead to another server by now
-                    is_stale = session is not None and (session.is_broken or is_demoted)
-                    if is_stale and time.monotonic() < deadline and reconnects < _RECONNECTS:
-                        reconnects += 1
+                    failure = classify(
+                        exc, is_connected=session is not None, is_broken=session is not None and session.is_broken
+                    )
+                    attempts = attempts or Attempts(deadline)
+                    if attempts.again(failure):
                         continue
                     raise explain(exc, self._pool.dsn.place, timeout) from exc
                 except BaseException:

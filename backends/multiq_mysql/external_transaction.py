@@ -19,8 +19,7 @@ import pymysql
 from multiq.driverkit.external_transaction import driver_error, unwrap
 from multiq.errors import BackendTimeout, MultiqError, OptionInvalid
 
-from .deadlock_retry import CHANGED, DEADLOCK, REFUSED_BY_GROUP
-from .errors import code_of, explain
+from .errors import CHANGED, DEADLOCK, REFUSED_BY_GROUP, code_of, explain
 from .records import AGAIN, insert_statements
 
 if TYPE_CHECKING:

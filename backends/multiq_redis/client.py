@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import hiredis
 
+from multiq.driverkit.call_retry import Attempts
 from multiq.driverkit.fork import forks
 from multiq.errors import BackendError
 
 from . import keys
 from .call_retry import CallRetry
 from .connection import pack
-from .errors import FAILURES, explain
+from .errors import FAILURES, classify_connection_error, explain
 from .pipeline import call_pipelined
 from .scripts import STATES_SET, script
 from .topology import format_address
@@ -167,13 +168,18 @@ class Client:
     def command(self, address: Address, *words: Word) -> Any:
         """Run a command on one server, again on a new connection if the idle one is dead. Raises ``BackendError``."""
         deadline = time.monotonic() + self.servers.timeout
-        try:
+        attempts: Attempts | None = None
+        while True:
+            connection = None
             try:
-                return self.connection_to(address, deadline).ask(pack(words), deadline)
-            except ConnectionError:
-                return self.connection_to(address, deadline).ask(pack(words), deadline)
-        except (*FAILURES, hiredis.ReplyError) as exc:
-            raise explain(exc, format_address(address), self.servers.timeout) from exc
+                connection = self.connection_to(address, deadline)
+                return connection.ask(pack(words), deadline)
+            except hiredis.ReplyError as exc:
+                raise explain(exc, format_address(address), self.servers.timeout) from exc
+            except FAILURES as exc:
+                attempts = attempts or Attempts(deadline)
+                if not attempts.again(classify_connection_error(exc, is_connected=connection is not None)):
+                    raise explain(exc, format_address(address), self.servers.timeout) from exc
 
     def all_addresses(self) -> Sequence[Address]:
         """The addresses of all servers that hold queues. Raises ``BackendError``."""
@@ -274,19 +280,15 @@ class ClientPool:
         finally:
             self._put_back(client)
 
-    def call_each(
-        self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = (), *, state: str | None = None
-    ) -> list[Any]:
+    def call_each(self, verb: str, partitions: Sequence[str], arguments: Sequence[Word] = ()) -> list[Any]:
         """Make the same call for several partitions, in one round trip.
 
         Raises the first ``BackendError``, if there is one, after all are done.
         """
         if len(partitions) == 1:
-            return [self.call(verb, partitions[0], arguments, state=state)]
+            return [self.call(verb, partitions[0], arguments)]
         with self.borrowed() as client:
-            replies = call_pipelined(
-                client, [client.new_call(verb, partition, arguments, state=state) for partition in partitions]
-            )
+            replies = call_pipelined(client, [client.new_call(verb, partition, arguments) for partition in partitions])
         for reply in replies:
             if isinstance(reply, BackendError):
                 raise reply

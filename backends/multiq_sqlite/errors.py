@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-import random
 import sqlite3
 import time
 from typing import TYPE_CHECKING, TypeVar
 
+from multiq.driverkit.call_retry import Attempts, Failure, Pauses
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable
 
 from .lock_owner import refuse_own_lock, write_lock_owner
@@ -19,13 +19,8 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
-_FIRST_PAUSE = 0.0002  # seconds between two attempts to get the lock; a commit holds it about as long
-_LONGEST_PAUSE = 0.003
-_PAUSE_GROWTH = 1.5
-_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = (
-    0.1,
-    1.0,
-)  # seconds until the lock's owner is read, and between reads
+_LOCK_PAUSES = Pauses(0.0002, 0.003)  # seconds between two attempts to get the lock; a commit holds it for about 0.0002
+_CHECK_OWNER_AFTER, _CHECK_OWNER_EVERY = 0.1, 1.0  # seconds until the lock's owner is read, and between reads
 
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL})
 
@@ -64,6 +59,11 @@ def is_busy(exc: sqlite3.Error) -> bool:
     return primary_code(exc) in _BUSY
 
 
+def classify(exc: sqlite3.Error) -> Failure:
+    """The class of an error of SQLite's. A statement that was refused for a lock has changed nothing."""
+    return Failure.CONFLICT if is_busy(exc) else Failure.FINAL
+
+
 def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> _T:
     """Return the result of *attempt*, repeated for up to *timeout* seconds while the file at *path* is locked.
 
@@ -71,26 +71,20 @@ def retry_while_locked(attempt: Callable[[], _T], timeout: float, path: str) -> 
 
     Raises ``LockedByCaller`` if waiting cannot help.
     """
-    try:
-        return attempt()  # the common case needs no clock
-    except sqlite3.OperationalError as exc:
-        if not is_busy(exc):
-            raise
-    now = time.monotonic()
-    give_up_at, look_at = now + timeout, now + _CHECK_OWNER_AFTER
-    pause = _FIRST_PAUSE
+    attempts: Attempts | None = None
+    look_at = 0.0
     while True:
-        time.sleep(pause * random.uniform(0.5, 1.0))  # noqa: S311 - jitter, not for security
         try:
-            return attempt()
+            return attempt()  # the common case needs no clock
         except sqlite3.OperationalError as exc:
-            now = time.monotonic()
-            if not is_busy(exc) or now >= give_up_at:
+            if attempts is None:
+                now = time.monotonic()
+                attempts, look_at = Attempts(now + timeout, conflict_pauses=_LOCK_PAUSES), now + _CHECK_OWNER_AFTER
+            if not attempts.again(classify(exc)):
                 raise
-            if now >= look_at:
-                refuse_own_lock(path)
-                look_at = now + _CHECK_OWNER_EVERY
-        pause = min(pause * _PAUSE_GROWTH, _LONGEST_PAUSE)
+        if (now := time.monotonic()) >= look_at:
+            refuse_own_lock(path)
+            look_at = now + _CHECK_OWNER_EVERY
 
 
 def explain(exc: sqlite3.Error, path: str, timeout: float) -> MultiqError:

@@ -31,7 +31,6 @@ SECTIONS = {
         "conformance": "conformance",
         "bench": "bench",
         "soak": "soak",
-        "demo": "demo",
     },
 }
 

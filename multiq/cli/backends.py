@@ -75,11 +75,6 @@ def backends_markdown(found: Sequence[Installed]) -> str:
     return "\n".join(parts).rstrip("\n")
 
 
-def load_backends(names: Sequence[str]) -> list[Installed]:
-    """These drivers, each with what it declares or why it cannot be imported."""
-    return [_load(name) for name in names]
-
-
 def _load(name: str) -> Installed:
     from multiq.backend.registry import installed, load_driver
     from multiq.errors import BackendNotInstalled

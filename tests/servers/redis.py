@@ -72,10 +72,6 @@ class RedisServer(Server):
         stats = self.ask("INFO", "commandstats")
         return sum(stat["calls"] for name, stat in stats.items() if name.removeprefix("cmdstat_") in _OF_CONSUMERS)
 
-    @property
-    def aof_bytes(self) -> int:
-        return sum(file.stat().st_size for file in self.folder.glob("appendonlydir/*"))
-
     @contextlib.contextmanager
     def client(self, **options: Any) -> Iterator[redis.Redis]:
         """A plain client on the UNIX socket, behind multiq's back."""

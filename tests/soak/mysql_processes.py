@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 from multiq.backend import Ack, NewJob, State, Touch
 from multiq.backend.registry import open_backend
+from multiq.driverkit.call_retry import repetitions
 from multiq.errors import JobNotFound, JobReserved
 from multiq.ids import new_ids
-from multiq_mysql import deadlock_retry
 
 sys.path.append(str(Path(__file__).parent.parent))
 
@@ -103,7 +103,8 @@ class Hammer(hammer.Hammer):
         self.refused += 1  # the machine was slow, and the lease has ended
 
     def diary(self) -> dict[str, Any]:
-        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": deadlock_retry.retry_counts}
+        counts = {failure.name: count for failure, count in repetitions.items()}
+        return {**super().diary(), "jobs": self.jobs, "refused": self.refused, "replays": counts}
 
     def _enqueue(self) -> None:
         luck = self.luck

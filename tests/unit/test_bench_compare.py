@@ -26,8 +26,8 @@ def alone(seed: int, noise: float = 1.0) -> Report:
     return report(seed=seed, noise=noise, targets=TARGETS[:1])
 
 
-def row_of(comparison: Comparison, workload: str, metric: str, target: str = "redis") -> Row:
-    wanted = (workload, metric, target)
+def row_of(comparison: Comparison, workload: str, metric: str) -> Row:
+    wanted = (workload, metric, "redis")
     return next(row for row in comparison.rows if (row.workload, row.metric.name, row.target) == wanted)
 
 

@@ -253,7 +253,6 @@ class InflightWriter:
         # free slots by the number of their first cell; the last one is taken next
         self._free = list(reversed(range(_HEAD, _HEAD + table._slots * _SLOT, _SLOT)))  # noqa: SLF001
         self._serial = 0
-        self._table = table
         self.marks = self._cells
         """The cells. At ``Held.slot`` is the mark; the inline executor writes it as ``begin`` and ``end`` do."""
 

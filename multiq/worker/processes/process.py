@@ -106,10 +106,6 @@ class ProcessSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Jobs that are held at a time, those that wait included."""
         return self.at_a_time + self.prefetch
 
-    @property
-    def is_inline(self) -> bool:
-        return not self.concurrency and self.threads == 1
-
 
 class WorkerProcess:
     """Runs until it is stopped, or until one of its own limits is reached.

@@ -40,8 +40,8 @@ from worker_app import app, nap
 from multiq.backend import Ack, Bury, GiveBack
 from multiq.backend.registry import open_backend
 from multiq.conformance.forks import ended_well, fork
+from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendError, BackendFull, BackendTimeout, BackendUnavailable, JobNotFound
-from multiq_mysql import deadlock_retry
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -336,7 +336,7 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
     with server.database() as place, open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
         stored = sum(iter(lambda: _fill(backend), 0))
         with pytest.raises(BackendFull, match="no room"):
-            backend.enqueue(QUEUE, _large(10))
+            backend.enqueue(QUEUE, _large())
         # Then nothing of a refused batch is there
         assert backend.stats(QUEUE).ready == stored > 0
         with contextlib.suppress(BackendFull):
@@ -350,14 +350,14 @@ def test_a_full_disk_refuses_batches_whole_and_loses_nothing(new_mysql: NewMysql
         assert _fill(backend)
 
 
-def _large(count: int) -> list[NewJob]:
-    return [new(b"x" * 100_000, ttr=600) for _ in range(count)]
+def _large() -> list[NewJob]:
+    return [new(b"x" * 100_000, ttr=600) for _ in range(10)]
 
 
 def _fill(backend: Backend) -> int:
     """How many jobs of a batch were taken."""
     try:
-        return len(backend.enqueue(QUEUE, _large(10)))
+        return len(backend.enqueue(QUEUE, _large()))
     except BackendFull:
         return 0
 
@@ -402,10 +402,10 @@ def test_dropped_tables_raise_a_typed_error_with_the_way_out(mysql_server: Mysql
 def test_a_locked_row_is_waited_for_beyond_the_servers_own_timeout(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(f"{place.url}?timeout=60") as backend:
         (job_id,) = backend.enqueue(QUEUE, [new()])
-        counted = deadlock_retry.retry_counts[1205]
+        counted = repetitions[Failure.CONFLICT]
         with holder(mysql_server, place, "SELECT * FROM multiq_jobs FOR UPDATE") as other, ThreadPoolExecutor() as pool:
             deleted = pool.submit(backend.delete, QUEUE, job_id)
-            until(lambda: deadlock_retry.retry_counts[1205] > counted, what=lambda: "the transaction is run again")
+            until(lambda: repetitions[Failure.CONFLICT] > counted, what=lambda: "the transaction is run again")
             other.rollback()
             deleted.result(60)
         assert backend.queues() == []
@@ -430,14 +430,14 @@ def test_a_deadlock_never_reaches_the_caller(mysql_server: MysqlDatabases, place
         backend.enqueue(QUEUE, [new(ttr=600), new(ttr=600)])
         leases = consumer.reserve(2, 0)
         (first,), (second,) = mysql_server.ask("SELECT seq FROM multiq_jobs ORDER BY seq", database=place.name)
-        counted = deadlock_retry.retry_counts[1213]
+        counted = repetitions[Failure.CONFLICT]
         heavy = "INSERT INTO heavy VALUES " + ",".join(["(1)"] * 1000)  # noqa: S608 - InnoDB ends the one that has changed less
         with holder(mysql_server, place, heavy) as other, other.cursor() as cursor, ThreadPoolExecutor() as pool:
             cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (second,))
             settled = pool.submit(consumer.settle, [Ack(lease) for lease in leases])
             until(lambda: _waits_for_a_lock(mysql_server, place), what=lambda: "we wait for the second row")
             cursor.execute("SELECT * FROM multiq_jobs WHERE seq = %s FOR UPDATE", (first,))
-            until(lambda: deadlock_retry.retry_counts[1213] > counted, what=lambda: "the transaction is run again")
+            until(lambda: repetitions[Failure.CONFLICT] > counted, what=lambda: "the transaction is run again")
             other.rollback()
             assert settled.result(60) == [None, None]
         assert backend.queues() == []

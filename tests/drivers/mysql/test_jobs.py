@@ -13,11 +13,12 @@ from servers.mysql import A_NEW_COPY
 
 from multiq.backend import Abandon, Ack, Bury, GiveBack, NewJob, Release, State
 from multiq.backend.registry import open_backend
+from multiq.driverkit.call_retry import Failure, repetitions
 from multiq.errors import BackendCorrupt, BackendTimeout, BackendUnavailable, OptionInvalid, PayloadTooLarge
 from multiq.ids import new_id
 from multiq.settings.url import parse_url
 from multiq_mysql import connection as connection_module
-from multiq_mysql import deadlock_retry, scan_window
+from multiq_mysql import errors, scan_window
 from multiq_mysql.backend import MysqlBackend
 from multiq_mysql.connection import Session
 from multiq_mysql.dsn import Dsn
@@ -205,7 +206,7 @@ def delete_and_look(backend: MysqlBackend, job_id: str) -> bool:
 
 
 @pytest.mark.few_rows
-@pytest.mark.parametrize("code", sorted(deadlock_retry.RETRIED))
+@pytest.mark.parametrize("code", [*sorted(errors.CONFLICTS), errors.NOT_PREPARED])
 @pytest.mark.parametrize(
     "verb", ["enqueue", "reserve", "ack", "acks", "release", "kick", "delete", "reschedule", "purge"]
 )
@@ -240,12 +241,13 @@ def test_every_verb_is_run_again_after_a_deadlock(
         return commit(self, *texts, **options)
 
     monkeypatch.setattr(Session, "commit", unlucky)
-    before = deadlock_retry.retry_counts[code]
+    failure = Failure.CONFLICT if code in errors.CONFLICTS else Failure.REJECTED
+    before = repetitions[failure]
     assert verbs[verb]()
-    assert deadlock_retry.retry_counts[code] == before + 2
+    assert repetitions[failure] == before + 2
 
 
-@pytest.mark.parametrize("code", [deadlock_retry.REFUSED_BY_GROUP, deadlock_retry.NOT_PREPARED])
+@pytest.mark.parametrize("code", [errors.REFUSED_BY_GROUP, errors.NOT_PREPARED])
 def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
     mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
 ) -> None:
