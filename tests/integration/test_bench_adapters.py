@@ -192,7 +192,7 @@ def test_a_queue_that_holds_jobs_is_refused_and_not_touched(folder: Path) -> Non
         assert theirs.peek("multiq.bench.abc.q", "an id").state is State.READY
 
 
-def test_what_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_queue_that_cannot_be_removed_is_reported(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(targets, "_PATIENCE", 0.1)
     url = f"sqlite:///{folder}/theirs.db"
     with open_backend(url) as backend, backend.consumer(["multiq.bench.abc.q"]) as consumer:

@@ -161,7 +161,7 @@ def test_in_the_wrong_folder_nothing_is_made_and_the_error_names_the_way_out(she
         pytest.param(["down"], id="down", marks=pytest.mark.long),
     ],
 )
-def test_what_has_something_to_put_there_makes_the_store(shell: Shell, command: list[str]) -> None:
+def test_commands_that_write_make_the_store(shell: Shell, command: list[str]) -> None:
     assert shell.run(*command, MULTIQ_URL="").code == 0
     assert (shell.folder / "multiq.db").exists()
     assert shell.run("stats", MULTIQ_URL="").code == 0

@@ -149,7 +149,7 @@ async def async_generator() -> AsyncIterator[int]:
         (type, "the signature of .* cannot be read"),
     ],
 )
-def test_what_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, complaint: str) -> None:
+def test_a_function_that_would_only_seem_to_run_is_refused(app: multiq.App, function: Any, complaint: str) -> None:
     with pytest.raises(ArgumentsInvalid, match=complaint):
         app.task(function)
     assert app.tasks == {}

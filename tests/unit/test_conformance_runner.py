@@ -171,7 +171,7 @@ def test_a_paragraph_or_a_section_can_be_selected() -> None:
     assert len(section.rows) > len(paragraph.rows)
 
 
-def test_what_fits_nothing_is_an_error() -> None:
+def test_a_selection_that_matches_nothing_is_an_error() -> None:
     with pytest.raises(OptionInvalid, match="matches no test"):
         run_harness(MemoryHarness, select=["no such topic"])
 
@@ -246,7 +246,7 @@ print(report.summary())
 
 
 @pytest.mark.long
-def test_it_runs_anywhere_and_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_the_suite_runs_in_any_folder_and_leaves_nothing_behind(tmp_path: Path) -> None:
     # Given a folder with a project's own settings for pytest, broken ones among them
     (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
     (tmp_path / "conftest.py").write_text("raise RuntimeError('must not be imported')\n")

@@ -248,7 +248,7 @@ def test_every_verb_is_run_again_after_a_deadlock(
 
 
 @pytest.mark.parametrize("code", [errors.REFUSED_BY_GROUP, errors.NOT_PREPARED])
-def test_what_a_cluster_refuses_is_tried_again_until_the_call_s_time_is_over(
+def test_a_statement_that_a_cluster_refuses_is_retried_until_the_deadline(
     mysql_server: MysqlDatabases, place: Place, jobs: Jobs, code: int
 ) -> None:
     with open_backend(f"{place.url}?timeout=0.5") as backend:
