@@ -61,7 +61,7 @@ _CONFIG: Spec = {
 
 
 def bars(
-    results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_limit: bool = False
+    results: Sequence[Result], metric: Metric, names: Sequence[str], title: str, *, has_baseline: bool = False
 ) -> str | None:
     """A bar for each target, its repeats as dots, its baseline as a mark; None if no target has a figure."""
     rows: list[dict[str, Any]] = []
@@ -69,7 +69,7 @@ def bars(
         found = summary(result, metric)
         if found is None:
             continue
-        share = share_of_baseline(result, metric) if has_limit else None
+        share = share_of_baseline(result, metric) if has_baseline else None
         told = f", {share:.0%} of the baseline" if share else ""
         rows.append({
             "who": safe(result.target),

@@ -55,7 +55,7 @@ def test_a_run_fits_any_width_and_loses_no_figure(width: int) -> None:
         assert everything.count(target) >= 9
 
 
-def test_a_row_has_each_contestants_median_spread_and_share_of_the_limit() -> None:
+def test_a_row_has_each_targets_median_spread_and_share_of_the_baseline() -> None:
     a_run = report(targets=TARGETS[:1], repeats=3)
     drain = next(result for result in a_run.results if result.workload == "drain")
     samples = [
