@@ -203,7 +203,7 @@ def _engine(server: _Server) -> Finding:
 def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
     flush = settings.get("innodb_flush_log_at_trx_commit")
     if flush is None:
-        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not tell", _ASK_ADMIN)
+        yield Finding("unknown", "innodb_flush_log_at_trx_commit", "the server does not report it", _ASK_ADMIN)
     elif flush in {"1", "3"}:
         yield Finding("ok", "innodb_flush_log_at_trx_commit", f"{flush}: each commit is on the disk")
     else:

@@ -217,12 +217,12 @@ def _line(title: str, results: Sequence[Result], metric: Metric, names: Sequence
 
 def _parameters(by_variant: dict[str, list[Result]]) -> list[str]:
     """``10k: jobs 500, waiting 10,000``, for each variant."""
-    told = []
+    captions = []
     for variant, results in by_variant.items():
         words = [f"{name} {_plain(value)}" for name, value in results[0].parameters.items()]
         if words:
-            told.append(_caption(", ".join(words), variant))
-    return told
+            captions.append(_caption(", ".join(words), variant))
+    return captions
 
 
 def _plain(value: str | float) -> str:

@@ -98,9 +98,9 @@ def _progress() -> Iterator[Callable[[Row, int, int], None] | None]:
         def step(row: Row, done: int, total: int) -> None:
             nonlocal broken
             broken += row.outcome == "failed"
-            told = f"{broken} broken  " if broken else ""
+            failures = f"{broken} broken  " if broken else ""
             bar.update(
-                task, completed=done, total=total, description=f"{row.topic}: {_sentence(row)}"[:100], broken=told
+                task, completed=done, total=total, description=f"{row.topic}: {_sentence(row)}"[:100], broken=failures
             )
 
         yield step

@@ -214,9 +214,9 @@ def _document(one: Outcome, verdict: Verdict) -> dict[str, object]:
 def _show(done: list[tuple[Outcome, Verdict]]) -> None:
     from multiq.soak.report import rows
 
-    told = rows([one for one, _ in done])
+    cells = rows([one for one, _ in done])
     columns = [Column("", folds=True), *(Column(one.driver, right=True) for one, _ in done)]
-    show(table(columns, [[safe(cell) for cell in row] for row in told]))
+    show(table(columns, [[safe(cell) for cell in row] for row in cells]))
     for one, verdict in done:
         click.echo()
         if verdict.is_clean:

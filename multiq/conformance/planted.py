@@ -375,11 +375,11 @@ class _Stubborn(MemoryConsumer):
         self._plan = self.queues
 
     def _take(self, limit: int, now: int) -> list[Lease]:
-        told, self.queues = self.queues, self._plan
+        before, self.queues = self.queues, self._plan
         try:
             return super()._take(limit, now)
         finally:
-            self.queues = told
+            self.queues = before
 
 
 @_plant(
@@ -1229,7 +1229,7 @@ class _OtherClock(MemoryConsumer):
 
 @_plant(
     "asked by another clock",
-    "a consumer tells when it asked by the time of day",
+    "asked_at is by the time of day",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
 )
 class _AskedByAnotherClock(_Planted):
@@ -1245,7 +1245,7 @@ class _StaleConsumer(_Waiting):
 
 @_plant(
     "asked long ago",
-    "after a wait a consumer tells when it asked the time before",
+    "after a wait asked_at is that of the request before",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
 class _AskedLongAgo(_Notifying):

@@ -177,5 +177,5 @@ class LyingHarness(PoorHarness):
 
 
 def test_an_empty_list_in_place_of_a_refusal_is_found_out() -> None:
-    report = run_harness(LyingHarness, select=["what_cannot_be_listed"])
+    report = run_harness(LyingHarness, select=["that_cannot_be_listed"])
     assert [row.outcome for row in report.rows] == ["failed"] * 4
