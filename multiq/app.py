@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import inspect
-import os
 import threading
 from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypedDict, TypeVar, overload
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT
 from .backend.registry import open_backend
+from .driverkit.fork import forks
 from .errors import ArgumentsInvalid, NameInvalid, OptionInvalid, TaskExists, TaskNotFound
 from .events import Events
 from .formatting import shown
@@ -318,11 +318,10 @@ class _Opening:
     """The lock around constructing a backend, made again in a forked child: another thread may have held it."""
 
     def __init__(self) -> None:
-        self.renew()
-        if hasattr(os, "register_at_fork"):  # Windows has no fork
-            os.register_at_fork(after_in_child=self.renew)
+        self.start_over_in_child()
+        forks.watch(self)
 
-    def renew(self) -> None:
+    def start_over_in_child(self) -> None:
         self.lock = threading.Lock()
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import inspect
 import logging
-import os
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import msgspec
+
+from .driverkit.fork import forks
 
 if TYPE_CHECKING:
     import asyncio
@@ -173,7 +174,7 @@ class Events:
         """A worker begins to emit events. Subscribers that are coroutines may run on its *loop*."""
         with self._session_lock:
             # without those of a parent process
-            self._sessions[:] = [session for session in self._sessions if session.pid == os.getpid()]
+            self._sessions[:] = [session for session in self._sessions if session.generation == forks.generation]
             session = EventSession(self, loop)
             self._sessions.append(session)
             return session
@@ -222,7 +223,7 @@ class EventSession:
         self._events = events
         self.loop = loop
         """Where subscribers that are coroutines run, until ``finish``."""
-        self.pid = os.getpid()
+        self.generation = forks.generation
 
     def finish(self, patience: float) -> None:
         """Wait up to *patience* seconds for subscribers that are coroutines. Cancels what is left on its loop."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
 
 from .backend import PRIORITY_DEFAULT, TTR_DEFAULT, State, check_state, check_states
+from .driverkit.fork import forks
 from .enqueue import put, put_one
 from .envelope import encode_json
 from .errors import ArgumentsInvalid, QueueEmpty
@@ -197,7 +197,7 @@ class Queue:
     def _consumer(self) -> SharedConsumer:
         """The consumer of this thread and process."""
         consumer: SharedConsumer | None = getattr(self._local, "consumer", None)
-        if consumer is None or consumer.pid != os.getpid():
+        if consumer is None or consumer.generation != forks.generation:
             consumer = self._local.consumer = SharedConsumer(self._app.backend.consumer([self.name]))
             self._consumers.add(consumer)
         return consumer
@@ -210,7 +210,7 @@ class SharedConsumer:
     """
 
     def __init__(self, consumer: Consumer) -> None:
-        self.pid = os.getpid()
+        self.generation = forks.generation
         self._consumer = consumer
         self._lock = threading.Lock()
         self._settling: set[int] = set()  # threads that want to settle while another one waits for jobs

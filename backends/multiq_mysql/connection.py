@@ -12,7 +12,7 @@ no deadlock error     the whole transaction is run again on 1213, 1205 and 1020 
 no mixed-up replies   any exception between sending and the full reply closes                 a reconnect
 bounded calls         the whole reply has to be read within what is left of the call's time   one ``recv_into`` of ours
                       (timed_socket.py)                                                       per read
-safe forks            a connection belongs to the process that opened it                      one ``getpid``
+safe forks            a child drops its parent's connections as soon as it is forked          none
 ====================  ======================================================================  =======================
 """
 
@@ -30,6 +30,7 @@ import pymysql
 from pymysql.constants import CLIENT
 
 from multiq.driverkit.call_retry import Attempts
+from multiq.driverkit.fork import forks
 from multiq.errors import MultiqError
 
 from . import receipts, schema
@@ -107,13 +108,13 @@ class Pool:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._lock = threading.Lock()
         self._poller: tuple[int, Poller] | None = None
-        _forks.add(self)
+        forks.watch(self)
 
     @property
     def poller(self) -> Poller:
         """The poller that all users of the database in this process share."""
-        if self._poller is None or self._poller[0] != os.getpid():
-            self._poller = (os.getpid(), shared_poller((self.dsn.place, self.dsn.database)))
+        if self._poller is None or self._poller[0] != forks.generation:
+            self._poller = (forks.generation, shared_poller((self.dsn.place, self.dsn.database)))
         return self._poller[1]
 
     @property
@@ -340,7 +341,6 @@ class Connection:
         self.idle_since = 0.0
         self._book = ReceiptBook(lambda: pool.minute)
         self._opened: pymysql.connections.Connection[Any] | None = None
-        self._pid = 0
         self._lock = threading.Lock()
         self._is_stale = False
         self._server_identity: tuple[Any, ...] = ()
@@ -431,13 +431,12 @@ class Connection:
             self._drop()
 
     def _open(self, deadline: float) -> pymysql.connections.Connection[Any]:
-        if self._is_stale or self._pid != os.getpid():
+        if self._is_stale:
             self._is_stale = False
             self._drop()
         if self._opened is None:
             self._book.close()
             self._opened = self._pool.open(deadline - time.monotonic())
-            self._pid = os.getpid()
             self._kill_lost_session(self._opened)
         return self._opened
 
@@ -510,15 +509,3 @@ def _drop(opened: pymysql.connections.Connection[Any]) -> None:
     """Close the socket without COM_QUIT: that would wait for a hung server, or in a child end the parent's session."""
     with contextlib.suppress(Exception):
         opened._force_close()  # type: ignore[attr-defined]  # noqa: SLF001 - close() sends COM_QUIT
-
-
-_forks: weakref.WeakSet[Pool] = weakref.WeakSet()
-
-
-def _start_over_in_child() -> None:
-    for pool in list(_forks):
-        pool.start_over_in_child()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_start_over_in_child)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import os
 import secrets
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from multiq.backend import Abandon, Consumer, GiveBack, Lease, Release
+from multiq.driverkit.fork import forks
 from multiq.driverkit.replies import guarded
 from multiq.errors import BackendError, MultiqError
 
@@ -108,7 +108,7 @@ class MysqlConsumer(Consumer):
         self._is_busy = False
         self._unconfirmed_leases: list[Lease] = []
         """Leases of a transaction whose COMMIT had no reply: it may have been carried out or not."""
-        self._unconfirmed_pid = 0
+        self._unconfirmed_generation = 0
         self._may_forget = True
         """Whether this user may delete the rows of pauses that are over."""
         self._call_began = 0.0
@@ -240,7 +240,7 @@ class MysqlConsumer(Consumer):
         return outcome
 
     def _settle_and_reserve(self, session: Session, batch: Batch | None, limit: int) -> _Outcome:
-        if self._unconfirmed_pid != os.getpid():
+        if self._unconfirmed_generation != forks.generation:
             self._unconfirmed_leases = []  # from before a fork: they are the parent's, which reads them back itself
         if self._unconfirmed_leases and (ours := self._read_back(session)):
             answers = self._settle(session, batch) if batch else []
@@ -348,7 +348,7 @@ class MysqlConsumer(Consumer):
         leases = [row.lease(token) for row in rows]
         seqs = sorted(row.seq for row in rows)
         statements = [render("reserve", seqs=seqs, token=token, now=self._pool.now)] if rows else []
-        self._unconfirmed_leases, self._unconfirmed_pid = leases, os.getpid()
+        self._unconfirmed_leases, self._unconfirmed_generation = leases, forks.generation
         try:
             self._commit(session, batch, answers, statements)
         except BaseException:
@@ -361,8 +361,8 @@ class MysqlConsumer(Consumer):
 
     def _recover_leases(self, deadline: float) -> list[Lease]:
         """The leases of an unconfirmed claim that was carried out. Left alone, they would end and count as crashes."""
-        if not self._unconfirmed_leases or self._unconfirmed_pid != os.getpid():  # the parent process's are not ours
-            return []
+        if not self._unconfirmed_leases or self._unconfirmed_generation != forks.generation:
+            return []  # there are none, or they are the parent process's
         if time.monotonic() >= deadline:
             return []
         try:

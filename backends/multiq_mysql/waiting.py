@@ -8,12 +8,13 @@ also returns when the next job is due, so that delays and leases are waited for 
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
 import weakref
 from typing import TYPE_CHECKING
+
+from multiq.driverkit.fork import forks
 
 from .records import SECOND, look, outlooks
 from .scan_window import BUSY, FROM_START, IDLE, NO_SCAN, POLL, ScanWindow
@@ -203,7 +204,7 @@ def _first_change(outlooks: Sequence[Outlook]) -> float:
 
 def shared_poller(key: tuple[str, str]) -> Poller:
     """The only poller of a database in this process. A forked child has its own: the lock may be held in the parent."""
-    return _pollers.setdefault((os.getpid(), *key), Poller())
+    return _pollers.setdefault((forks.generation, *key), Poller())
 
 
 _pollers: weakref.WeakValueDictionary[tuple[int, str, str], Poller] = weakref.WeakValueDictionary()

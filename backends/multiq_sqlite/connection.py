@@ -24,6 +24,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
+from multiq.driverkit.fork import forks
 from multiq.errors import BackendTimeout, BackendUnavailable
 
 from . import opening
@@ -71,8 +72,8 @@ class Pool:
     @property
     def notifier(self) -> Notifier:
         """The notifier that all connections to this file share in this process."""
-        if self._notifier is None or self._notifier[0] != os.getpid():
-            self._notifier = (os.getpid(), notifier_of(os.path.realpath(self.path)))
+        if self._notifier is None or self._notifier[0] != forks.generation:
+            self._notifier = (forks.generation, notifier_of(os.path.realpath(self.path)))
         return self._notifier[1]
 
     def open(self, timeout: float) -> tuple[sqlite3.Connection, opening.FileIdentity]:
@@ -310,8 +311,7 @@ class _Forks:
         self._connections: weakref.WeakSet[Connection] = weakref.WeakSet()
         self._closed: list[Connection] = []
         self._inherited: list[tuple[sqlite3.Connection, opening.FileIdentity]] = []
-        if hasattr(os, "register_at_fork"):
-            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+        forks.register(before=self._before, in_parent=self._in_parent, in_child=self._in_child)
 
     def watch(self, connection: Connection) -> None:
         with self.guard:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import weakref
 from typing import TYPE_CHECKING, Protocol
+
+from multiq.driverkit.fork import forks
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -52,9 +53,9 @@ class Notifier:
 def notifier_of(real_path: str) -> Notifier:
     """Return the one notifier of a file in this process.
 
-    Keyed by process id: a lock that another thread held at a fork stays locked in the child.
+    Keyed by fork generation: a lock that another thread held at a fork stays locked in the child.
     """
-    return _notifiers.setdefault((os.getpid(), real_path), Notifier())
+    return _notifiers.setdefault((forks.generation, real_path), Notifier())
 
 
 _notifiers: weakref.WeakValueDictionary[tuple[int, str], Notifier] = weakref.WeakValueDictionary()

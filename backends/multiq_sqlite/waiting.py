@@ -7,10 +7,11 @@ a few times a second.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING, TypeAlias
+
+from multiq.driverkit.fork import forks
 
 from .file_watch import FileWatch
 
@@ -93,7 +94,7 @@ class Waiter:
 
     def _file_watch(self) -> FileWatch | None:
         """Return the watch on the connection's log, a new one after a fork or a reopening; None without hints."""
-        key = (os.getpid(), self._connection.opened)
+        key = (forks.generation, self._connection.opened)
         if self._file_watch_key != key:
             self.close()
             self._file_watch_key = key

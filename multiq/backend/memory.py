@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import os
 import threading
 import time
 import weakref
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from multiq.backend import check_state, check_states
 from multiq.driverkit.clock import SECOND, nanoseconds
+from multiq.driverkit.fork import forks
 from multiq.errors import JobNotFound, JobReserved, LeaseLost
 
 from .base import Backend, Consumer
@@ -47,8 +47,7 @@ _STALE_KEPT = 64  # entries of a heap that may be stale beside as many as there 
 _sharing = threading.Lock()
 """Held while a named store is looked up or made: a weak dictionary's ``setdefault`` lets two threads make two."""
 
-if hasattr(os, "register_at_fork"):  # a child must not inherit it locked by a thread that it does not have
-    os.register_at_fork(before=_sharing.acquire, after_in_parent=_sharing.release, after_in_child=_sharing.release)
+forks.hold(_sharing)  # a child must not inherit it locked by a thread that it does not have
 
 
 class Job:

@@ -68,21 +68,16 @@ def default_app() -> str:
     return path
 
 
-def visible_queues(app: App) -> list[str]:
-    """All queues of users: not the reserved ones that hold the control flags."""
-    from multiq.control.flags import CONTROL_QUEUES
-
-    return [name for name in app.backend.queues() if name not in CONTROL_QUEUES]
-
-
 def find_queue(app: App, job_id: str, queue: str | None) -> str:
     """The queue that holds a job: *queue* itself if it is given, else found by asking them all.
 
     Raises ``JobNotFound``; ``OptionInvalid`` if several queues have a job of this id.
     """
+    from multiq.control.flags import visible_queues
+
     if queue is not None:
         return queue
-    found = [name for name in visible_queues(app) if _has(app, name, job_id)]
+    found = [name for name in visible_queues(app.backend) if _has(app, name, job_id)]
     if not found:
         raise JobNowhere("", job_id)
     if len(found) > 1:

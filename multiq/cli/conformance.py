@@ -36,7 +36,7 @@ _FAILURE_LINES = 6  # of what happened, for each promise that was broken
     help="Run only a topic, a paragraph (4.3), or tests by part of their name.",
 )
 @click.option("--walks", type=int, metavar="N", help="Number of random walks; 0 for none.")
-@click.option("--harness", metavar="MODULE:CLASS", help="Use this subclass of UrlHarness, for what the URL cannot say.")
+@click.option("--harness", metavar="MODULE:CLASS", help="Your class that starts, stops or hangs the server.")
 @click.option("--markdown", is_flag=True, help="Print the report as Markdown.")
 @json_option
 @traceback_option

@@ -45,13 +45,14 @@ def stats(queues: tuple[str, ...], as_json: bool) -> None:
 
     A job past its due time counts as ready. A question mark stands for what the backend cannot know.
     """
+    from multiq.control.flags import visible_queues
     from multiq.settings.url import redact
 
-    from .apps import open_app, visible_queues
+    from .apps import open_app
 
     with open_app() as app:
         place = redact(app.url)
-        found = [app.backend.stats(name) for name in queues or visible_queues(app)]
+        found = [app.backend.stats(name) for name in queues or visible_queues(app.backend)]
     if as_json:
         print_json({"connection": place, "queues": found})
     elif found:

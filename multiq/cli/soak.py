@@ -37,7 +37,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     default=60.0,
     show_default=True,
     metavar="N",
-    help="Duration of the load with faults, for each store.",
+    help="How long to load each store with faults.",
 )
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="Draw the faults as in the run that printed this.")
 @click.option(
@@ -46,7 +46,7 @@ _OVERHEAD = 25.0  # seconds, about, beside the load with faults
     default=5.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long a call may take.",
+    help="The longest that one call may take.",
 )
 @click.option("--fault", "faults", multiple=True, metavar="NAME", help="Only faults of this name; may be given again.")
 @click.option("--freeze-pid", type=click.IntRange(2), metavar="PID", help="Stop this server process for seconds, too.")

@@ -93,9 +93,9 @@ def top(interval: float, once: bool, with_workers: bool | None, as_json: bool) -
 
 def look(app: App, workers: Workers | None = None) -> Look:
     """The counts of all queues, now, and what the workers said last."""
-    from .apps import visible_queues
+    from multiq.control.flags import visible_queues
 
-    names = visible_queues(app)
+    names = visible_queues(app.backend)
     stats = {name: app.backend.stats(name) for name in names}
     return Look(time.monotonic(), stats, None if workers is None else workers.now())
 

@@ -1,7 +1,10 @@
 """Control flags for all workers of a connection, on every host: it is down, or they are to restart.
 
-Control flags are stored as jobs delayed by 100 years in reserved queues, because the seam has no key-value storage. No
-worker reserves from these queues. A flag is set while its job exists, and each setting has the job's id.
+Control flags are stored as jobs delayed by 100 years in reserved queues: the seam for drivers stores jobs and nothing
+else, and every store has queues and delays. No worker reserves from these queues. A flag is set while its job exists,
+and each setting has the job's id.
+
+Once the seam can keep small values under keys, the flags become such values, and the reserved queues go.
 """
 
 from __future__ import annotations
@@ -20,6 +23,11 @@ PRESENCE_QUEUES = tuple(f"multiq.roll-call.{number}" for number in range(1, 5))
 """One queue for each viewer of the workers (``presence``)."""
 CONTROL_QUEUES = frozenset({DOWN, RESTART, *PRESENCE_QUEUES})
 """Queues that listings leave out."""
+
+
+def visible_queues(backend: Backend) -> list[str]:
+    """All queues of users: not the reserved ones that hold the control flags."""
+    return [name for name in backend.queues() if name not in CONTROL_QUEUES]
 
 
 class ControlState(NamedTuple):

@@ -1,1 +1,3 @@
-"""Tools that drivers share: sockets, names, TLS, wake-ups, forks, clocks, guarded replies, external transactions."""
+"""Tools that drivers share: sockets, names, TLS, wake-ups, forks, clocks, repeated calls, guarded replies, external
+transactions.
+"""

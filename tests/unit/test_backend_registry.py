@@ -111,3 +111,9 @@ def test_two_packages_with_one_name_are_reported(tmp_path: Path) -> None:
     other = f"sys.path.insert(0, {str(tmp_path / 'other-kafka')!r})\n"
     said = ask(tmp_path / "multiq-kafka", other + OPEN)
     assert said.startswith("BackendNotInstalled two installed packages bring a backend 'kafka': uninstall one")
+
+
+def test_a_missing_driver_is_reported_by_the_error_alone(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(BackendNotInstalled, match="did you mean 'redis'"):
+        load_driver("reddis")
+    assert caplog.records == []

@@ -127,6 +127,24 @@ def test_a_coroutine_that_is_notified_late_keeps_its_grace() -> None:
     assert timed.kill_at > now + 4
 
 
+def test_a_job_that_has_ended_writes_nothing_to_a_slot_that_may_be_another_lease_s() -> None:
+    # Given a coroutine that ends while the heartbeat looks at those that run
+    written: list[float] = []
+    inflight: Any = SimpleNamespace(set_kill_at=lambda _, kill_at: written.append(kill_at))
+    call: Any = SimpleNamespace(deadline=time.monotonic() - 1, timeout=1.0, job=SimpleNamespace(notice=Notice()))
+    timeouts = Timeouts(kill_after=5.0, inflight=inflight)
+    for thread in (None, threading.get_ident()):
+        timed = timeouts.begin(call, SimpleNamespace(), thread=thread)  # type: ignore[arg-type]
+        assert written.pop() == timed.kill_at
+        timeouts.end(timed)
+        # When the heartbeat, or its loop, gives it more time
+        timeouts.postpone(timed, 3.0)
+        timeouts.mark_notified(timed)
+        timeouts._is_overdue(timed, time.monotonic(), None)
+        # Then nothing is written
+        assert written == []
+
+
 class HeartbeatAfterEachLock:
     """A lock after each of whose releases the heartbeat checks the timeouts."""
 

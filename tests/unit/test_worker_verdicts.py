@@ -23,7 +23,7 @@ from multiq.control.flags import Control
 from multiq.errors import BackendTimeout, LeaseLost
 from multiq.validation import REASON_MAX
 from multiq.worker.execution.executors import Executor
-from multiq.worker.processes.inflight import DEAD, Held, InflightWriter
+from multiq.worker.processes.inflight import DEAD, Held, InflightTable, InflightWriter
 from multiq.worker.processes.recovery import Recovery
 from multiq.worker.processes.reload import PreviousGeneration
 from multiq.worker.processes.shared_state import SharedState
@@ -187,6 +187,24 @@ def sidecar_of(app: multiq.App, shared_state: SharedState) -> Sidecar:
     return Sidecar(
         app, shared_state, unused, 0, 1.0, force=False, shares_loop=False, status=unused, health_file=None, server=None
     )
+
+
+def test_the_sidecar_watches_no_process_0_for_a_child_that_is_being_forked(
+    app: multiq.App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Given a table that is assigned to another child while the sidecar looks: at first it has no pid
+    shared_state = SharedState(1, 2)
+    shared_state.tables[0].assign()
+    pids = iter([os.getpid(), 0, 0])
+    monkeypatch.setattr(InflightTable, "pid", property(lambda _: next(pids)))
+    sidecar = sidecar_of(app, shared_state)
+    # When it looks twice
+    for _ in range(2):
+        sidecar._watch_children()
+        watched = [child._pid for child in sidecar._children.values()]
+        # Then it watches the child of which it has seen a pid, or none
+        assert 0 not in watched
+    assert watched == []
 
 
 def test_recovery_that_waits_for_the_backend_shows_progress(app: multiq.App) -> None:

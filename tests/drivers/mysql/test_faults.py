@@ -514,6 +514,32 @@ def kill_all(server: MysqlDatabases, place: Place) -> None:
     until(lambda: not server.ask(asked, place.name))
 
 
+def test_forked_child_uses_no_connection_of_its_parent_s(mysql_server: MysqlDatabases, place: Place) -> None:
+    def sessions() -> set[int]:
+        listed = mysql_server.ask("SELECT id FROM information_schema.processlist WHERE db = %s", place.name)
+        return {session for (session,) in listed}
+
+    with open_backend(place.url) as backend, backend.consumer([QUEUE]) as consumer:
+        # Given a backend and a consumer that have used a connection each
+        backend.enqueue(QUEUE, [new(), new()])
+        assert len(consumer.reserve(1, 0)) == 1
+        before = sessions()
+        assert len(before) == 2
+
+        # When a forked child uses both, then on two connections of its own
+        def in_child() -> None:
+            backend.enqueue(QUEUE, [new()])
+            assert sessions() > before
+            assert len(consumer.reserve(1, 0)) == 1
+            assert len(sessions() - before) == 2
+
+        assert ended_well(fork(in_child))
+        # And the parent goes on with those that it has
+        backend.enqueue(QUEUE, [new()])
+        assert len(consumer.reserve(9, 0)) == 2
+        assert sessions() >= before
+
+
 def test_a_process_forks_while_another_of_its_threads_reads_a_reply(mysql_server: MysqlDatabases, place: Place) -> None:
     with open_backend(place.url) as backend, mysql_server.client(place.name) as client, client.cursor() as cursor:
         # Given a thread that waits for an answer, which another client's lock delays
