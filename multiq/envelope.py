@@ -1,6 +1,6 @@
 """Values to bytes and back: JSON, and the envelope that a task's job travels in.
 
-``docs/envelope.md`` describes the envelope for those who write or read it without multiq. No pickle, no classes by
+``docs/envelope.md`` describes the envelope for programs that write or read it without multiq. No pickle, no classes by
 name: what comes out of a queue is data.
 """
 

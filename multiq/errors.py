@@ -23,7 +23,7 @@ class MultiqError(Exception):
     """The root: ``except MultiqError`` catches every error that multiq raises."""
 
 
-# --- what the caller passed in ---------------------------------------------------------------------------
+# --- invalid arguments -----------------------------------------------------------------------------------
 
 
 class NameInvalid(MultiqError, ValueError):
@@ -71,7 +71,7 @@ class TaskExists(MultiqError, ValueError):
     """Two functions claim one task name."""
 
 
-# --- what happened to a job ---------------------------------------------------------------------------------
+# --- jobs ---------------------------------------------------------------------------------------------------
 
 
 class JobError(MultiqError):
@@ -116,7 +116,7 @@ class QueueEmpty(MultiqError, _stdlib_queue.Empty):
     """Nothing was due within the timeout."""
 
 
-# --- what the backend answered, or did not answer ----------------------------------------------------------------
+# --- the backend -------------------------------------------------------------------------------------------------
 
 
 class BackendError(MultiqError):

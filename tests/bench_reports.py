@@ -96,7 +96,7 @@ WORKS = [
             "latency",
             "Latency under load",
             "Jobs arrive at 500 a second by the clock, whether or not the ones before were taken. A figure is the time "
-            "from when a job was meant to be enqueued to when it began, so a stall counts for all who waited in it.",
+            "from when a job was meant to be enqueued to when it began, so a stall counts for all waiting jobs.",
             *percentiles("pickup"),
         ),
         {"": 0.9},

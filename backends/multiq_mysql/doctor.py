@@ -197,7 +197,7 @@ def _engine(server: _Server) -> Finding:
     return Finding("ok", "engine", "InnoDB")
 
 
-# --- what it keeps ---------------------------------------------------------------------------------------
+# --- durability ------------------------------------------------------------------------------------------
 
 
 def _durability(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -268,7 +268,7 @@ def _writable(settings: Mapping[str, str]) -> Iterator[Finding]:
         )
 
 
-# --- what others do to it --------------------------------------------------------------------------------
+# --- other sessions --------------------------------------------------------------------------------------
 
 
 def _sessions(settings: Mapping[str, str]) -> Iterator[Finding]:
@@ -383,7 +383,7 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-# --- what follows ----------------------------------------------------------------------------------------
+# --- consequences ----------------------------------------------------------------------------------------
 
 
 def survives(settings: Mapping[str, str]) -> Survives:

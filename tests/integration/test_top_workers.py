@@ -1,4 +1,4 @@
-"""``multiq top`` and the workers: who works on a connection and what runs there, on each backend."""
+"""``multiq top`` and the workers: which work on a connection and what they run, on each backend."""
 
 from __future__ import annotations
 

@@ -99,7 +99,7 @@ class Run:
         until(condition, timeout=30, what=lambda: f"{condition}: {self}")
 
 
-# --- what there is -----------------------------------------------------------------------------------------
+# --- the queue ---------------------------------------------------------------------------------------------
 
 
 def _six(seconds: float) -> None:
@@ -121,7 +121,7 @@ GIVEN: dict[str, Callable[[], Any]] = {
     "a job that ignores its time limit": lambda: endless.options(max_attempts=1).enqueue(0, "deaf"),
 }
 
-# --- what happens then -------------------------------------------------------------------------------------
+# --- signals -----------------------------------------------------------------------------------------------
 
 
 def _once_it_works(*numbers: signal.Signals) -> Callable[[Run], None]:
@@ -173,7 +173,7 @@ THEN: dict[str, Callable[[Run], None]] = {
     "SIGUSR2 before the jobs come, SIGCONT, SIGTERM": _pause_and_go_on,
 }
 
-# --- what is left ------------------------------------------------------------------------------------------
+# --- jobs left ---------------------------------------------------------------------------------------------
 
 
 def _left(run: Run) -> str:

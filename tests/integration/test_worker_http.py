@@ -173,7 +173,7 @@ def test_other_pages_are_not_found(tmp_path: Path, server: RedisServer) -> None:
                 connection.sendall(rubbish)
                 assert b" 200 " not in connection.recv(100)
         silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(150)]
-        assert ask(port, "/healthz")[0] == 200  # in its turn: those who say nothing are shown out
+        assert ask(port, "/healthz")[0] == 200  # in its turn: silent connections are closed
         for connection in silent:
             connection.close()
 

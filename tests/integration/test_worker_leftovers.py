@@ -54,7 +54,7 @@ def url(tmp_path: Path) -> Iterator[str]:
     app.close()
 
 
-# --- what goes on -----------------------------------------------------------------------------------------
+# --- leftovers that go on ---------------------------------------------------------------------------------
 
 LEAVERS = [leave_task, leave_task_decorated, leave_subtask, leave_and_fail]
 LATE = [time_out_decorated, time_out_with_subtask]

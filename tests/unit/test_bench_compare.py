@@ -137,7 +137,7 @@ def with_figure(old: Report, workload: str, metric: str, change: Any) -> Report:
     return replaced(old, results=results)
 
 
-# --- what cannot be told ---------------------------------------------------------------------------------
+# --- uncertain figures -----------------------------------------------------------------------------------
 
 
 def test_a_drain_that_is_four_times_slower_in_two_repeats_is_not_no_difference() -> None:
@@ -190,7 +190,7 @@ def only(old: Report, workload: str) -> Report:
     return replaced(old, results=[result for result in old.results if result.workload == workload])
 
 
-# --- what must be alike ----------------------------------------------------------------------------------
+# --- comparable runs -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -129,7 +129,7 @@ def test_workloads_have_names_and_variants_of_their_own() -> None:
             assert len(set(variants)) == len(variants)
 
 
-# --- what cannot be done ---------------------------------------------------------------------------------
+# --- skipped workloads -----------------------------------------------------------------------------------
 
 
 def test_work_that_fails_is_a_violation_and_the_run_goes_on(tmp_path: Path) -> None:

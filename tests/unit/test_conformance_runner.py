@@ -51,7 +51,7 @@ class BoastfulHarness(ManualHarness):
 class ModestHarness(MemoryHarness):
     """An installation that lacks what the driver claims."""
 
-    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off who waits")}
+    gaps: Mapping[str, Gap] = {"waits_in_server": Gap("cannot today", "a proxy in between cuts off waiting clients")}
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +132,7 @@ def test_without_a_proxy_lost_replies_are_not_tried(whole: Report) -> None:
 def test_a_harness_can_lack_what_its_driver_claims() -> None:
     report = run_harness(ModestHarness, select=["an_idle_consumer"])
     assert [(row.power, row.gap, row.reason) for row in report.refused] == [
-        ("waits_in_server", "cannot today", "a proxy in between cuts off who waits")
+        ("waits_in_server", "cannot today", "a proxy in between cuts off waiting clients")
     ]
     assert report.ok
 

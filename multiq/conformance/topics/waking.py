@@ -124,7 +124,7 @@ class WakingTests(Topic):
             # When a job comes at one moment or another, then none of them is missed
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
-    # --- what gives the job ---
+    # --- sources of jobs ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
         """Prepare the queue. The returned call gives the waiting consumer its job."""

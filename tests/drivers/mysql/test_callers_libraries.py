@@ -284,7 +284,7 @@ def test_djangos_errors_are_ours(
         backend.enqueue("q", jobs(), connection=django)
 
 
-# --- what does not fit -----------------------------------------------------------------------------------
+# --- refused connections ---------------------------------------------------------------------------------
 
 
 def test_an_unsupported_connection_is_refused_with_the_way_out(

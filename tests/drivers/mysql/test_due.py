@@ -165,7 +165,7 @@ def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
     assert backend.stats("a").ready == 3
 
 
-# --- what is dropped is found again ----------------------------------------------------------------------
+# --- dropped claims --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

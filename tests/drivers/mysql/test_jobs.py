@@ -347,7 +347,7 @@ def test_nothing_of_ours_stays_open_between_calls(
     assert mysql_server.ask("SELECT COUNT(*) FROM information_schema.innodb_trx WHERE trx_state IS NOT NULL") == ((0,),)
 
 
-# --- what is not ours ------------------------------------------------------------------------------------
+# --- foreign tables and rows -----------------------------------------------------------------------------
 
 
 def test_a_table_that_was_dropped_is_reported_with_the_way_to_make_it_again(
