@@ -1,1 +1,1 @@
-"""Controlling all workers of a connection, on every host: down and restart (``flags``), and their list (``presence``)."""
+"""Controlling all workers of a connection, on every host (``flags``: down, restart), and listing them (``presence``)."""
