@@ -140,7 +140,7 @@ class Dsn(NamedTuple):
         """The DSN of a URL. Raises ``UrlInvalid``. Reads the certificates, and does no network I/O."""
         given = url.options
         if url.scheme not in _SCHEMES:
-            raise UrlInvalid(f"{url} cannot be used: the scheme is mysql://")
+            raise UrlInvalid(f"{url} cannot be used: the scheme must be mysql://")
         if len(url.hosts) > 1:
             raise UrlInvalid(f"{url} cannot be used: it names several hosts, name the primary")
         if (url.host is None) == (given["unix_socket"] is None):

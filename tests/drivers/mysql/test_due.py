@@ -133,7 +133,7 @@ def test_a_stream_of_due_jobs_delays_no_ready_job(
         assert len(looks) <= 4
 
 
-def test_what_is_due_in_a_later_queue_waits_until_its_turn_comes(backend: MysqlBackend, plain: Any) -> None:
+def test_a_due_job_of_a_later_queue_waits_for_its_turn(backend: MysqlBackend, plain: Any) -> None:
     due_jobs(plain, "late", 3000)
     made = ready_jobs(backend, "early", 10)
     with backend.consumer(["early", "late"]) as consumer:
@@ -165,7 +165,7 @@ def test_a_listing_beside_a_locked_due_row_and_a_stream_ends(
     assert backend.stats("a").ready == 3
 
 
-# --- what is dropped is found again ----------------------------------------------------------------------
+# --- dropped claims --------------------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -214,7 +214,7 @@ def test_a_reschedule_whose_request_is_lost_is_refused_if_another_consumer_has_t
     assert not proxy.is_armed
 
 
-# --- what counted is not lost ----------------------------------------------------------------------------
+# --- verdicts that counted -------------------------------------------------------------------------------
 
 
 @pytest.mark.few_rows
