@@ -296,7 +296,7 @@ def _check_function(function: Callable[..., Any]) -> None:
         inspect.signature(function)
     except (ValueError, TypeError) as exc:
         raise ArgumentsInvalid(
-            f"the arguments of {_place(function)} cannot be found out ({exc}): call it from a function of your own"
+            f"the signature of {_place(function)} cannot be read ({exc}): call it from a function of your own"
         ) from exc
 
 

@@ -47,7 +47,11 @@ def put(
     connection: Any,
     ids: Iterable[str] | None = None,
 ) -> list[JobHandle]:
-    """Enqueue checked bodies with checked options. *ids* are the caller's own; they are checked here."""
+    """Enqueue checked bodies with checked options.
+
+    - *priority*, *delay*, *ttr*, *connection*: for all of the jobs, as for ``Queue.enqueue``; *delay* in seconds.
+    - *ids*: the caller's own, which are checked here. None: new ones.
+    """
     if delay or priority != PRIORITY_DEFAULT:
         backend.check_terms(priority=priority, delay=delay)
     count = len(bodies)

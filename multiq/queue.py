@@ -96,7 +96,9 @@ class Queue:
     ) -> list[JobHandle]:
         """Add many jobs in one round trip, with the same options. All or nothing where the backend can.
 
-        *ids* are ids of your own, one for each job; the other options are those of ``enqueue``.
+        - *bodies*: bytes as they are, anything else as JSON.
+        - *delay*, *at*, *priority*, *ttr*, *connection*: as for ``enqueue``, for all of the jobs.
+        - *ids*: ids of your own, one for each job. Default: multiq makes them.
 
         Raises as ``enqueue`` does, and ``ArgumentsInvalid`` if *bodies* is a single body.
         """

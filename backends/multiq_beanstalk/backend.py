@@ -135,7 +135,7 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def consumer(self, queues: Sequence[str]) -> BeanstalkConsumer:
         return BeanstalkConsumer(self._pool, queues)
 
-    # --- inspecting and administering ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         return self._admin.peek(queue, job_id)
@@ -188,8 +188,10 @@ class BeanstalkBackend(Inspection, Management, Pausing, Purging, Diagnosis):
         self._paused_tubes.close()
         self._pool.close()
 
+    # --- helpers ---
+
     def _discard_connections(self) -> None:
-        """Drop all connections after a malformed reply: the replies after it may be malformed too."""
+        """Close all connections after a malformed reply: later replies on them may belong to earlier requests."""
         self._pool.close()
 
     def _ask(self, command: bytes) -> bytes | None:

@@ -82,7 +82,8 @@ class BeanstalkConsumer(Consumer):
             except BackendError:
                 if not verdicts:
                     raise
-        self._waiter.clear_interrupt()
+        if self._waiter.is_interrupted:
+            self._waiter.clear_interrupt()
         return answers, leases
 
     def interrupt(self) -> None:

@@ -19,7 +19,6 @@ The tables are named ``multiq_...``, so the file may as well be the application'
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import time
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
@@ -39,15 +38,17 @@ from multiq.backend import (
 )
 from multiq.backend.capabilities import Capabilities, Gap
 from multiq.driverkit.clock import SECOND, nanoseconds
-from multiq.errors import JobNotFound, JobReserved, OptionInvalid, PayloadTooLarge, UrlInvalid
+from multiq.driverkit.paging import cursor_of, read_cursor
+from multiq.errors import JobNotFound, JobReserved, PayloadTooLarge, UrlInvalid
 from multiq.settings.url import Option, choice, seconds
 
-from .connection import MAX_BODY, Pool
+from .connection import MAX_BODY
 from .consumer import SqliteConsumer
 from .doctor import examine
 from .errors import MalformedRecord
 from .external_transaction import ExternalTransaction
-from .malformed import burying_malformed
+from .malformed import bury_and_repeat
+from .pool import Pool
 from .records import (
     READY,
     RESERVED,
@@ -77,6 +78,7 @@ if TYPE_CHECKING:
 
 _T = TypeVar("_T")
 
+_SURELY_FITS = 1_000_000  # bytes; SQLite can be built with a lower limit than its 1 GB, but not with such a low one
 _START = (-1, -1)  # before the first job of a listing
 
 
@@ -159,7 +161,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
     def consumer(self, queues: Sequence[str]) -> SqliteConsumer:
         return SqliteConsumer(self._pool, self._clock, queues)
 
-    # --- inspecting and administering ---
+    # --- inspecting and managing ---
 
     def peek(self, queue: str, job_id: str) -> JobRecord:
         def peek() -> JobRecord:
@@ -172,7 +174,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     def jobs(self, queue: str, state: State, *, limit: int = 100, after: str | None = None) -> Page:
         state = check_state(state)
-        major, minor = _START if after is None else _place(after)
+        major, minor = _START if after is None else read_cursor(after)
         now = self._clock()
         self._promote_all(queue, now)
         asked = {"queue": queue, "major": major, "minor": minor, "limit": limit + 1}
@@ -183,7 +185,7 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             return rows, [row.record(queue, now) for row in rows[:limit]]
 
         rows, shown = self._burying_malformed(read)
-        return Page(shown, "{}.{}".format(*rows[limit - 1].place) if len(rows) > limit else None)
+        return Page(shown, cursor_of(rows[limit - 1].place) if len(rows) > limit else None)
 
     def delete(self, queue: str, job_id: str) -> None:
         def delete(transaction: Transaction) -> None:
@@ -277,6 +279,15 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
     # --- helpers ---
 
+    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
+        largest = max((len(job.body) for job in jobs), default=0)
+        if largest <= _SURELY_FITS:
+            return
+        with self._pool.borrowed() as connection:
+            limit = connection.body_limit()
+        if largest > limit:
+            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
+
     def _select(self, statement: str, parameters: Mapping[str, Any]) -> list[Any]:
         with self._pool.borrowed() as connection:
             return connection.select(statement, parameters)
@@ -297,20 +308,11 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
             self._burying_malformed(lambda: connection.write(work))
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        return burying_malformed(self._pool, self._clock, call)
-
-    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
-        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
-        done = 0
-        with self._pool.borrowed() as connection:
-            while limit is None or done < limit:
-                size = SLICE if limit is None else min(SLICE, limit - done)
-                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
-                done += moved
-                if moved < size:
-                    break
-                time.sleep(SLICE_PAUSE)
-        return done
+        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        try:
+            return call()
+        except MalformedRecord as exc:
+            return bury_and_repeat(self._pool, self._clock, call, exc)
 
     def _promote_all(self, queue: str, now: int) -> None:
         asked = as_json((queue,))
@@ -329,19 +331,18 @@ class SqliteBackend(Inspection, Management, Pausing, Purging, Diagnosis):
 
         return self._in_slices(purge)
 
-    def _check_sizes(self, jobs: Sequence[NewJob]) -> None:
-        largest = max((len(job.body) for job in jobs), default=0)
-        if largest <= _SURELY_FITS:
-            return
+    def _in_slices(self, work: Callable[[int, Transaction], int], limit: int | None = None) -> int:
+        """Repeat *work* on slices of jobs, each in its own transaction, until a slice is not full. Returns the sum."""
+        done = 0
         with self._pool.borrowed() as connection:
-            limit = connection.body_limit()
-        if largest > limit:
-            raise PayloadTooLarge(largest, limit, "store it elsewhere, and enqueue where it is")
-
-
-_SURELY_FITS = (
-    1_000_000  # bytes; SQLite can be built with a lower limit than its usual 1 GB, but not with such a low one
-)
+            while limit is None or done < limit:
+                size = SLICE if limit is None else min(SLICE, limit - done)
+                moved = self._burying_malformed(functools.partial(connection.write, functools.partial(work, size)))
+                done += moved
+                if moved < size:
+                    break
+                time.sleep(SLICE_PAUSE)
+        return done
 
 
 def _path(url: BackendUrl) -> str:
@@ -351,16 +352,6 @@ def _path(url: BackendUrl) -> str:
             "sqlite:////var/lib/app/jobs.db"
         )
     return url.path.removeprefix("/")
-
-
-def _place(after: str) -> tuple[int, int]:
-    """Parse a page's cursor. Raises ``OptionInvalid``."""
-    major, _, minor = after.partition(".")
-    with contextlib.suppress(ValueError):
-        place = int(major), int(minor)
-        if max(map(abs, place)) < 2**63:
-            return place
-    raise OptionInvalid(f"after must be the cursor that the page before returned as its after, got {after!r}")
 
 
 def _unreserved(transaction: Transaction, queue: str, job_id: str, now: int) -> tuple[int, State]:

@@ -17,7 +17,7 @@ from multiq.driverkit.clock import SECOND
 from multiq.errors import LeaseLost, MultiqError
 
 from .errors import MalformedRecord
-from .malformed import LONGEST_TTR, MOST_COUNTED, burying_malformed
+from .malformed import LONGEST_TTR, MOST_COUNTED, bury_and_repeat
 from .records import SLICE_PAUSE, as_json, clean, due, look, look_inside, promote, unpacked
 from .waiting import Waiter
 
@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from multiq.backend import Verdict
     from multiq.driverkit.clock import Clock
 
-    from .connection import Pool, Transaction
+    from .connection import Transaction
+    from .pool import Pool
     from .records import Outlook
 
 _LONGEST_SLEEP = 1.0  # seconds until the queues, and the identity of the file, are checked without a sign of a change
@@ -93,7 +94,11 @@ class SqliteConsumer(Consumer):
         self._waiter.close()
 
     def _burying_malformed(self, call: Callable[[], _T]) -> _T:
-        return burying_malformed(self._pool, self._clock, call)
+        """Return the result of *call*. If it meets records that it cannot read, they are buried and it is repeated."""
+        try:
+            return call()
+        except MalformedRecord as exc:
+            return bury_and_repeat(self._pool, self._clock, call, exc)
 
     # --- reserving ---
 

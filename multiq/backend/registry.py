@@ -48,14 +48,13 @@ def load(group: str, name: str) -> Any:
             on_missing_entrypoints_callback=None,
             conflict_resolver=error_on_conflict,
         )
-        is_found = name in manager  # looks for conflicts, too
+        return manager[name].plugin
+    except KeyError as exc:
+        raise BackendNotInstalled(_not_installed(name)) from exc
     except MultipleMatches as exc:
         raise BackendNotInstalled(f"two installed packages bring a backend {name!r}: uninstall one ({exc})") from exc
     except ImportError as exc:
         raise BackendNotInstalled(f"the {name} backend cannot be imported: {exc}{_extra(name)}") from exc
-    if not is_found:
-        raise BackendNotInstalled(_not_installed(name))
-    return manager[name].plugin
 
 
 def installed(group: str = GROUP) -> list[str]:

@@ -13,7 +13,7 @@ from .output import say
 def down(as_json: bool) -> None:
     """Have all workers of the connection take no more jobs, until ``multiq up``.
 
-    Jobs that run go on; jobs can be enqueued. Workers started with --force do not listen.
+    Jobs that run go on; jobs can be enqueued. Workers started with --force ignore it.
     """
     from multiq.control.flags import Control
 

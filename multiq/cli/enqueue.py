@@ -26,7 +26,9 @@ if TYPE_CHECKING:
 @click.command(short_help="Add a job, and print its id.")
 @click.argument("app_path", metavar="[APP", required=False)
 @click.argument("task_name", metavar="TASK]", required=False)
-@click.option("--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="The task's positional arguments.")
+@click.option(
+    "--args", type=Json(list, """'["ann@example.com", 3]'"""), metavar="JSON", help="The task's positional arguments."
+)
 @click.option("--kwargs", type=Json(dict, """'{"name": "Ann"}'"""), metavar="JSON", help="Its keyword arguments.")
 @click.option("--body", metavar="JSON|-", help="No task, but JSON; - reads it from stdin.")
 @click.option("--bytes", "raw", metavar="TEXT|-", help="No task, but any bytes; - reads them from stdin.")
@@ -34,7 +36,7 @@ if TYPE_CHECKING:
 @due_options
 @click.option("--priority", type=int, metavar="N", help="0 goes first, 4294967295 last.")
 @click.option("--id", metavar="ID", help="Use this id; adds nothing if the queue has such a job.")
-@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent before another gets the job.")
+@click.option("--ttr", type=float, metavar="SECONDS", help="How long a worker may be silent until another gets it.")
 @common_options
 def enqueue(
     *,

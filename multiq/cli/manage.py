@@ -116,7 +116,7 @@ def reschedule(job_id: str, delay: float | None, at: dt.datetime | None, queue: 
 @click.argument("length", type=Duration(), metavar="TIME")
 @common_options
 def pause(queue: str, length: float, as_json: bool) -> None:
-    """Have workers take no more jobs from a queue for TIME (90, 10m, 2h): it resumes by itself.
+    """Stop workers from taking a queue's jobs for TIME (90, 10m, 2h); then the queue resumes by itself.
 
     Jobs that run go on, and delays run on.
     """

@@ -248,7 +248,7 @@ def due_options(function: F) -> F:
     """``--delay`` and ``--at``."""
     for option in (
         click.option("--at", type=Moment(), metavar="TIME", help="When it is due: 2027-01-31T09:00+02:00."),
-        click.option("--delay", type=Duration(), metavar="TIME", help="How long from now it is due: 90, 5m, 1h30m, 2d."),
+        click.option("--delay", type=Duration(), metavar="TIME", help="How long from now it is due: 90, 5m, 1h30m."),
     ):
         function = option(function)
     return function

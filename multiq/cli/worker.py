@@ -44,7 +44,7 @@ _MOST_TOLD = 10  # tasks that this worker does not run
     metavar="POLICY",
     help="Order of queues: strict, weighted or round-robin.",
 )
-@click.option("-p", "--processes", type=int, metavar="N", help="Worker processes under a supervisor (1); 0: no supervisor.")
+@click.option("-p", "--processes", type=int, metavar="N", help="Processes under a supervisor (1); 0: no supervisor.")
 @click.option("-t", "--threads", type=int, metavar="N", help="Threads in each process (1).")
 @click.option("--concurrency", type=int, metavar="N", help="Coroutines at a time in each process.")
 @click.option("--prefetch", type=int, metavar="N", help="Reserve up to N jobs ahead, if they are short.")
@@ -81,7 +81,8 @@ def worker(*, check: bool, **options: Any) -> int:
     \b
       multiq worker shop.tasks:app -q high,default -p 2 -t 4
 
-    Without -q it serves all queues of the app's tasks. What is not given comes from the settings; in parentheses are their defaults.
+    Without -q it serves all queues of the app's tasks. What is not given comes from the settings; their
+    defaults are in parentheses.
 
     The first SIGTERM or Ctrl-C finishes what runs and gives back the rest, a second one gives back everything at once.
     SIGUSR2 pauses, SIGCONT resumes, SIGHUP reloads the code, SIGQUIT shows what runs.

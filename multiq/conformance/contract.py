@@ -58,7 +58,7 @@ PARAGRAPHS: dict[str, str] = {
     "8.2": "delete: not found, reserved",
     "8.3": "delete and reserve: one wins",
     "8.4": "a deleted job's id is free",
-    "9.1": "peek tells all and changes nothing",
+    "9.1": "peek returns all and changes nothing",
     "9.2": "listings in order",
     "9.3": "pages go on where the last one ended",
     "9.4": "queues that hold a job or are paused",

@@ -376,6 +376,8 @@ class _QueuesMixed(_Planted):
 
 
 class _Stubborn(MemoryConsumer):
+    """Keeps the order of queues that it was created with."""
+
     def reserve(self, limit: int, timeout: float, queues: Sequence[str] | None = None) -> list[Lease]:
         return super().reserve(limit, timeout)
 
@@ -1268,7 +1270,7 @@ class _OtherClock(MemoryConsumer):
 
 @_plant(
     "asked by another clock",
-    "a consumer tells when it asked by the time of day",
+    "asked_at is by the time of day",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[at once]",
 )
 class _AskedByAnotherClock(_Planted):
@@ -1284,7 +1286,7 @@ class _StaleConsumer(_Waiting):
 
 @_plant(
     "asked long ago",
-    "after a wait a consumer tells when it asked the time before",
+    "after a wait asked_at is that of the request before",
     "Reserve.test_the_moment_at_which_a_consumer_asked_is_before_its_leases_begin[after a wait]",
 )
 class _AskedLongAgo(_Notifying):

@@ -231,7 +231,7 @@ def _clean(backend: Backend, name: str, url: str, queues: Sequence[str]) -> None
                 place.sweep(queue)
 
 
-# --- what is done to it ------------------------------------------------------------------------------------
+# --- faults ------------------------------------------------------------------------------------------------
 
 
 class _Server:

@@ -16,7 +16,7 @@ from processes import until, worker
 from worker_app import app, nap, quick, read_diary
 
 import multiq
-from multiq.worker.execution.recycling import EXIT_MEMORY
+from multiq.worker.processes.exits import EXIT_MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

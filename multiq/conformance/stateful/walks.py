@@ -70,7 +70,7 @@ class Walk:
         self._model = Side(MemoryBackend(clock=self._clock), queues, self._pace)
         self._started = 0.0
         self._ticks = 0
-        self._told: list[str] = []
+        self._steps: list[str] = []
 
     def stages(self, steps: Sequence[Step]) -> Generator[float, None, None]:
         """Take all steps, in stages: each yields the moment at which the next has to begin.
@@ -93,7 +93,7 @@ class Walk:
     def _take(self, step: Step) -> None:
         verb = _VERBS[type(step)]
         # recorded before it is taken, so that the story of an exception has the step that raised it
-        self._told.append(f"{step}")
+        self._steps.append(f"{step}")
         try:
             real = getattr(self._real, verb)(step)
         except Exception as exc:
@@ -102,7 +102,7 @@ class Walk:
         model = getattr(self._model, verb)(step)
         if isinstance(step, List):
             real, model = _in_groups(real, model, step.state)
-        self._told[-1] += f"\n      -> {real}"
+        self._steps[-1] += f"\n      -> {real}"
         self._compare_quickly(f"{step}", real, model)
 
     def _takes_place(self, step: Step) -> bool:
@@ -114,7 +114,7 @@ class Walk:
         return not about_a_job or bool(self._model.ids)
 
     def _tick(self, ticks: int) -> float:
-        self._told.append(f"{ticks * self._pace.step:g} s pass")
+        self._steps.append(f"{ticks * self._pace.step:g} s pass")
         self._ticks += ticks
         self._clock.advance(ticks * self._pace.step)
         return self._started + self._ticks * self._pace.step
@@ -145,7 +145,7 @@ class Walk:
         return bool(real == model)
 
     def _story(self) -> str:
-        lines = [f"{number:4}. {told}" for number, told in enumerate(self._told, 1)]
+        lines = [f"{number:4}. {step}" for number, step in enumerate(self._steps, 1)]
         return "the walk, with this backend's answers:\n" + "\n".join(lines)
 
     def _leave(self) -> None:

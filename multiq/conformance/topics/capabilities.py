@@ -34,7 +34,7 @@ class CapabilitiesTests(Topic):
                 assert len(claim.reason) >= 10, power
 
     @promise("11.8")
-    def test_what_is_declared_is_what_the_live_backend_says(self) -> None:
+    def test_the_declared_capabilities_are_those_of_the_live_backend(self) -> None:
         # Given the capabilities that the driver declares without a server, and those with one
         declared, live = type(self.backend).declared, self.backend.capabilities
         # Then the server may sharpen a measure or lack a power, but adds none that were denied

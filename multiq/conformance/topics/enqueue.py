@@ -39,7 +39,7 @@ BOUNDARIES = [64 * KIB + extra for extra in (-2, -1, 0, 1)]  # of read buffers, 
 class EnqueueTests(Topic):
     """What ``Backend.enqueue`` promises."""
 
-    # --- what a job is ---
+    # --- fields of a job ---
 
     @promise("2.1", "4.9")
     @requires("priorities")

@@ -74,14 +74,14 @@ class HangsTests(Topic):
         proxy, far = self.proxied()
         far.enqueue(self.queue, [self.new()])
         job = self.new(delay=LONG)
-        with self._hanging(proxy), pytest.raises(EnqueueUncertain) as told:
+        with self._hanging(proxy), pytest.raises(EnqueueUncertain) as caught:
             far.enqueue(self.queue, [job])
         # Then the error names its job, as the server may have it
-        assert told.value.ids == (job.id,)
-        assert isinstance(told.value.__cause__, BackendTimeout)
+        assert caught.value.ids == (job.id,)
+        assert isinstance(caught.value.__cause__, BackendTimeout)
         # When it is sent again to a server that answers, then it is there, once
         for _ in range(2):
-            assert self._answers(lambda: far.enqueue(self.queue, told.value.jobs)) == [job.id]
+            assert self._answers(lambda: far.enqueue(self.queue, caught.value.jobs)) == [job.id]
         assert self.counts() == (1, 1, 0, 0)
 
     @promise("11.10", "5.9")

@@ -229,7 +229,7 @@ class LeaseTests(Topic):
         self._refuse_all_kinds(leases)
         self.settle(*map(Ack, other.held.values()), by=other)
 
-    # --- what it counts ---
+    # --- counters ---
 
     @promise("4.5")
     def test_attempt_counts_reservations_from_one(self) -> None:

@@ -290,7 +290,7 @@ class JobsTests(Topic):
     @promise("9.2", "11.3")
     @without("lists_jobs")
     @pytest.mark.parametrize("state", STORED_STATES)
-    def test_what_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
+    def test_a_state_that_cannot_be_listed_is_refused_and_never_an_empty_list(self, state: State) -> None:
         # Given several jobs in a state, on a backend that cannot list them
         for _ in range(3):
             self.given(state)

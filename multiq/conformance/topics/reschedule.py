@@ -65,7 +65,7 @@ class RescheduleTests(Topic):
         assert self.stands(job_id, State.DELAYED)
 
     @promise("7.1")
-    def test_it_can_be_rescheduled_again_and_again(self) -> None:
+    def test_a_job_can_be_rescheduled_again_and_again(self) -> None:
         # Given a job that cannot be decided about
         job_id = self.enqueue(delay=LONG)
         for delay in (2 * LONG, 0, LONG, 0):

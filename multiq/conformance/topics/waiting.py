@@ -25,7 +25,7 @@ SPINNING = 0.25  # share of a core that a consumer may use while it waits, and b
 class WaitingTests(Topic):
     """What ``Consumer.reserve`` with a timeout promises, and ``Consumer.interrupt``."""
 
-    # --- what wakes ---
+    # --- wake-ups ---
 
     @promise("3.7", "2.8")
     def test_a_new_job_wakes_a_waiting_consumer(self) -> None:
@@ -208,7 +208,7 @@ class WaitingTests(Topic):
             self.eventually(lambda: self.counts()[0] == 0)
         assert sorted(lease.id for thread in waiting for lease in self.woken(thread)) == sorted(ids)
 
-    # --- what does not ---
+    # --- no wake-up ---
 
     @promise("3.2", "11.5")
     def test_jobs_for_others_do_not_end_a_wait(self) -> None:

@@ -124,7 +124,7 @@ class WakingTests(Topic):
             # When a job comes at one moment or another, then none of them is missed
             self._in_time(partial(self._while_falling_asleep, far, at * step), good=1)
 
-    # --- what gives the job ---
+    # --- sources of jobs ---
 
     def _given_for(self, verb: str) -> Callable[[Backend], object]:
         """Prepare the queue. The returned call gives the waiting consumer its job."""
@@ -294,25 +294,25 @@ class WakingTests(Topic):
 
     def _elsewhere(self, act: Callable[[Backend], object]) -> Callable[[], float]:
         """Start a process that is ready to act. Calling the result makes it act, and returns the moment of its end."""
-        (told, tell), (heard, said) = os.pipe(), os.pipe()
+        (go_read, go_write), (ready_read, ready_write) = os.pipe(), os.pipe()
 
         def obey() -> None:
             with self.harness.open() as backend:
                 backend.stats(self.queue)
-                os.write(said, b"!")
-                os.read(told, 1)
+                os.write(ready_write, b"!")
+                os.read(go_read, 1)
                 act(backend)
-                os.write(said, b"!")
+                os.write(ready_write, b"!")
 
         child = fork(obey)
-        os.close(said)
-        os.read(heard, 1)
+        os.close(ready_write)
+        os.read(ready_read, 1)
 
         def say() -> float:
-            os.write(tell, b"!")
-            os.read(heard, 1)
+            os.write(go_write, b"!")
+            os.read(ready_read, 1)
             done_at = time.monotonic()
-            for end in (told, tell, heard):
+            for end in (go_read, go_write, ready_read):
                 os.close(end)
             assert ended_well(child), "another process could not do it"
             return done_at

@@ -33,9 +33,8 @@ from multiq.outage_log import Outage
 from multiq.worker.execution.runner import Runner
 from multiq.worker.execution.timeouts import Timeouts
 
+from .exits import EXIT_OVERDUE, EXIT_STUCK, describe_exit
 from .inflight import ACKED, DEAD, ENDED, LIVE, WAITING
-from .process import EXIT_OVERDUE, EXIT_STUCK
-from .supervisor import describe_exit
 
 if TYPE_CHECKING:
     from collections.abc import Callable
