@@ -360,13 +360,14 @@ class Consumer(ABC):
 
         Raises only if nothing was settled: an outage between the two is met by the next call.
         """
-        order = () if queues is None else (queues,)
-        if not verdicts:
-            return [], self.reserve(limit, timeout, *order)
-        lost = self.settle(verdicts)
+        lost = self.settle(verdicts) if verdicts else []
         try:
-            return lost, self.reserve(limit, timeout, *order)
+            if queues is None:
+                return lost, self.reserve(limit, timeout)
+            return lost, self.reserve(limit, timeout, queues)
         except BackendError:
+            if not verdicts:
+                raise
             return lost, []
 
     @abstractmethod
